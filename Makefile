@@ -1,0 +1,75 @@
+# Needs git, make and Python 3.11+; everything else is put into .venv by the first target that wants it.
+
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+# Each candidate is run, not looked up: version managers leave names on the PATH that only print an error,
+# and some systems ship Python without venv. Evaluated only when .venv is made.
+find-python = $(firstword $(PYTHON) $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 python; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done))
+
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format lint-fix docs bench news clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, test-all, bench)'
+
+setup: .venv/dev ## Make or update the environment .venv (the other targets do it by themselves)
+
+demo: .venv/run ## Run the order workflow on a real worker, kill it in the middle, watch it finish
+	@$(BIN)/python examples/demo.py
+
+test: .venv/dev ## Run the tests, except those marked slow
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: .venv/dev ## Run all tests: every broker and database, interleavings, kills
+	$(PYTEST) $(ARGS)
+
+check: .venv/dev ## Lint, format, types, floors, spelling, news
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+	$(BIN)/towncrier build --draft >/dev/null
+
+format: .venv/dev ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lint-fix: format
+
+docs: .venv/dev ## Build the documentation into docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs docs/_build/html
+
+bench: .venv/dev ## Measure (benchmarks/run.py)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+news: .venv/dev ## Show what the next release will say in CHANGELOG.md
+	@$(BIN)/towncrier build --draft
+
+clean: ## Remove everything make has made, .venv included
+	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# Two stamps, so that the demo does not wait for the tools.
+
+.venv/run: pyproject.toml
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then python="$(find-python)"; \
+		test -n "$$python" || { echo 'No Python 3.11+ with venv found; name one: make PYTHON=/path/to/python3' >&2; exit 1; }; \
+		echo "Making .venv with $$("$$python" --version), once"; "$$python" -m venv --clear .venv; fi
+	@echo 'Installing celery_durable into .venv'
+	@$(PIP) --editable '.[all]'
+	@touch $@
+
+.venv/dev: .venv/run
+	@echo 'Installing the tools into .venv; the first time this takes a minute'
+	@$(PIP) --editable '.[all,dev]'
+	@touch $@
