@@ -1,0 +1,351 @@
+"""The nouns: statuses, references and rows, as frozen data. Instants are aware UTC datetimes, lengths timedeltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+P_co = TypeVar("P_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def from_us(us: int) -> datetime:
+    """The instant ``us`` microseconds after the epoch, as the store keeps it."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+def to_us(instant: datetime) -> int:
+    """Microseconds since the epoch; exact, no floats."""
+    return (instant - EPOCH) // _MICROSECOND
+
+
+def span_us(span: timedelta) -> int:
+    """A length of time in microseconds."""
+    return span // _MICROSECOND
+
+
+class Status(StrEnum):
+    """What an instance is doing (seed 000 6.3)."""
+
+    ACTIVE = "active"  # eligible to run, or running
+    WAITING = "waiting"  # hibernating: a sleep, a retry's delay, an event
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    ERRORED = "errored"
+    TERMINATED = "terminated"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing but a restart can move the instance."""
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
+
+
+class StepType(StrEnum):
+    """The verbs that record a step, in the seed's spelling."""
+
+    DO = "do"
+    SLEEP = "sleep"
+    WAIT = "waitForEvent"
+
+
+class StepStatus(StrEnum):
+    """How far a step has come."""
+
+    PENDING = "pending"  # a branch's attempt has begun
+    WAITING = "waiting"  # for its time, its event or its next attempt
+    COMPLETED = "completed"
+    ERRORED = "errored"
+    CANCELLED = "cancelled"  # lost a race of first()
+
+
+class Wake(StrEnum):
+    """Why an instance was made due. For people only: what decides is time and rows (LAW 5)."""
+
+    RUN = "run"
+    RESUME = "resume"
+    RETRY = "retry"
+    WAKE = "wake"
+
+
+class LogLevel(StrEnum):
+    """How loud a log line is."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warn"  # the seed's spelling at the edges
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """All that a message carries: which run of which instance to look at."""
+
+    workflow: str
+    instance_id: str
+    run_number: int
+
+    def __str__(self) -> str:
+        return f"{self.workflow}/{self.instance_id}#{self.run_number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A run that a worker should look at now, and the queue to say so on."""
+
+    ref: Ref
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
+
+    pk: int
+    ref: Ref
+    token: str
+    queue: str
+    crash_count: int
+    created_at: datetime
+    claimed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One recorded step of a run. ``result`` is JSON text; None while there is none."""
+
+    step_key: str
+    seq: int
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int = 0
+    max_attempts: int | None = None
+    timeout: timedelta | None = None
+    next_retry_at: datetime | None = None
+    wake_at: datetime | None = None
+    wait_event_type: str | None = None
+    result: str | None = None
+    error_name: str | None = None
+    error_message: str | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the step has ended: its row never changes again."""
+        return self.status in (StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED)
+
+    @property
+    def is_timer_step(self) -> bool:
+        """Whether the step is a sleep, which is free."""
+        return self.type is StepType.SLEEP
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line on its way to the next boundary; ``data`` is JSON text."""
+
+    level: LogLevel
+    category: str
+    message: str
+    data: str | None
+    step_key: str | None
+    attempt: int | None
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """The mutex row of an instance, with its scheduling."""
+
+    pk: int
+    workflow: str
+    instance_id: str
+    run_number: int
+    status: Status
+    claim_token: str | None
+    claimed_by: str | None
+    lease_until: datetime | None
+    run_at: datetime | None
+    poll_at: datetime | None
+    wake: Wake
+    priority: int
+    dispatches: int
+    crash_count: int
+    pause_requested: bool
+    version: int
+    queue: str
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def ref(self) -> Ref:
+        """The current run."""
+        return Ref(self.workflow, self.instance_id, self.run_number)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run of an instance; ``params`` and ``output`` are JSON text."""
+
+    run_number: int
+    params: str
+    output: str | None
+    error_name: str | None
+    error_message: str | None
+    reason: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    dropped_logs: int
+
+
+# --- what people read ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as it is stored: the class's name and the text."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """What `status()` answers. ``output`` only when complete, ``error`` only when errored."""
+
+    status: Status
+    error: ErrorInfo | None = None
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSummary:
+    """One line of a list."""
+
+    id: str
+    workflow: str
+    run_number: int
+    status: Status
+    error: ErrorInfo | None
+    run_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T_co]):
+    """Some items of a list, and the cursor that continues it; None at the end."""
+
+    items: tuple[T_co, ...]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step as history shows it; ``result`` is the stored value."""
+
+    step_key: str
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int
+    max_attempts: int | None
+    timeout: timedelta | None
+    next_retry_at: datetime | None
+    wake_at: datetime | None
+    wait_event_type: str | None
+    result: Any
+    error: ErrorInfo | None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An event as history shows it; ``seq`` is its place in the order of arrival."""
+
+    seq: int
+    event_id: str
+    type: str
+    payload: Any
+    created_at: datetime
+    delivered_at: datetime | None
+    consumed_by_step_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A stored log line; ``id`` grows along the run."""
+
+    id: int
+    run_number: int
+    level: LogLevel
+    category: str
+    message: str
+    data: Any
+    step_key: str | None
+    attempt: int | None
+    is_replay: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What happened in one run: steps in call order, events in order of arrival."""
+
+    workflow: str
+    instance_id: str
+    run_number: int
+    status: InstanceStatus
+    params: Any
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
+    steps: tuple[StepRecord, ...]
+    events: tuple[EventRecord, ...]
+
+
+# --- what authors hold --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEvent(Generic[P_co]):
+    """What a workflow is called with.
+
+    ``timestamp`` is when the instance was created: the same on every pass and in every run.
+    """
+
+    payload: P_co
+    timestamp: datetime
+    instance_id: str
+    run_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedEvent(Generic[T_co]):
+    """What `wait_for_event` returns; ``timestamp`` is when the event was accepted."""
+
+    type: str
+    payload: T_co
+    timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions(Generic[P_co]):
+    """One item of `create_batch`."""
+
+    id: str
+    params: P_co | None = None

@@ -1,0 +1,150 @@
+"""Time, chance, threads and crash points: all that a test replaces. Nothing else asks for them (STYLE rule 7)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uuid_utils
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One body to run. ``run`` never raises; ``on_done`` gets what it returned, None after the timeout.
+
+    ``on_done`` is called on the thread that called `run_branches`, one branch at a time: it commits.
+    """
+
+    run: Callable[[], Any]
+    on_done: Callable[[Any], None]
+    timeout_seconds: float | None
+
+
+class Runtime:
+    """The production runtime: the database's time, random ids, one thread for each branch."""
+
+    clock: Callable[[], int] | None = None
+    """Microseconds since the epoch instead of the database's time; only tests set it."""
+
+    def new_id(self) -> str:
+        """A random id that sorts by its time of making."""
+        return str(uuid_utils.uuid7())
+
+    def new_token(self) -> str:
+        """A token that nobody else ever held: random, not counted, so that a failed-over database cannot repeat it."""
+        return str(uuid.uuid4())
+
+    def monotonic(self) -> float:
+        """Seconds of this process's steady clock."""
+        return time.monotonic()
+
+    def back_off(self, times: int) -> None:
+        """Pause before something is done again for the ``times``-th time; spread, so that rivals do not meet again."""
+        time.sleep(min(1.0, 0.01 * 2**times) * random.uniform(0.5, 1.0))  # noqa: S311  # only spreads load
+
+    def sleep(self, seconds: float) -> None:
+        """Pause the calling thread, between two looks at something."""
+        time.sleep(seconds)
+
+    def checkpoint(self, name: str) -> None:
+        """A named place between two effects where tests stop, crash or look. Does nothing."""
+
+    def run_branches(self, branches: Sequence[Branch]) -> None:
+        """Run the bodies at the same time, each on its own thread; hand in each result as it comes.
+
+        A body that outlives its timeout is left behind: its result goes nowhere, its thread ends with it.
+        """
+        done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        crews = [_companions.take() for _ in branches]
+        for index, (crew, branch) in enumerate(zip(crews, branches, strict=True)):
+            crew.start(branch.run, functools.partial(_report, done, index))
+        begun = time.monotonic()
+        open_ = set(range(len(branches)))
+        try:
+            while open_:
+                index, result = self._next_done(branches, open_, done, begun)
+                open_.remove(index)
+                if result is None:
+                    crews[index].dismiss()
+                else:
+                    _companions.give_back(crews[index])
+                branches[index].on_done(result)
+        finally:
+            for index in open_:
+                crews[index].dismiss()
+
+    @staticmethod
+    def _next_done(
+        branches: Sequence[Branch], open_: set[int], done: queue.SimpleQueue[tuple[int, Any]], begun: float
+    ) -> tuple[int, Any]:
+        deadlines = {i: begun + t for i in open_ if (t := branches[i].timeout_seconds) is not None}
+        while True:
+            first = min(deadlines, key=deadlines.__getitem__) if deadlines else None
+            left = None if first is None else max(0.0, deadlines[first] - time.monotonic())
+            try:
+                index, result = done.get(timeout=left)
+            except queue.Empty:
+                assert first is not None
+                return first, None
+            if index in open_:  # else: the late result of a body that timed out
+                return index, result
+
+
+def _report(done: queue.SimpleQueue[tuple[int, Any]], index: int, result: Any) -> None:
+    done.put((index, result))
+
+
+class _Companion:
+    """A daemon thread that runs one body after another, so that thread-locals of user code live on."""
+
+    def __init__(self) -> None:
+        self._jobs: _Jobs = queue.SimpleQueue()
+        # The thread knows the queue only: a companion that nobody holds any more ends it.
+        threading.Thread(target=_work, args=(self._jobs,), name="durable-body", daemon=True).start()
+
+    def __del__(self) -> None:
+        self._jobs.put(None)
+
+    def start(self, run: Callable[[], Any], report: Callable[[Any], None]) -> None:
+        self._jobs.put((run, report))
+
+    def dismiss(self) -> None:
+        self._jobs.put(None)
+
+
+_Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None]
+
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        run, report = job
+        report(run())
+
+
+class _Companions(threading.local):
+    """The idle companions of the calling thread."""
+
+    def __init__(self) -> None:
+        self.idle: list[_Companion] = []
+
+    def take(self) -> _Companion:
+        return self.idle.pop() if self.idle else _Companion()
+
+    def forget(self) -> None:
+        self.idle.clear()
+
+    def give_back(self, companion: _Companion) -> None:
+        self.idle.append(companion)
+
+
+_companions = _Companions()
+# The forking thread's locals live on in the child, but the threads they name do not.
+os.register_at_fork(after_in_child=_companions.forget)

@@ -1,0 +1,30 @@
+"""What callers write, checked before anything is stored: durations, names, JSON, retry policies.
+
+A value is refused with an error that names it and the remedy; payloads are named by path
+(``$.items[3].when``), never by content (seed 000 13).
+"""
+
+from celery_durable.values.durations import Duration, aware, duration
+from celery_durable.values.names import event_type, identifier, instance_id, label, storable
+from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
+from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
+
+__all__ = [
+    "UNSET",
+    "Backoff",
+    "Codec",
+    "Duration",
+    "Misfit",
+    "PayloadLimits",
+    "Retries",
+    "StepConfig",
+    "StepPolicy",
+    "aware",
+    "duration",
+    "encode",
+    "event_type",
+    "identifier",
+    "instance_id",
+    "label",
+    "storable",
+]

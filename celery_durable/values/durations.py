@@ -1,0 +1,64 @@
+"""Lengths of time and instants, as callers write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytimeparse2
+
+from celery_durable.errors import DurationInvalid, InstantInvalid
+
+Duration = timedelta | str | int | float
+"""A timedelta, a number of seconds, or text such as "10 seconds", "1.5 h", "3 days"."""
+
+# The parser behind it also takes "1.1.1 s" for nothing, and "1e3" and "+5" without a unit.
+_SPAN_TEXT = re.compile(r"[+-]? ?(?:(?:\d+(?:\.\d+)?|\.\d+) ?[a-z]+ ?)+", re.IGNORECASE | re.ASCII)
+_VAGUE_UNIT = re.compile(r"\d ?(?:y|mo|mt)", re.IGNORECASE)
+
+
+def duration(value: Duration, *, minimum: timedelta = timedelta(0), maximum: timedelta | None = None) -> timedelta:
+    """Read a duration; a bare number is seconds. Months and years are refused: their length is a guess."""
+    span = _read_duration(value)
+    if span < minimum:
+        raise DurationInvalid(value, f"it is shorter than {minimum}")
+    if maximum is not None and span > maximum:
+        raise DurationInvalid(value, f"it is longer than {maximum}")
+    return span
+
+
+def _read_duration(value: Duration) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise DurationInvalid(value, f"{type(value).__name__} is no duration")
+    try:
+        return _read_text(value) if isinstance(value, str) else timedelta(seconds=value)
+    except OverflowError as exc:
+        raise DurationInvalid(value, "it is too long") from exc
+    except ValueError as exc:
+        raise DurationInvalid(value, "it is not a number") from exc
+
+
+def _read_text(value: str) -> timedelta:
+    text = " ".join(value.replace(",", " ").split())
+    if _VAGUE_UNIT.search(text):
+        raise DurationInvalid(value, "months and years have no fixed length; write days")
+    seconds = _parse(text) if _SPAN_TEXT.fullmatch(text) else None
+    if seconds is None:
+        raise DurationInvalid(value, "a unit is unknown, missing or out of order")
+    return timedelta(seconds=seconds)
+
+
+_parse: Callable[[str], float | None] = pytimeparse2.parse
+
+
+def aware(value: object, what: str) -> datetime:
+    """A datetime with a zone, in UTC; a naive one is refused, since nobody knows whose clock it shows."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InstantInvalid(what, value)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as exc:  # year 0 or 10000, seen from Greenwich
+        raise InstantInvalid(what, value) from exc

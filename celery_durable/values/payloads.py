@@ -1,0 +1,267 @@
+"""Payloads: values of declared types to canonical JSON text and back.
+
+What is refused is named by its path (``$.items[3].when``), never by its content (seed 000 13).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+import pydantic_core
+from pydantic.errors import PydanticUserError
+
+from celery_durable.errors import NotSerializable, PayloadTooLarge
+from celery_durable.values.names import UNSTORABLE
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLimits:
+    """How large the JSON form of a value may be, and how deeply nested."""
+
+    size_bytes: int = 1024 * 1024
+    depth: int = 64
+
+
+class Misfit(Exception):
+    """A value does not fit its declared type. ``problems`` are (path, message) pairs without the value."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = list(problems)
+        super().__init__(str(self.problems))
+
+
+class Codec:
+    """Values of one declared type (None: any JSON value) to canonical JSON text and back.
+
+    Text from outside, such as an event's payload, names fields by their aliases, as their model says.
+    """
+
+    def __init__(self, annotation: Any = None) -> None:
+        self._find: Callable[[], Any] = lambda: annotation
+        self._is_ours = False
+
+    @classmethod
+    def ours(cls, find: Callable[[], Any]) -> Codec:
+        """For text that nobody but us writes: read back by the same names, whatever the model says.
+
+        ``find`` tells the type when it is first needed, since an annotation may name what stands below it.
+        """
+        codec = cls()
+        codec._find, codec._is_ours = find, True
+        return codec
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether a type is declared that pydantic can read."""
+        return self._shape is not None
+
+    def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
+        """The JSON text of ``value``: raises NotSerializable, PayloadTooLarge."""
+        if self._shape is not None and not isinstance(value, Iterator):
+            try:
+                value = self._shape.dump(value)
+            except _CODE_ERRORS as exc:
+                _jsonable(value, "$", what, limits.depth)  # names the place, if the value is to blame
+                raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
+        return encode(value, what=what, limits=limits)
+
+    def decode(self, text: str) -> Any:
+        """The typed value of JSON ``text``; raises Misfit."""
+        if self._shape is None:
+            return json.loads(text)
+        names = {"by_alias": self._shape.by_alias, "by_name": not self._shape.by_alias} if self._is_ours else {}
+        return _validated(self._shape.adapter.validate_json, text, **names)
+
+    def check(self, value: Any) -> Any:
+        """``value`` as the declared type (a dict becomes its model); raises Misfit."""
+        return value if self._shape is None else _validated(self._shape.adapter.validate_python, value)
+
+    @functools.cached_property
+    def _shape(self) -> _Shape | None:
+        return _shape(self._find())
+
+
+# What author code, such as a validator or a serializer, raises when it is wrong. Not Exception: Celery's time
+# limits are Exceptions too, and no verdict on a value.
+_CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def _validated(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
+    try:
+        return validate(value, **names)
+    except pydantic.ValidationError as exc:
+        raise Misfit(_pydantic_problems(exc)) from None  # its text shows the value
+    except _CODE_ERRORS as exc:
+        raise Misfit([("$", f"a validator raised {type(exc).__name__}")]) from exc
+
+
+def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
+    # include_input=False: the message goes to logs and history, the value must not (DESIGN 8).
+    return [
+        (
+            "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]),
+            "Input has an unknown tag" if error["type"] == "union_tag_invalid" else error["msg"],
+        )
+        for error in exc.errors(include_url=False, include_input=False, include_context=False)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How pydantic reads and writes a declared type."""
+
+    adapter: pydantic.TypeAdapter[Any]
+    serializer: pydantic_core.SchemaSerializer
+    by_alias: bool
+
+    def dump(self, value: Any) -> Any:
+        return self.serializer.to_python(value, mode="json", by_alias=self.by_alias, round_trip=True, warnings=False)
+
+
+def _shape(annotation: Any) -> _Shape | None:
+    """None where nothing is declared, or pydantic cannot: then a value is plain JSON, or refused as it comes."""
+    if annotation is None or annotation is Any or annotation is object or _is_lazy(annotation):
+        return None
+    try:
+        adapter = pydantic.TypeAdapter(annotation)
+    except (PydanticUserError, pydantic_core.SchemaError, NameError, TypeError, RecursionError):
+        return None  # an ORM class, say
+    if not adapter.pydantic_complete:
+        return None  # it names a type that is not defined
+    schema = adapter.core_schema
+    # By itself pydantic writes a NaN under Any as null.
+    config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
+    return _Shape(adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_lopsided_alias(schema))
+
+
+_LAZY = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+
+
+def _is_lazy(annotation: Any) -> bool:
+    """Whether pydantic would hand out something that can be read once."""
+    origin = typing.get_origin(annotation) or annotation
+    return origin in _LAZY or any(_is_lazy(part) for part in typing.get_args(annotation))
+
+
+def _has_lopsided_alias(schema: Any) -> bool:
+    """Whether a field is written under one name and read under another: then only its own name goes both ways."""
+    if isinstance(schema, dict):
+        return schema.get("validation_alias") != schema.get("serialization_alias") or any(
+            _has_lopsided_alias(part) for key, part in schema.items() if key not in ("default", "metadata")
+        )
+    return isinstance(schema, (list, tuple)) and any(_has_lopsided_alias(part) for part in schema)
+
+
+def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
+    """Canonical JSON text: no NaN, lone surrogates or NUL, bounded in depth and size, the same on every database."""
+    text = _encode_plain(value, limits.depth)
+    if text is None:
+        text = _dumps(_jsonable(value, "$", what, limits.depth))
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limits.size_bytes:
+        raise PayloadTooLarge(what, size, limits.size_bytes)
+    return text
+
+
+def _encode_plain(value: Any, depth: int) -> str | None:
+    """The fast way for what json takes as it is; None sends the value down the careful way."""
+    try:
+        text = _dumps(value)
+        if not text.isascii():
+            text.encode()  # a lone surrogate fails here
+    except (TypeError, ValueError, RecursionError):
+        return None
+    is_shallow = text.count("[") + text.count("{") <= depth
+    return text if is_shallow and "\\u0000" not in text else None
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+_TOO_LONG = 10**4300
+"""Python neither writes nor reads longer integers, unless told to."""
+
+
+def _jsonable(value: Any, path: str, what: str, depth: int) -> Any:
+    """Plain JSON data of ``value``, walked by hand so that the error can name the path."""
+    if isinstance(value, str):
+        if UNSTORABLE.search(value):
+            raise NotSerializable(what, path, "contains a NUL character or half a surrogate pair")
+        return value
+    if value is None or isinstance(value, (int, float)):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise NotSerializable(what, path, f"is {value}, which JSON does not have")
+        if isinstance(value, int) and not -_TOO_LONG < value < _TOO_LONG:
+            raise NotSerializable(what, path, "is an integer of more than 4300 digits")
+        return value
+    if not isinstance(value, (Mapping, list, tuple)):
+        return _leaf(value, path, what, depth)
+    if depth <= 0:
+        raise NotSerializable(what, path, "is nested too deeply")
+    if isinstance(value, Mapping):
+        return {_key(key, path, what): _jsonable(item, f"{path}.{key}", what, depth - 1) for key, item in value.items()}
+    return [_jsonable(item, f"{path}[{index}]", what, depth - 1) for index, item in enumerate(value)]
+
+
+def _leaf(value: Any, path: str, what: str, depth: int) -> Any:
+    """Whatever else pydantic can write: models, dataclasses, datetimes, sets."""
+    if isinstance(value, Iterator):  # the author's code would go on in here, outside his step
+        raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
+    try:
+        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)
+    except _CODE_ERRORS as exc:
+        if fields := _fields(value):
+            _jsonable(fields, path, what, depth)  # one of them is to blame, as a rule
+        raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
+    return _jsonable(plain, path, what, depth)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, pydantic.BaseModel):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return {}
+
+
+def _key(key: Any, path: str, what: str) -> str:
+    """A key as json writes it."""
+    if isinstance(key, str):
+        if UNSTORABLE.search(key):
+            raise NotSerializable(what, path, "has a key with a NUL character or half a surrogate pair")
+        return key
+    if key is None or isinstance(key, (int, float)):
+        return _dumps(_jsonable(key, path, what, 0))
+    try:
+        (text,) = pydantic_core.to_jsonable_python({key: None}, serialize_unknown=False)
+    except _CODE_ERRORS as exc:
+        raise NotSerializable(what, path, f"has a key of type {type(key).__name__}") from exc
+    return _key(text, path, what)

@@ -1,0 +1,126 @@
+"""How a step runs: what authors leave out comes from the defaults, and what they write is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final, Literal
+
+from celery_durable.errors import ConfigInvalid
+from celery_durable.values.durations import Duration, duration
+
+Backoff = Literal["constant", "linear", "exponential"]
+
+_LONGEST = timedelta(days=365)
+
+
+class _Unset(Enum):  # so that a copy or a pickle of it is the same object
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final[Any] = _Unset.UNSET
+"""Not given, where None has a meaning of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often and how soon a failed step is tried again. What is left out comes from the defaults.
+
+    ``limit``: retries after the first attempt, None for without end. ``delay``: before the first
+    retry, counted from the failure. ``backoff``: constant d; linear d, 2d, 3d; exponential d, 2d, 4d.
+    ``max_delay``: no delay grows beyond it, nor beyond 365 days.
+    """
+
+    limit: int | None = UNSET
+    delay: Duration = UNSET
+    backoff: Backoff = UNSET
+    max_delay: Duration | None = UNSET
+
+    def __post_init__(self) -> None:
+        if self.limit == math.inf:
+            object.__setattr__(self, "limit", None)
+        elif self.limit is not UNSET and self.limit is not None and not _is_count(self.limit):
+            raise ConfigInvalid("Retries.limit", self.limit, "use a whole number from 0, or None for without end")
+        if self.delay is not UNSET:
+            object.__setattr__(self, "delay", duration(self.delay, maximum=_LONGEST))
+        if self.backoff is not UNSET and self.backoff not in typing.get_args(Backoff):
+            raise ConfigInvalid("Retries.backoff", self.backoff, "use one of constant, linear, exponential")
+        if self.max_delay is not UNSET and self.max_delay is not None:
+            object.__setattr__(self, "max_delay", duration(self.max_delay, maximum=_LONGEST))
+
+
+def _is_count(value: object) -> bool:
+    """A whole number that still fits the column of the attempts when one more is counted."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepConfig:
+    """How a step runs. What is left out comes from the function's, the workflow's, the app's defaults.
+
+    ``retries``: a Retries, or a number for its limit. ``timeout``: for each attempt, None for none.
+    ``repeat``: the same name again is another step, counted, instead of the same one.
+    """
+
+    retries: Retries | int | None = UNSET
+    timeout: Duration | None = UNSET
+    repeat: bool = UNSET
+
+    def __post_init__(self) -> None:
+        if self.retries is not UNSET and not isinstance(self.retries, Retries):
+            object.__setattr__(self, "retries", Retries(limit=self.retries))
+        if self.timeout is not UNSET and self.timeout is not None:
+            timeout = duration(self.timeout, minimum=timedelta(milliseconds=1), maximum=_LONGEST)
+            object.__setattr__(self, "timeout", timeout)
+        if self.repeat is not UNSET and not isinstance(self.repeat, bool):
+            raise ConfigInvalid("StepConfig.repeat", self.repeat, "use True or False")
+
+
+@dataclass(frozen=True, slots=True)
+class StepPolicy:
+    """A StepConfig with nothing left out."""
+
+    limit: int | None = 5
+    delay: timedelta = timedelta(seconds=10)
+    backoff: Backoff = "exponential"
+    max_delay: timedelta | None = None
+    timeout: timedelta | None = timedelta(minutes=10)
+    repeat: bool = False
+
+    @property
+    def max_attempts(self) -> int | None:
+        """How often a step may run in all; None for without end."""
+        return None if self.limit is None else self.limit + 1
+
+    def over(self, config: StepConfig | None) -> StepPolicy:
+        """This policy with what ``config`` says laid over it."""
+        if config is None:
+            return self
+        given: dict[str, Any] = {}
+        if config.retries is not UNSET:
+            given.update(_given(typing.cast("Retries", config.retries), ("limit", "delay", "backoff", "max_delay")))
+        given.update(_given(config, ("timeout", "repeat")))
+        return dataclasses.replace(self, **given) if given else self
+
+    def delay_after(self, failed_attempt: int) -> timedelta:
+        """How long to wait after attempt ``failed_attempt`` (from 1) failed."""
+        longest = _LONGEST if self.max_delay is None else self.max_delay
+        factor = {"constant": 1, "linear": failed_attempt, "exponential": 1 << min(failed_attempt - 1, 62)}[
+            self.backoff
+        ]
+        if self.delay and factor > longest / self.delay:  # before the product, which may be out of range
+            return longest
+        return min(self.delay * factor, longest)
+
+
+def _given(config: object, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in values.items() if value is not UNSET}

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_durable.errors import InvalidEventType, InvalidInstanceId, NameInvalid
+from celery_durable.values import event_type, identifier, instance_id, label, storable
+
+IDENTIFIERS: list[tuple[Callable[[object, int], str], type[NameInvalid], str]] = [
+    (instance_id, InvalidInstanceId, "Instance id"),
+    (event_type, InvalidEventType, "Event type"),
+    (lambda value, limit: identifier("Workflow name", value, limit), NameInvalid, "Workflow name"),
+]
+
+
+@pytest.mark.parametrize(("check", "error", "what"), IDENTIFIERS)
+@pytest.mark.parametrize("value", ["a", "_", "0", "order-1", "A_b-9", "x" * 100])
+def test_letters_digits_dashes_and_underscores_make_an_identifier(
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: str
+) -> None:
+    assert check(value, 100) == value
+
+
+@pytest.mark.parametrize(("check", "error", "what"), IDENTIFIERS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "-a",
+        "a b",
+        "a.b",
+        "a:b",
+        "order\n",
+        "order\n\n",
+        "\norder",
+        "a\x00",
+        "\xe9",
+        "\N{FULLWIDTH DIGIT ONE}",
+        None,
+        7,
+        b"a",
+    ],
+)
+def test_anything_else_is_no_identifier(
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: object
+) -> None:
+    with pytest.raises(error) as refused:
+        check(value, 100)
+    assert type(refused.value) is error
+    assert str(refused.value) == (
+        f"{what} {value!r} is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+    )
+
+
+def test_an_identifier_may_be_exactly_as_long_as_its_limit() -> None:
+    assert instance_id("x" * 7, 7) == "x" * 7
+    with pytest.raises(InvalidInstanceId) as refused:
+        instance_id("x" * 8, 7)
+    assert str(refused.value) == (
+        "Instance id 'xxxxxxxx' is not allowed: use 1 to 7 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+    )
+
+
+def test_a_long_name_is_shown_by_its_beginning() -> None:
+    with pytest.raises(NameInvalid) as refused:
+        identifier("Workflow name", "x" * 1000, 64)
+    assert str(refused.value) == (
+        f"Workflow name '{'x' * 116}... is not allowed: "
+        "use 1 to 64 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+    )
+
+
+@settings(deadline=None)
+@given(st.text(max_size=12))
+def test_an_identifier_is_what_the_rule_says_from_end_to_end(value: str) -> None:
+    rule = re.compile(r"\A[a-zA-Z0-9_][a-zA-Z0-9_-]{0,9}\Z")
+    try:
+        assert instance_id(value, 10) == value
+        assert rule.match(value)
+    except InvalidInstanceId:
+        assert not rule.match(value)
+
+
+@pytest.mark.parametrize("value", ["x", "charge card #3", "\xe9\N{GRINNING FACE}", "a > b", " ", "\xa0", "x" * 256])
+def test_a_step_name_may_be_any_text(value: str) -> None:
+    assert label("Step name", value, 256) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x" * 257, "a\nb", "a\n", "\x00", "\x1f", "\x1b[2J", "\x7f", "\x80", "\x9b2J", "\ud800", None, 3, b"x"],
+)
+def test_a_step_name_without_length_or_with_control_characters_is_refused(value: object) -> None:
+    with pytest.raises(NameInvalid) as refused:
+        label("Step name", value, 256)
+    shown = repr(value) if len(repr(value)) <= 120 else repr(value)[:117] + "..."
+    assert str(refused.value) == (
+        f"Step name {shown} is not allowed: use text of 1 to 256 characters without control characters."
+    )
+
+
+@settings(deadline=None)
+@given(st.characters(categories=["Cc", "Cs"]))
+def test_no_control_character_and_no_half_of_a_surrogate_pair_gets_into_a_name(character: str) -> None:
+    with pytest.raises(NameInvalid):
+        label("Step name", f"a{character}b", 256)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=st.characters(), max_size=40), st.integers(3, 30))
+def test_stored_text_is_bounded_encodable_and_without_nul(text: str, limit: int) -> None:
+    stored = storable(text, limit)
+    assert len(stored) <= limit
+    assert "\x00" not in stored
+    stored.encode()
+    assert storable(stored, limit) == stored
+
+
+def test_stored_text_keeps_what_it_can() -> None:
+    assert storable("plain \xe9 \N{GRINNING FACE}\n", 100) == "plain \xe9 \N{GRINNING FACE}\n"
+    assert storable("a\x00b\ud800c", 100) == "ab\N{REPLACEMENT CHARACTER}c"
+    assert storable("12345678", 8) == "12345678"
+    assert storable("123456789", 8) == "12345..."

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_durable.errors import ConfigInvalid, DurationInvalid
+from celery_durable.values import UNSET, Retries, StepConfig, StepPolicy
+
+DEFAULTS = StepPolicy()
+YEAR = timedelta(days=365)
+
+
+def seconds(policy: StepPolicy, attempts: int) -> list[float]:
+    return [policy.delay_after(attempt).total_seconds() for attempt in range(1, attempts + 1)]
+
+
+def test_the_default_is_five_retries_from_ten_seconds_doubling_and_ten_minutes_per_attempt() -> None:
+    assert DEFAULTS.max_attempts == 6
+    assert DEFAULTS.timeout == timedelta(minutes=10)
+    assert DEFAULTS.repeat is False
+    assert seconds(DEFAULTS, 5) == [10, 20, 40, 80, 160]
+
+
+def test_linear_and_constant_delays() -> None:
+    assert seconds(DEFAULTS.over(StepConfig(Retries(backoff="linear"))), 4) == [10, 20, 30, 40]
+    assert seconds(DEFAULTS.over(StepConfig(Retries(backoff="constant"))), 4) == [10, 10, 10, 10]
+
+
+def test_no_delay_grows_beyond_its_cap() -> None:
+    assert seconds(DEFAULTS.over(StepConfig(Retries(max_delay="45 s"))), 5) == [10, 20, 40, 45, 45]
+    assert seconds(DEFAULTS.over(StepConfig(Retries(delay="1 h", max_delay="45 s"))), 2) == [45, 45]
+
+
+def test_a_partial_config_is_laid_over_what_lies_below() -> None:
+    workflow = DEFAULTS.over(StepConfig(Retries(limit=2, delay="1 s"), timeout="1 min"))
+    step = workflow.over(StepConfig(Retries(backoff="linear")))
+    assert step == StepPolicy(2, timedelta(seconds=1), "linear", None, timedelta(minutes=1), repeat=False)
+    assert workflow.over(None) is workflow
+    assert workflow.over(StepConfig()) is workflow
+    assert workflow.over(StepConfig(Retries())) == workflow
+
+
+def test_none_takes_away_a_limit_that_lies_below() -> None:
+    below = DEFAULTS.over(StepConfig(Retries(max_delay="1 min")))
+    policy = below.over(StepConfig(Retries(limit=None, max_delay=None), timeout=None))
+    assert (policy.limit, policy.max_attempts, policy.max_delay, policy.timeout) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("endless", [None, float("inf"), Retries(limit=None), Retries(limit=float("inf"))])  # type: ignore[arg-type]  # inf is read, not advertised
+def test_without_end_is_none_or_infinity(endless: Any) -> None:
+    assert DEFAULTS.over(StepConfig(retries=endless)).max_attempts is None
+
+
+@pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (1, 2), (7, 8)])
+def test_a_number_is_the_limit_of_retries_after_the_first_attempt(limit: int, attempts: int) -> None:
+    assert StepConfig(retries=limit) == StepConfig(retries=Retries(limit=limit))
+    assert DEFAULTS.over(StepConfig(retries=limit)).max_attempts == attempts
+
+
+def test_durations_are_read_once() -> None:
+    config = StepConfig(Retries(delay="1.5 s", max_delay=90), timeout="1 min")
+    assert isinstance(config.retries, Retries)
+    assert config.retries.delay == timedelta(seconds=1.5)
+    assert config.retries.max_delay == timedelta(seconds=90)
+    assert config.timeout == timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, "3", True, float("nan"), 2**31 - 1])
+def test_a_limit_that_is_no_count_or_does_not_fit_its_column_is_refused(limit: Any) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Retries(limit=limit)
+    assert str(refused.value) == (
+        f"Setting Retries.limit={limit!r} cannot be used: use a whole number from 0, or None for without end"
+    )
+
+
+def test_an_unknown_backoff_is_refused() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Retries(backoff="quadratic")  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "Setting Retries.backoff='quadratic' cannot be used: use one of constant, linear, exponential"
+    )
+
+
+def test_repeat_is_yes_or_no() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        StepConfig(repeat=3)  # type: ignore[arg-type]
+    assert str(refused.value) == "Setting StepConfig.repeat=3 cannot be used: use True or False"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Retries(delay="-1 s"),
+        lambda: Retries(delay="366 days"),
+        lambda: Retries(max_delay="366 days"),
+        lambda: StepConfig(timeout=0),
+        lambda: StepConfig(timeout="366 days"),
+        lambda: StepConfig(timeout="soon"),
+    ],
+)
+def test_a_duration_out_of_range_is_refused(make: Any) -> None:
+    with pytest.raises(DurationInvalid):
+        make()
+
+
+def test_a_copied_config_still_leaves_out_what_it_left_out() -> None:
+    config = StepConfig(Retries(limit=2))
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert twin == config
+        assert twin.timeout is UNSET
+        assert DEFAULTS.over(twin) == DEFAULTS.over(config)
+    assert repr(Retries()) == "Retries(limit=UNSET, delay=UNSET, backoff=UNSET, max_delay=UNSET)"
+
+
+spans = st.timedeltas(min_value=timedelta(0), max_value=YEAR)
+
+
+@settings(deadline=None)
+@given(
+    delay=spans,
+    backoff=st.sampled_from(["constant", "linear", "exponential"]),
+    max_delay=st.none() | spans,
+    attempt=st.integers(1, 2**31) | st.integers(10**20, 10**400),
+)
+def test_a_delay_never_overflows_shrinks_or_exceeds_its_cap(
+    delay: timedelta, backoff: Any, max_delay: timedelta | None, attempt: int
+) -> None:
+    policy = DEFAULTS.over(StepConfig(Retries(delay=delay, backoff=backoff, max_delay=max_delay)))
+    longest = YEAR if max_delay is None else max_delay
+    now, later = policy.delay_after(attempt), policy.delay_after(attempt + 1)
+    assert min(delay, longest) <= now <= later <= longest
+
+
+@settings(deadline=None)
+@given(delay=st.timedeltas(timedelta(0), timedelta(days=1)), attempt=st.integers(1, 12))
+def test_a_delay_is_exact_as_long_as_it_is_not_capped(delay: timedelta, attempt: int) -> None:
+    factors = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}
+    for backoff, factor in factors.items():
+        policy = DEFAULTS.over(StepConfig(Retries(delay=delay, backoff=backoff)))  # type: ignore[arg-type]
+        assert policy.delay_after(attempt) == min(delay * factor, YEAR)
+
+
+configs = st.builds(
+    StepConfig,
+    retries=st.just(UNSET)
+    | st.builds(
+        Retries,
+        limit=st.just(UNSET) | st.none() | st.integers(0, 9),
+        delay=st.just(UNSET) | spans,
+        backoff=st.just(UNSET) | st.sampled_from(["constant", "linear", "exponential"]),
+        max_delay=st.just(UNSET) | st.none() | spans,
+    ),
+    timeout=st.just(UNSET) | st.none() | st.timedeltas(timedelta(seconds=1), YEAR),
+    repeat=st.just(UNSET) | st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(configs, max_size=4))
+def test_each_field_comes_from_the_topmost_config_that_gives_it(layers: list[StepConfig]) -> None:
+    policy = DEFAULTS
+    for config in layers:
+        policy = policy.over(config)
+    for name in ("limit", "delay", "backoff", "max_delay", "timeout", "repeat"):
+        said = [
+            getattr(holder, name)
+            for config in layers
+            if (holder := config if name in ("timeout", "repeat") else config.retries) is not UNSET
+            and getattr(holder, name) is not UNSET
+        ]
+        assert getattr(policy, name) == ([getattr(DEFAULTS, name), *said][-1])
