@@ -1,0 +1,142 @@
+"""The ``durable_*`` settings of a Celery app, read once into one frozen Settings, limits included."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from math import inf
+from typing import Any, Literal, get_args
+
+from celery_durable.errors import ConfigInvalid, SettingUnknown
+from celery_durable.values import PayloadLimits, StepConfig, StepPolicy, label
+
+Dispatcher = Literal["beat", "worker", "both", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its default. A field ``x`` is set as ``app.conf.durable_x``; lengths of time in seconds."""
+
+    database_url: str | None = None
+    """Where workflows live, as an SQLAlchemy URL. Needed unless Durable got ``engine=``."""
+    database_schema: str | None = None
+    """The database schema of our tables; None: the connection's default."""
+    table_prefix: str = ""
+    """Put before the name of each of our tables."""
+    prepared_statements: bool = True
+    """Off behind PgBouncer in transaction mode."""
+
+    queue: str = "durable"
+    dispatcher: Dispatcher = "beat"
+    """Which processes find due work: ``celery beat``, each ``celery worker``, both, or none."""
+    poll_seconds: float = 0.25
+    """How long the dispatcher sleeps at most; it wakes earlier for work that is due earlier."""
+    sweep_batch: int = 500
+    queue_high_water: int = 10_000
+    """The dispatcher publishes nothing while the queue is longer."""
+    grace_seconds: float = 2.0
+    """How long a published message may take before a sweep publishes again for the first time."""
+    redispatch_seconds: float = 15.0
+    redispatch_max_seconds: float = 600.0
+    """Then again after this long, doubling up to the maximum."""
+
+    lease_seconds: float = 30.0
+    """How long a claim is good for without renewal; it is renewed every third of it."""
+    pass_seconds: float = 60.0
+    """A pass that has run longer makes room for other instances at its next step boundary."""
+    max_crashes: int = 5
+    """Workers that may die at one place before the instance is given up."""
+    unknown_workflow_seconds: float = 5.0
+    """How long an instance rests that met a worker without its workflow's code."""
+
+    step_defaults: StepConfig | None = None
+    max_steps: int = 1024
+    max_payload_bytes: int = 1024 * 1024
+    max_payload_depth: int = 64
+    max_sleep_seconds: float = 365 * 86400.0
+    max_workflow_name: int = 64
+    max_instance_id: int = 100
+    max_event_type: int = 100
+    max_step_name: int = 256
+    max_log_message: int = 2048
+    max_log_category: int = 64
+    max_logs: int = 10_000
+    max_batch: int = 100
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+        for name, (most, why) in _BOUNDS.items():
+            if getattr(self, name) > most:
+                raise ConfigInvalid(f"durable_{name}", getattr(self, name), why)
+        label("durable_queue", self.queue, 255)
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a claim is good for."""
+        return timedelta(seconds=self.lease_seconds)
+
+    @property
+    def max_sleep(self) -> timedelta:
+        """How long a sleep may be, and a wait."""
+        return timedelta(seconds=self.max_sleep_seconds)
+
+    @property
+    def limits(self) -> PayloadLimits:
+        """What a payload may measure."""
+        return PayloadLimits(self.max_payload_bytes, self.max_payload_depth)
+
+    @property
+    def step_policy(self) -> StepPolicy:
+        """How a step runs for which nobody says more."""
+        return StepPolicy().over(self.step_defaults)
+
+
+_BOUNDS = {
+    "max_workflow_name": (255, "the column holds 255 characters"),
+    "max_instance_id": (255, "the column holds 255 characters"),
+    "max_event_type": (255, "the column holds 255 characters"),
+    "max_step_name": (256, "the column holds 256 characters"),
+    "max_log_category": (255, "the column holds 255 characters"),
+    "max_payload_depth": (200, "pydantic reads JSON of up to 200 levels"),
+    "max_sleep_seconds": (100 * 365 * 86400, "nothing sleeps longer than a hundred years"),
+}
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def read_settings(conf: Mapping[str, Any]) -> Settings:
+    """The settings in a Celery configuration; an unknown ``durable_*`` key is an error, not a silent default."""
+    keys = list(conf)  # Celery reads its configuration now, and knows its namespace afterwards
+    prefix = (getattr(conf, "prefix", None) or "celery_").lower()
+    given: dict[str, Any] = {}
+    for key in keys:
+        name = str(key).lower().removeprefix(prefix)
+        if not name.startswith("durable_"):
+            continue
+        field = name.removeprefix("durable_")
+        if field not in _FIELDS:
+            near = difflib.get_close_matches(field, _FIELDS, n=1)
+            raise SettingUnknown(name, f"durable_{near[0]}" if near else None)
+        given[field] = conf[key]
+    return Settings(**given)
+
+
+def _check(field: dataclasses.Field[Any], value: object) -> None:
+    is_fit, remedy = _RULES[str(field.type)]
+    if not is_fit(value):
+        raise ConfigInvalid(f"durable_{field.name}", value, remedy)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (lambda value: type(value) is int and value > 0, "use a whole number above 0"),
+    "float": (lambda value: type(value) in (int, float) and 0 < value < inf, "use a number of seconds above 0"),
+    "bool": (lambda value: isinstance(value, bool), "use True or False"),
+    "str": (lambda value: isinstance(value, str), "use text"),
+    "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),
+    "Dispatcher": (lambda value: value in get_args(Dispatcher), "use one of beat, worker, both, none"),
+    "StepConfig | None": (lambda value: value is None or isinstance(value, StepConfig), "use a StepConfig, or None"),
+}

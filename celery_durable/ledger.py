@@ -1,0 +1,180 @@
+"""The pure brain of a pass: recorded steps and a step call -> replay, run, wait or give up.
+
+No clock, no SQL, no threads: ``now`` comes in, verdicts go out, so that the rules of replay can be
+read and tested by themselves (seed 000 9.2, 9.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
+from celery_durable.model import StepRow, StepStatus, StepType
+
+# Outside what a step name may contain, so that "x" called twice never meets a step named "x 2".
+_REPEAT_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The step has ended before: hand out what is recorded, result or failure."""
+
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the body as this attempt. ``announce``: write the pending row first."""
+
+    attempt: int
+    announce: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Dead workers used up all attempts: end the step without running it (seed 002 4.3)."""
+
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not before ``until``."""
+
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The recorded time has come: end the sleep, or settle the wait."""
+
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Never seen: record it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a step verb in this pass."""
+
+    key: str
+    name: str
+    seq: int
+    row: StepRow | None
+    is_again: bool
+
+
+class Ledger:
+    """The steps of one run, as recorded, and as called in this pass."""
+
+    def __init__(self, rows: Iterable[StepRow], *, workflow: str, crash_count: int, max_steps: int) -> None:
+        self._rows = {row.step_key: row for row in rows}
+        self._workflow, self._crash_count, self._max_steps = workflow, crash_count, max_steps
+        self._recorded_seqs = {row.seq for row in self._rows.values()}
+        self._last_recorded = max(self._recorded_seqs, default=0)
+        self._last_seq = self._last_replayed = 0
+        self._called: dict[str, tuple[StepType, Any, int]] = {}
+        self._occurrences: dict[str, int] = {}
+        self._in_flight: set[str] = set()
+        self._counted = sum(_counts(row) for row in self._rows.values())
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the code still stands before the last step that an earlier pass recorded."""
+        return self._last_replayed < self._last_recorded
+
+    def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> Call:
+        """Identify a step call. ``identity`` compares equal for the same work (function and arguments).
+
+        Raises StepNameReused, StepTypeMismatch, StepLimitExceeded.
+        """
+        key = self._key(name, repeat=repeat)
+        if key in self._in_flight:
+            raise StepNameReused(name, concurrently=True)
+        row = self._rows.get(key)
+        before = self._called.get(key)
+        recorded_type = row.type if row is not None else before[0] if before is not None else type_
+        if recorded_type is not type_:
+            raise StepTypeMismatch(name, recorded_type.value, type_.value)
+        if before is not None and before[1] != identity:
+            raise StepNameReused(name)
+        if before is None and row is None and type_ is not StepType.SLEEP:
+            if self._counted >= self._max_steps:
+                raise StepLimitExceeded(self._workflow, self._max_steps)
+            self._counted += 1
+        if row is not None and row.seq in self._recorded_seqs:
+            self._last_replayed = max(self._last_replayed, row.seq)
+        seq = row.seq if row is not None else before[2] if before is not None else self._free_seq()
+        self._last_seq = max(self._last_seq, seq)
+        self._called[key] = (type_, identity, seq)
+        return Call(key=key, name=name, seq=seq, row=row, is_again=before is not None)
+
+    def hold(self, key: str) -> None:
+        """A branch of this key is submitted: until `let_go`, the name cannot be called again."""
+        self._in_flight.add(key)
+
+    def let_go(self, key: str) -> None:
+        """The branch is taken up: its name is free."""
+        self._in_flight.discard(key)
+
+    def record(self, row: StepRow) -> None:
+        """A boundary committed this row; it also tells that no crash is older than it."""
+        if row.status is StepStatus.CANCELLED and not row.is_timer_step:
+            self._counted -= 1
+        self._rows[row.step_key] = row
+        self._crash_count = 0
+
+    def row(self, key: str) -> StepRow | None:
+        """What is recorded under a key by now."""
+        return self._rows.get(key)
+
+    def decide_do(
+        self, row: StepRow | None, *, max_attempts: int | None, alone: bool, now: datetime
+    ) -> Replay | Run | GiveUp | Wait:
+        """What to do about a `do` call. ``alone``: nothing else is open, so crashes since the boundary are its own."""
+        if row is not None and row.is_settled:
+            return Replay(row)
+        if row is not None and row.next_retry_at is not None and row.next_retry_at > now:
+            return Wait(row.next_retry_at)
+        attempts = 0 if row is None else row.attempts
+        is_announced = row is not None and row.status is StepStatus.PENDING
+        if alone and not is_announced:  # an announced attempt is counted in its row already
+            attempts += self._crash_count
+        if max_attempts is not None and attempts >= max_attempts:
+            return GiveUp(attempts)
+        return Run(attempts + 1, announce=is_announced or not alone)
+
+    @staticmethod
+    def decide_timer(row: StepRow | None, *, now: datetime) -> Replay | Finish | Wait | Open:
+        """What to do about a sleep: its wake time was fixed when it was first reached."""
+        if row is None:
+            return Open()
+        if row.is_settled:
+            return Replay(row)
+        assert row.wake_at is not None
+        return Finish(row) if row.wake_at <= now else Wait(row.wake_at)
+
+    def _free_seq(self) -> int:
+        """The next number that no row has; not above them all, for a later sibling may have been recorded before us."""
+        seq = self._last_seq + 1
+        while seq in self._recorded_seqs:
+            seq += 1
+        return seq
+
+    def _key(self, name: str, *, repeat: bool) -> str:
+        if not repeat:
+            self._occurrences.setdefault(name, 1)
+            return name
+        nth = self._occurrences[name] = self._occurrences.get(name, 0) + 1
+        return name if nth == 1 else f"{name}{_REPEAT_SEPARATOR}{nth}"
+
+
+def _counts(row: StepRow) -> bool:
+    """Whether a step counts against the limit: sleeps are free, and so is a branch that lost its race."""
+    return not row.is_timer_step and row.status is not StepStatus.CANCELLED

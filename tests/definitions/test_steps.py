@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import typing
+import weakref
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from celery_durable import step as step_module
+from celery_durable.definitions import describe_step, durable_step
+from celery_durable.errors import AsyncNotSupported, ConfigInvalid
+from celery_durable.step import StepTx
+from celery_durable.step import StepTx as Transaction
+from celery_durable.values import PayloadLimits, StepConfig
+
+if typing.TYPE_CHECKING:
+    from somewhere import Elsewhere
+
+    from celery_durable import step as hidden
+
+
+class Receipt(BaseModel):
+    on: date
+
+
+@dataclass
+class Charger:
+    card: str
+
+    def __call__(self, amount: int) -> date:
+        return date(2030, 1, amount)
+
+    def charge(self, amount: int) -> date:
+        return date(2030, 1, amount)
+
+    def charge_in(self, tx: StepTx, amount: int) -> None: ...
+
+    @classmethod
+    def of(cls, tx: StepTx) -> None: ...
+
+    @staticmethod
+    def charge_for(tx: StepTx) -> None: ...
+
+
+def charge(amount: int) -> date:
+    return date(2030, 1, amount)
+
+
+def comes_back(fn: Any, value: Any) -> Any:
+    codec = describe_step(fn).result
+    return codec.decode(codec.encode(value, what="Result", limits=PayloadLimits()))
+
+
+# --- what a callable is called and returns --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (charge, "charge"),
+        (lambda: 1, None),
+        (Charger("x").charge, "charge"),
+        (functools.partial(charge, 1), "charge"),
+        (functools.partial(functools.partial(Charger("x").charge), 1), "charge"),
+        (functools.partial(lambda x: x, 1), None),
+        (Charger("x"), None),
+        (len, "len"),
+        ("a".join, "join"),
+        (Receipt, "Receipt"),
+        (dict, "dict"),
+    ],
+)
+def test_a_step_is_named_after_what_it_calls_if_that_has_a_name(fn: Any, name: str | None) -> None:
+    found = describe_step(fn)
+    assert (found.name, found.config, found.wants_tx) == (name, None, False)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [charge, Charger("x").charge, functools.partial(charge), functools.partial(charge, amount=1), Charger("x")],
+)
+def test_a_result_comes_back_as_the_return_annotation_says(fn: Any) -> None:
+    assert comes_back(fn, date(2030, 1, 2)) == date(2030, 1, 2)
+
+
+def test_a_class_returns_itself() -> None:
+    assert comes_back(Receipt, Receipt(on=date(2030, 1, 2))) == Receipt(on=date(2030, 1, 2))
+    assert comes_back(Charger, Charger("x")) == Charger("x")
+    assert comes_back(dict, {"a": 1}) == {"a": 1}
+
+
+def elsewhere(order: Elsewhere) -> Receipt: ...  # type: ignore[empty-body]
+def to_elsewhere() -> Elsewhere: ...
+def with_a_remark() -> "the sum":  # noqa: F722  # type: ignore[syntax]  # an annotation from before types
+    return 1
+
+
+@pytest.mark.parametrize("fn", [lambda: 1, len, with_a_remark, to_elsewhere, functools.partial(to_elsewhere)])
+def test_without_a_type_that_exists_a_result_is_plain_json(fn: Any) -> None:
+    assert not describe_step(fn).result.is_typed
+    assert comes_back(fn, {"on": date(2030, 1, 2)}) == {"on": "2030-01-02"}
+
+
+def test_a_parameter_that_only_type_checkers_know_does_no_harm_to_the_result(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "celery_durable"):
+        assert comes_back(elsewhere, Receipt(on=date(2030, 1, 2))) == Receipt(on=date(2030, 1, 2))
+    assert caplog.messages == []
+
+
+def test_a_result_type_that_does_not_exist_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def describe_a_new_one() -> None:
+        def lost() -> Elsewhere: ...
+
+        describe_step(lost)
+
+    with caplog.at_level(logging.WARNING, "celery_durable"):
+        describe_a_new_one()
+        describe_a_new_one()
+    where = "test_a_result_type_that_does_not_exist_is_told_once.<locals>.describe_a_new_one.<locals>.lost"
+    assert caplog.messages == [
+        f"Annotation Elsewhere of {__name__}.{where} names nothing that exists at run time, so its values stay plain "
+        "JSON data: import or define it at the top of the module"
+    ]
+
+
+# --- who gets the transaction ---------------------------------------------------------------------
+
+
+def annotated(session: StepTx, amount: int) -> None: ...
+def renamed(session: Transaction) -> None: ...
+def dotted(session: step_module.StepTx) -> None: ...
+def quoted(session: "StepTx") -> None: ...  # noqa: UP037  # quoted twice
+def hidden_name(session: hidden.StepTx) -> None: ...
+def bare_name(tx, amount):  # type: ignore[no-untyped-def]
+    return None
+
+
+def positional(tx, /):  # type: ignore[no-untyped-def]
+    return None
+
+
+def with_default(tx=None):  # type: ignore[no-untyped-def]
+    return None
+
+
+def order_first(order: int, tx: StepTx) -> None: ...
+
+
+class MakesRow:
+    def __init__(self, tx: StepTx, amount: int) -> None: ...
+
+
+class Writes:
+    def __call__(self, tx: StepTx) -> None: ...
+
+
+class Recorder(StepTx):
+    """A subclass is a StepTx."""
+
+
+def subclassed(session: Recorder) -> None: ...
+
+
+@functools.wraps(annotated)
+def decorated(*args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        annotated,
+        renamed,
+        dotted,
+        quoted,
+        hidden_name,
+        subclassed,
+        decorated,
+        bare_name,
+        positional,
+        with_default,
+        lambda tx: None,
+        Charger("x").charge_in,
+        Charger.of,
+        Charger.charge_for,
+        MakesRow,
+        Writes(),
+        functools.partial(annotated),
+        functools.partial(annotated, amount=1),
+        functools.partial(functools.partial(annotated, amount=1)),
+        functools.partial(order_first, 1),
+    ],
+)
+def test_a_step_whose_first_parameter_asks_for_the_transaction_gets_it(fn: Any) -> None:
+    assert describe_step(fn).wants_tx
+
+
+def other_type(tx: int) -> None: ...
+def other_hidden_type(tx: Elsewhere) -> None: ...
+def untyped_other_name(session):  # type: ignore[no-untyped-def]
+    return None
+
+
+def keyword_only(*, tx: StepTx) -> None: ...
+def gathered(*tx: StepTx) -> None: ...
+def keywords(**tx: StepTx) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        charge,
+        other_type,
+        other_hidden_type,
+        untyped_other_name,
+        keyword_only,
+        gathered,
+        keywords,
+        order_first,
+        lambda: None,
+        lambda order, tx: None,
+        len,
+        dict,
+        "a".join,
+        functools.partial(annotated, object()),
+        functools.partial(annotated, session=object()),
+        functools.partial(bare_name, object()),
+    ],
+)
+def test_any_other_step_does_not(fn: Any) -> None:
+    assert not describe_step(fn).wants_tx
+
+
+# --- async ----------------------------------------------------------------------------------------
+
+
+async def coroutine() -> None: ...
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class AsyncCallable:
+    async def __call__(self) -> None: ...
+
+    async def method(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "<an async callable>"
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (coroutine, "coroutine"),
+        (async_generator, "async_generator"),
+        (functools.partial(coroutine), "coroutine"),
+        (AsyncCallable().method, "method"),
+        (AsyncCallable(), "<an async callable>"),
+    ],
+)
+def test_an_async_step_is_refused_before_it_runs(fn: Any, name: str) -> None:
+    with pytest.raises(AsyncNotSupported) as refused:
+        describe_step(fn)
+    assert str(refused.value) == (
+        f"Step {name!r} is an async function, and async workflows and steps are not supported yet. "
+        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+    )
+
+
+@pytest.mark.parametrize("fn", [coroutine, async_generator, functools.partial(coroutine)])
+def test_an_async_step_is_refused_where_it_is_marked(fn: Any) -> None:
+    with pytest.raises(AsyncNotSupported):
+        durable_step(retries=1)(fn)
+
+
+# --- defaults and the cache -----------------------------------------------------------------------
+
+
+def test_defaults_stand_at_the_function_and_leave_it_as_it_is() -> None:
+    @durable_step(retries=2, timeout="1 min")
+    def ship(order: int) -> int:
+        return order + 1
+
+    assert ship(1) == 2
+    assert describe_step(ship).config == StepConfig(retries=2, timeout="1 min")
+    assert describe_step(functools.partial(ship, 1)).config == StepConfig(retries=2, timeout="1 min")
+
+
+def test_defaults_of_a_method_hold_for_the_bound_one() -> None:
+    class Shop:
+        @durable_step(repeat=True)
+        def ship(self) -> None: ...
+
+    assert describe_step(Shop().ship).config == StepConfig(repeat=True)
+
+
+def test_a_wrong_default_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ConfigInvalid):
+        durable_step(retries=-1)
+
+
+def test_a_function_is_looked_at_once_and_forgotten_with_it() -> None:
+    def make() -> Any:
+        def ship(tx: StepTx) -> Receipt: ...  # type: ignore[empty-body]
+
+        return ship
+
+    fn = make()
+    found = describe_step(fn)
+    assert describe_step(fn) is found
+    assert found.result.is_typed
+    watched = weakref.ref(fn)
+    del fn
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_callable_that_cannot_be_remembered_is_looked_at_each_time() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def __call__(self) -> None: ...
+
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None: ...
+
+    for fn in (Slotted(), Unhashable(), Slotted().__call__):
+        assert describe_step(fn).wants_tx is False
