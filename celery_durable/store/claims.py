@@ -1,0 +1,408 @@
+"""Who may work now: claim, guard, renew, suspend, release, settle.
+
+A claim is a random token in the instance's row. Whoever writes under it names it; no row matched
+means superseded (LAW 2). The lease only tells the sweep when to hand the work to somebody else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import Superseded
+from celery_durable.model import Claim, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.store.engine import Store, Tx, param, statement
+
+RELEASED: dict[str, Any] = {"claim_token": None, "claimed_by": None, "lease_until": None}
+_RUNNABLE = (Status.ACTIVE.value, Status.WAITING.value)
+
+
+# --- claim --------------------------------------------------------------------------------------
+
+
+def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
+    i, now = s.tables.instance.c, s.clock()
+    return [
+        i.workflow == param("workflow"),
+        i.instance_id == param("instance"),
+        i.run_number == param("run"),
+        i.status.in_([sa.literal_column(f"'{status}'") for status in _RUNNABLE]),
+        i.pause_requested == sa.false(),
+        sa.or_(
+            sa.and_(i.claim_token.is_(None), i.run_at <= now),
+            sa.and_(i.claim_token.is_not(None), i.lease_until <= now),
+        ),
+    ]
+
+
+def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
+    i = s.tables.instance.c
+    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until]
+
+
+@statement
+def _take(s: Store) -> Any:
+    i, until = s.tables.instance.c, s.clock() + param("lease_us", type_=sa.BigInteger)
+    taken = (
+        sa.update(s.tables.instance)
+        .where(*_claimable(s))
+        .ordered_values(
+            # First, since MariaDB lets later assignments see earlier ones.
+            (i.crash_count, i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)),
+            (i.claim_token, param("token")),
+            (i.claimed_by, param("claimed_by")),
+            (i.lease_until, until),
+            (i.poll_at, until),
+            (i.status, Status.ACTIVE.value),
+            (i.dispatches, 0),
+            (i.version, i.version + 1),
+            (i.updated_at, s.clock()),
+        )
+    )
+    return taken.returning(*_claimed_columns(s)) if s.database.update_returns else taken
+
+
+@statement
+def _taken(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(*_claimed_columns(s)).where(
+        i.workflow == param("workflow"),
+        i.instance_id == param("instance"),
+        i.claim_token == param("token"),
+    )
+
+
+def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta) -> Claim | None:
+    """Take the run if it is due, or if its last claim expired. None: nothing to do, or somebody else is at it.
+
+    One statement; where the row was locked by another, the conditions are judged anew on what he left.
+    An expired claim that is taken over counts as a crash.
+    """
+    found = tx.run(
+        _take,
+        workflow=ref.workflow,
+        instance=ref.instance_id,
+        run=ref.run_number,
+        token=token,
+        claimed_by=claimed_by,
+        lease_us=span_us(lease),
+    )
+    if tx.store.database.update_returns:
+        return _as_claim(found.first(), ref, token, lease)
+    return find_claim(tx, ref, token=token, lease=lease) if found.rowcount else None
+
+
+def find_claim(tx: Tx, ref: Ref, *, token: str, lease: timedelta) -> Claim | None:
+    """The claim that this token made; None where it made none."""
+    return _as_claim(
+        tx.run(_taken, workflow=ref.workflow, instance=ref.instance_id, token=token).first(), ref, token, lease
+    )
+
+
+def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim | None:
+    if row is None:
+        return None
+    return Claim(
+        pk=row.id,
+        ref=ref,
+        token=token,
+        queue=row.queue,
+        crash_count=row.crash_count,
+        created_at=from_us(row.created_at),
+        claimed_at=from_us(row.lease_until) - lease,
+    )
+
+
+def still_due(s: Store) -> list[sa.ColumnElement[bool]]:
+    """Nobody has claimed it meanwhile, or he has put it to sleep: that poll_at is its alarm clock, not ours to move."""
+    i = s.tables.instance.c
+    return [i.claim_token.is_(None), i.poll_at.is_not(None), i.run_at <= s.clock()]
+
+
+@statement
+def _postpone(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        sa.update(i)
+        .where(
+            i.c.workflow == param("workflow"),
+            i.c.instance_id == param("instance"),
+            i.c.run_number == param("run"),
+            *still_due(s),
+        )
+        .values(poll_at=s.clock() + param("delay_us", type_=sa.BigInteger))
+    )
+
+
+def postpone(tx: Tx, ref: Ref, *, delay: timedelta) -> None:
+    """Let the sweep look again after ``delay``: this worker does not know the workflow, another may."""
+    tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=span_us(delay))
+
+
+# --- guard --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The claim still held when the row was locked, at ``now``."""
+
+    now: datetime
+    pause_requested: bool
+
+
+def guard_update(s: Store, *, is_progress: bool = True) -> Any:
+    """The fence: lock the row, renew the lease, note progress. Touches no indexed column (HOT)."""
+    i = s.tables.instance
+    guard = (
+        sa.update(i)
+        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .values(lease_until=s.clock() + param("lease_us", type_=sa.BigInteger), version=i.c.version + 1)
+    )
+    return guard.values(crash_count=0) if is_progress else guard
+
+
+def _returning(s: Store, guard: Any) -> Any:
+    if s.database.update_returns:
+        return guard.returning(s.tables.instance.c.pause_requested, s.clock().label("now_us"))
+    return guard
+
+
+@statement
+def _guard(s: Store) -> Any:
+    return _returning(s, guard_update(s))
+
+
+@statement
+def _hold(s: Store) -> Any:
+    return _returning(s, guard_update(s, is_progress=False))
+
+
+@statement
+def _guarded(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(i.pause_requested, s.clock().label("now_us")).where(i.id == param("pk"))
+
+
+def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> Guarded:
+    """Lock the instance under our claim and renew it; raises Superseded. What this decides is read later (LAW 2b).
+
+    ``is_progress`` False: nothing is recorded with it, so workers that died before us stay counted.
+    """
+    found = tx.run(_guard if is_progress else _hold, pk=claim.pk, token=claim.token, lease_us=span_us(lease))
+    if tx.store.database.update_returns:
+        row = found.first()
+    else:
+        row = tx.run(_guarded, pk=claim.pk).first() if found.rowcount else None
+    if row is None:
+        raise Superseded(str(claim.ref))
+    return Guarded(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
+
+
+def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> set[str]:
+    """Renew these leases, those excepted that somebody has locked; answers with the tokens that still hold.
+
+    A locked row is being worked on: its writer renews it, or takes it away.
+    """
+    i = tx.t.instance
+    tokens = {claim.token for claim in claims}
+    wanted = sa.and_(i.c.id.in_([claim.pk for claim in claims]), i.c.claim_token.in_(tokens))
+    free = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
+    ids = [row.id for row in tx.execute(free)]
+    if ids:
+        until = tx.store.clock() + span_us(lease)
+        tx.execute(sa.update(i).where(i.c.id.in_(ids), i.c.claim_token.in_(tokens)).values(lease_until=until))
+    return {row.claim_token for row in tx.execute(sa.select(i.c.claim_token).where(wanted))}
+
+
+# --- suspend and release ------------------------------------------------------------------------
+
+
+class After(enum.Enum):
+    """What became of an instance that its runner let go."""
+
+    WAITING = enum.auto()
+    DUE = enum.auto()
+    PAUSED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWait:
+    """Something that a suspended run waits for: ``due_at``, or before it an event of ``event_type``."""
+
+    due_at: datetime
+    event_type: str | None = None
+
+
+@statement
+def _release(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        sa.update(i)
+        .where(i.c.id == param("pk"), i.c.claim_token == param("token"))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=param("run_us", type_=sa.BigInteger),
+            poll_at=param("poll_us", type_=sa.BigInteger),
+            wake=param("wake"),
+            priority=0,
+            dispatches=0,
+            pause_requested=sa.false(),
+            updated_at=s.clock(),
+        )
+    )
+
+
+def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *, grace: timedelta) -> After:
+    """Let the instance sleep until the earliest of ``waits``; due at once where one is satisfied already.
+
+    Runs after `guard` in the same transaction: whoever sent an event before us is seen here, whoever
+    sends one after us finds our waiting rows (LAW 2b). The earliest counts, not the first (H2).
+    """
+    waits = list(waits)
+    next_at = min(wait.due_at for wait in waits)
+    if next_at > guarded.now and not _has_event_for(tx, claim, waits):
+        return _let_go(tx, claim, guarded, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
+    return release(tx, claim, guarded, grace=grace)
+
+
+def release(tx: Tx, claim: Claim, guarded: Guarded, *, grace: timedelta) -> After:
+    """Hand the instance on, due at once: the pass used up its time, or its worker stops."""
+    return _let_go(tx, claim, guarded, Status.ACTIVE, run_at=guarded.now, poll_at=guarded.now + grace, wake=Wake.RESUME)
+
+
+def _let_go(
+    tx: Tx, claim: Claim, guarded: Guarded, status: Status, *, run_at: datetime, poll_at: datetime, wake: Wake
+) -> After:
+    if guarded.pause_requested:
+        status, after = Status.PAUSED, After.PAUSED
+    else:
+        after = After.WAITING if status is Status.WAITING else After.DUE
+    done = tx.run(
+        _release,
+        pk=claim.pk,
+        token=claim.token,
+        status=status.value,
+        run_us=to_us(run_at),
+        poll_us=None if after is After.PAUSED else to_us(poll_at),
+        wake=wake.value,
+    )
+    if done.rowcount == 0:
+        raise Superseded(str(claim.ref))
+    return after
+
+
+def _has_event_for(tx: Tx, claim: Claim, waits: list[OpenWait]) -> bool:
+    e = tx.t.event.c
+    for wait in waits:
+        if wait.event_type is not None:
+            query = sa.select(e.seq).where(
+                e.instance_pk == claim.pk,
+                e.run_number == claim.ref.run_number,
+                e.type == wait.event_type,
+                e.delivered_at.is_(None),
+                e.created_at <= to_us(wait.due_at),
+            )
+            if tx.execute(query.limit(1)).first() is not None:
+                return True
+    return False
+
+
+@statement
+def _end(s: Store) -> Any:
+    """Settle an instance; with `_end_run` fused to it where the database can."""
+    i, r = s.tables.instance, s.tables.run
+    ended = (
+        sa.update(i)
+        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=None,
+            poll_at=None,
+            pause_requested=sa.false(),
+            version=i.c.version + 1,
+            updated_at=s.clock(),
+        )
+    )
+    if not s.database.fuses_writes:
+        return ended
+    guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
+    return _run_ended(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
+
+
+@statement
+def _end_run(s: Store) -> Any:
+    r = s.tables.run.c
+    return _run_ended(s).where(r.instance_pk == param("pk"), r.run_number == param("run"))
+
+
+def _run_ended(s: Store) -> Any:
+    r = s.tables.run
+    return sa.update(r).values(
+        output=param("output"),
+        error_name=param("error_name"),
+        error_message=param("error_message"),
+        started_at=sa.func.coalesce(r.c.started_at, param("started_us", type_=sa.BigInteger)),
+        completed_at=s.clock(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: ``output`` as JSON text, or an error."""
+
+    status: Status
+    output: str | None = None
+    error_name: str | None = None
+    error_message: str | None = None
+
+
+def settle(tx: Tx, claim: Claim, ending: Ending) -> None:
+    """End the run and release the instance for good; raises Superseded."""
+    outcome = {
+        "output": ending.output,
+        "error_name": ending.error_name,
+        "error_message": ending.error_message,
+        "started_us": to_us(claim.claimed_at),
+    }
+    key = {"pk": claim.pk, "token": claim.token, "status": ending.status.value}
+    if tx.store.database.fuses_writes:
+        ended = tx.run(_end, **key, **outcome).rowcount
+    else:
+        ended = tx.run(_end, **key).rowcount
+        if ended:
+            tx.run(_end_run, pk=claim.pk, run=claim.ref.run_number, **outcome)
+    if ended == 0:
+        raise Superseded(str(claim.ref))
+
+
+@statement
+def _mark_started(s: Store) -> Any:
+    r = s.tables.run
+    return (
+        sa.update(r)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"), r.c.started_at.is_(None))
+        .values(started_at=param("started_us"))
+    )
+
+
+def mark_started(tx: Tx, claim: Claim) -> None:
+    """Note when the run was first claimed; nothing where that is known."""
+    tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
+
+
+@statement
+def _holder(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(i.claim_token).where(i.id == param("pk")).with_for_update(key_share=True)
+
+
+def is_held(tx: Tx, claim: Claim) -> bool:
+    """Whether the claim is ours, after any commit in doubt was decided: its backend holds the row's lock."""
+    return bool(tx.run(_holder, pk=claim.pk).scalar() == claim.token)

@@ -1,0 +1,478 @@
+"""The store: connections, transactions and their bounded repetition, statements compiled once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.orm import Session, SessionTransaction
+
+from celery_durable.errors import ConfigInvalid, SchemaOutdated, StepTxMisuse, StoreMismatch, Superseded
+from celery_durable.runtime import Runtime
+from celery_durable.store import dialects
+from celery_durable.store.dialects import CLOCK_PARAM, Database, Fault, fault_of
+from celery_durable.store.schema import REVISION, Tables, build_tables
+
+T = TypeVar("T")
+logger = logging.getLogger("celery_durable.store")
+
+_TRIES = 8
+_PARAM = "p_"
+
+
+class Statement:
+    """A statement of ours: built from a store's tables and compiled once, then run through the driver.
+
+    Measured: 83 us of client time a statement on a kept connection, against 111 us through Core's
+    execute and 213 us with a connection taken from the pool each time.
+    """
+
+    def __init__(self, build: Callable[[Store], Any]) -> None:
+        self.build = build
+        self.name = build.__name__
+
+
+def statement(build: Callable[[Store], Any]) -> Statement:
+    """Make a function from store to SQLAlchemy statement a Statement; its `param`s are the keywords of `Tx.run`."""
+    return Statement(build)
+
+
+def param(name: str, type_: Any = None) -> sa.BindParameter[Any]:
+    """A parameter of a Statement. The prefix keeps it apart from the names that SQLAlchemy gives to columns' values."""
+    return sa.bindparam(_PARAM + name, type_=type_)
+
+
+class _Compiled:
+    def __init__(self, store: Store, built: Any, dialect: sa.Dialect) -> None:
+        compiled = built.compile(dialect=dialect)
+        self.sql: str = compiled.string
+        # Only what has a value: a keyword that a caller forgot is an error of the driver, not a NULL.
+        self._defaults: dict[str, Any] = {
+            name: bound.effective_value for bound, name in compiled.bind_names.items() if not bound.required
+        }
+        self._order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
+        self._clock = store.runtime.clock if CLOCK_PARAM in self._defaults else None
+
+    def bind(self, params: dict[str, Any]) -> Any:
+        values = self._defaults.copy()
+        for name, value in params.items():
+            values[_PARAM + name] = value
+        if self._clock is not None:
+            values[CLOCK_PARAM] = self._clock()
+        return values if self._order is None else tuple([values[name] for name in self._order])
+
+
+class Tx:
+    """A connection inside a transaction (or in autocommit, for a single statement), with the store's statements."""
+
+    __slots__ = ("conn", "store")
+
+    def __init__(self, conn: sa.Connection, store: Store) -> None:
+        self.conn, self.store = conn, store
+
+    @property
+    def t(self) -> Tables:
+        """The store's tables."""
+        return self.store.tables
+
+    def run(self, what: Statement, /, **params: Any) -> sa.CursorResult[Any]:
+        """Run a statement of ours."""
+        compiled = self.store.compiled(what, self.conn.dialect)
+        return self.conn.exec_driver_sql(compiled.sql, compiled.bind(params))
+
+    def run_many(self, what: Statement, rows: Sequence[dict[str, Any]], /) -> None:
+        """Run a statement of ours once for each row of parameters."""
+        if rows:
+            compiled = self.store.compiled(what, self.conn.dialect)
+            self.conn.exec_driver_sql(compiled.sql, [compiled.bind(row) for row in rows])
+
+    def execute(self, built: Any) -> sa.CursorResult[Any]:
+        """Run a statement whose shape depends on its arguments (lists, IN)."""
+        return self.conn.execute(built)
+
+
+class Store:
+    """One database that holds workflows. Safe to share between threads, and to inherit through a fork."""
+
+    def __init__(
+        self,
+        url: str | sa.URL | None = None,
+        *,
+        engine: sa.Engine | None = None,
+        session_factory: Callable[[], Session] | None = None,
+        schema: str | None = None,
+        prefix: str = "",
+        prepared_statements: bool = True,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if engine is None:
+            if url is None:
+                raise ConfigInvalid(
+                    "durable_database_url",
+                    None,
+                    "set it to your database, for example postgresql+psycopg://user@host/db",
+                )
+            where = sa.make_url(url)
+            if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
+                raise ConfigInvalid(
+                    "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"
+                )
+            engine = dialects.make_engine(where, prepared_statements=prepared_statements)
+            self._owns_engine = True
+        else:
+            self._owns_engine = False
+        self.database: Database = dialects.database_of(engine.url)
+        self.engine = dialects.for_writing(engine, is_ours=self._owns_engine)
+        self.session_factory = session_factory
+        self.schema, self.prefix = schema, prefix
+        self.tables = build_tables(schema, prefix)
+        self.runtime = runtime or Runtime()
+        self._statements: dict[tuple[Statement, str, str], _Compiled] = {}
+        # By thread. Not a threading.local: it would let go of a connection whose thread ended, or that a
+        # fork left behind, and the pool would then speak to the server over a socket that is the parent's.
+        self._kept: dict[int, sa.Connection] = {}
+        self._is_checked = False
+        self._session_threads: set[int] = set()
+        _stores.add(self)
+
+    # --- statements -----------------------------------------------------------------------------
+
+    def clock(self) -> sa.ColumnElement[int]:
+        """Now, moving: chosen once for the store, so that tests can move it."""
+        return self._clock_or(dialects.clock())
+
+    def statement_clock(self) -> sa.ColumnElement[int]:
+        """Now, standing still within a statement: for conditions that search an index."""
+        return self._clock_or(dialects.statement_clock())
+
+    def _clock_or(self, real: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        if self.runtime.clock is None:
+            return real
+        return sa.bindparam(CLOCK_PARAM, callable_=self.runtime.clock, type_=sa.BigInteger)
+
+    def compiled(self, what: Statement, dialect: sa.Dialect | None = None) -> _Compiled:
+        """``what`` for a connection's dialect: a session that is joined may use another driver than we do."""
+        dialect = dialect or self.engine.dialect
+        key = (what, dialect.driver, dialect.paramstyle)
+        found = self._statements.get(key)
+        if found is None:
+            found = self._statements[key] = _Compiled(self, what.build(self), dialect)
+        return found
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def transact(
+        self, work: Callable[[Tx], T], *, resolve: Callable[[Tx], T | None] | None = None, single: bool = False
+    ) -> T:
+        """Run ``work`` in one transaction, again where the database says that nothing happened.
+
+        ``work`` may run several times. When the connection is lost so that nobody knows whether the commit
+        was applied, ``resolve`` looks from a new transaction: what it returns is the result, None means
+        that nothing was applied. ``single``: work is one statement wherever the database fuses writes,
+        so it runs in autocommit on the kept connection: one round trip.
+        """
+        if threading.get_ident() in self._session_threads:
+            raise StepTxMisuse(
+                "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
+                "else durable meanwhile. Use tx.create(), tx.send_event() or session=tx.session."
+            )
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._once(work, single=single)
+            except _Unknown as unknown:
+                logger.warning("The outcome of a commit is unknown, looking it up: %s", unknown.cause)
+                if resolve is not None:
+                    found = self.transact(resolve)
+                    if found is not None:
+                        return found
+                if left == 0:
+                    raise unknown.cause from None
+            except exc.DBAPIError as error:
+                self._explain(error)
+                if left == 0 or fault_of(error) not in (Fault.RETRY, Fault.LOST):
+                    raise
+                logger.info("A transaction is repeated: %s", error.orig)
+            self.runtime.back_off(_TRIES - left)
+        raise AssertionError("unreachable")
+
+    def _once(self, work: Callable[[Tx], T], *, single: bool) -> T:
+        if single and self.database.fuses_writes:
+            with self.kept() as tx:
+                return work(tx)
+        self._check_once()
+        with self._connect() as conn:
+            transaction = conn.begin()
+            try:
+                result = work(Tx(conn, self))
+            except BaseException:
+                _roll_back(transaction)
+                raise
+            self.runtime.checkpoint("before-commit")
+            try:
+                transaction.commit()
+            except exc.DBAPIError as error:
+                if fault_of(error) is Fault.LOST:
+                    raise _Unknown(error) from error
+                raise
+            self.runtime.checkpoint("after-commit")
+            return result
+
+    @contextmanager
+    def kept(self) -> Iterator[Tx]:
+        """The calling thread's own autocommit connection; dropped when an error shows that it is lost.
+
+        Raises _Unknown for a lost connection: a single statement may or may not have been applied.
+        """
+        conn = self._kept_connection()
+        try:
+            self.runtime.checkpoint("before-commit")
+            yield Tx(conn, self)
+            self.runtime.checkpoint("after-commit")
+        except exc.DBAPIError as error:
+            self._drop_kept()
+            if fault_of(error) is Fault.LOST:
+                raise _Unknown(error) from error
+            raise
+        except BaseException:
+            self._drop_kept()  # perhaps in the middle of a statement: the pool finds out
+            raise
+        finally:
+            if not self._owns_engine:
+                self._drop_kept()  # a shared pool is its owner's to fill
+
+    def read(self, work: Callable[[Tx], T]) -> T:
+        """Run ``work``, which only reads; again, once, where the connection was lost or the file was locked."""
+
+        def once(_: object = None) -> T:
+            self._check_once()
+            with self._connect(isolation_level="AUTOCOMMIT") as conn:
+                return work(Tx(conn, self))
+
+        try:
+            return once()
+        except exc.DBAPIError as error:
+            self._explain(error)
+            if not self.is_transient(error):
+                raise
+            return once()
+
+    def _explain(self, error: exc.DBAPIError) -> None:
+        """A table of ours that is missing has a remedy to name: SchemaOutdated. An author's table is his to explain."""
+        if fault_of(error) is Fault.NO_TABLE:
+            names = [table.name for table in self.tables.metadata.tables.values()]
+            if any(re.search(rf"\b{re.escape(name)}\b", str(error.orig)) for name in names):
+                raise SchemaOutdated(None, REVISION) from error
+
+    def join(self, session: Session) -> Tx:
+        """The caller's own transaction, for `create(session=)` and the like; raises StoreMismatch."""
+        self._check_place(session)
+        return Tx(session.connection(), self)
+
+    def after_commit(self, session: Session, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once, after the caller's own transaction has committed for good; not if it rolls back."""
+        if _TELL not in session.info:
+            # For the session's life: a listener cannot be removed while it is called.
+            event.listen(session, "after_commit", _tell)
+            event.listen(session, "after_transaction_end", _forget)  # a rollback, or close() without one
+        session.info.setdefault(_TELL, []).append(tell)
+
+    def open_session(self) -> Session:
+        """A session for a step's own transaction, with the store's isolation also on a shared factory."""
+        if self.session_factory is None:
+            session = Session(self.engine, expire_on_commit=False)
+        else:
+            session = self.session_factory()
+            self._check_place(session)
+        if self.database.has_one_writer:
+            dialects.begin_immediate(session.connection())
+            session.info[_THREAD] = threading.get_ident()
+            self._session_threads.add(threading.get_ident())
+        elif self.session_factory is not None:
+            with self._wrapping():
+                session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        return session
+
+    def _check_place(self, session: Session) -> None:
+        url = session.get_bind().engine.url
+        if _place(url) != _place(self.engine.url):
+            raise StoreMismatch(url.render_as_string(), self.engine.url.render_as_string())
+
+    def transact_session(self, session: Session, work: Callable[[Tx], T]) -> T:
+        """Run ``work`` in a step's own transaction and commit it, once; `is_unknown` tells of a commit in doubt."""
+        result = work(Tx(session.connection(), self))
+        self.runtime.checkpoint("before-commit")
+        try:
+            type(session).commit(session)
+        except exc.DBAPIError as error:
+            if fault_of(error) is Fault.LOST:
+                raise _Unknown(error) from error
+            raise
+        self.runtime.checkpoint("after-commit")
+        return result
+
+    def close_session(self, session: Session) -> None:
+        """Give a step's session back, rolling back what is left in it."""
+        self._session_threads.discard(session.info.pop(_THREAD, 0))
+        try:
+            type(session).close(session)  # the instance's own close() is refused to authors
+        except exc.DBAPIError as error:
+            logger.info("A step's session was closed after its connection was lost: %s", error.orig)
+
+    def run_author_writes(self, tx: Tx, writes: Sequence[Callable[[Session], object]], session: Session | None) -> None:
+        """Run what a body buffered with `StepTx.mutate`, in the boundary's transaction."""
+        own = session or Session(tx.conn, join_transaction_mode="rollback_only", expire_on_commit=False)
+        for write in writes:
+            write(own)
+        own.flush()
+        if session is None:
+            own.close()  # leaves the transaction open: it is the boundary's
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def losing_a_race(self) -> Iterator[None]:
+        """A constraint of our own tables that is violated means that somebody else was here: Superseded."""
+        try:
+            yield
+        except exc.IntegrityError as error:
+            raise Superseded(str(error.orig)) from error
+
+    @staticmethod
+    def is_transient(error: BaseException) -> bool:
+        """Whether nothing happened, and the same again may well succeed: a deadlock, a lost connection."""
+        return isinstance(error, exc.DBAPIError) and fault_of(error) in (Fault.RETRY, Fault.LOST)
+
+    @staticmethod
+    def is_unique_violation(error: BaseException) -> bool:
+        """Whether a unique constraint was violated."""
+        return isinstance(error, exc.DBAPIError) and fault_of(error) is Fault.UNIQUE
+
+    @staticmethod
+    def is_refusal(error: BaseException) -> bool:
+        """Whether the database refuses what the transaction holds: a constraint, or an error that was ignored in it."""
+        if isinstance(error, exc.DBAPIError):
+            return fault_of(error) in (Fault.UNIQUE, Fault.CONSTRAINT)
+        return isinstance(error, exc.PendingRollbackError)
+
+    @staticmethod
+    def is_unknown(error: BaseException) -> bool:
+        """Whether a commit was under way when the connection was lost."""
+        return isinstance(error, _Unknown)
+
+    def close(self) -> None:
+        """Close the connections of an engine of our own; only when no other thread is at work."""
+        while self._kept:
+            self._kept.popitem()[1].close()
+        if self._owns_engine:
+            self.engine.dispose()
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def _connect(self, **options: Any) -> sa.Connection:
+        with self._wrapping():
+            conn = self.engine.connect()
+            try:
+                return conn.execution_options(**options)
+            except BaseException:
+                conn.invalidate()
+                raise
+
+    @contextmanager
+    def _wrapping(self) -> Iterator[None]:
+        """Wrap the loss of a connection whose isolation level is being set: SQLAlchemy lets the driver's error pass."""
+        driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+        try:
+            yield
+        except driver_error as error:
+            self.engine.dispose()  # the pool has noticed nothing, and may hold more of the kind
+            raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
+
+    def _kept_connection(self) -> sa.Connection:
+        conn = self._kept.get(threading.get_ident())
+        if conn is None or conn.closed:
+            self._check_once()
+            conn = self._connect(isolation_level="AUTOCOMMIT")
+            self._kept[threading.get_ident()] = conn
+        return conn
+
+    def _drop_kept(self) -> None:
+        conn = self._kept.pop(threading.get_ident(), None)
+        if conn is not None:
+            conn.close()
+
+    def _check_once(self) -> None:
+        if not self._is_checked:
+            with self._connect() as conn:
+                dialects.check_server(conn)
+            self._is_checked = True
+
+    def forget_connections(self) -> None:
+        """After a fork: the parent's connections are not ours to use or to close."""
+        _inherited.extend(self._kept.values())
+        self._kept = {}
+        self.engine.dispose(close=False)
+
+
+_THREAD = "celery_durable.thread"
+_TELL = "celery_durable.after_commit"
+
+
+def _tell(session: Session) -> None:
+    if not session.in_nested_transaction():  # a savepoint's release is no commit
+        tells, session.info[_TELL] = session.info[_TELL], []
+        for tell in tells:
+            tell()
+
+
+def _forget(session: Session, ended: SessionTransaction) -> None:
+    if ended.parent is None:
+        session.info[_TELL] = []
+
+
+class _Unknown(Exception):
+    """The connection was lost while a commit was under way."""
+
+    def __init__(self, cause: exc.DBAPIError) -> None:
+        self.cause = cause
+        super().__init__(str(cause.orig))
+
+
+def _roll_back(transaction: sa.RootTransaction) -> None:
+    try:
+        transaction.rollback()
+    except exc.DBAPIError as error:
+        # The connection is gone, and the transaction with it; what led here is being raised.
+        logger.info("A rollback found the connection lost: %s", error.orig)
+
+
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+
+def _place(url: sa.URL) -> tuple[Any, ...]:
+    """Which database an URL means, whatever the driver and the credentials."""
+    backend = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
+    if backend == "sqlite":
+        return backend, Path(url.database or "").resolve()
+    return backend, url.host, url.port or _PORTS.get(backend), url.database
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_inherited: list[sa.Connection] = []
+"""The parent's connections, held for ever: when one is collected, the pool sends a ROLLBACK down its socket."""
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.forget_connections()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,190 @@
+"""What people read: statuses, lists by keyset cursor, steps, events and logs of a run. Never locks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    ErrorInfo,
+    EventRecord,
+    InstanceRow,
+    InstanceStatus,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    RunRow,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+    from_us,
+)
+from celery_durable.store.engine import Tx
+from celery_durable.store.journal import maybe_at
+
+
+def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
+    """One run of an instance; None where it has no such run."""
+    r = tx.t.run
+    row = tx.execute(sa.select(r).where(r.c.instance_pk == pk, r.c.run_number == run_number)).first()
+    if row is None:
+        return None
+    return RunRow(
+        run_number=row.run_number,
+        params=row.params,
+        output=row.output,
+        error_name=row.error_name,
+        error_message=row.error_message,
+        reason=row.reason,
+        created_at=from_us(row.created_at),
+        started_at=maybe_at(row.started_at),
+        completed_at=maybe_at(row.completed_at),
+        dropped_logs=row.dropped_logs,
+    )
+
+
+def status_of(status: Status, run_: RunRow) -> InstanceStatus:
+    """The status of an instance from its row's status and its run.
+
+    The two are read one after the other; what ended in between must not show an output beside "active".
+    """
+    return InstanceStatus(
+        status=status,
+        error=_error(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
+        output=json.loads(run_.output) if status is Status.COMPLETE and run_.output is not None else None,
+    )
+
+
+def past_status(instance: InstanceRow, run_: RunRow) -> Status:
+    """How a run stands: the instance's status for the current one, what is on record for a prior one."""
+    if run_.run_number == instance.run_number:
+        return instance.status
+    if run_.error_name is not None:
+        return Status.ERRORED
+    return Status.COMPLETE if run_.output is not None else Status.TERMINATED
+
+
+def instances(
+    tx: Tx, *, workflow: str | None, status: Status | None, before_pk: int | None, limit: int
+) -> list[tuple[int, InstanceSummary]]:
+    """Instances, newest first, that come after ``before_pk`` in this order; with their keys."""
+    i, r = tx.t.instance, tx.t.run
+    query = (
+        sa.select(i, r.c.error_name, r.c.error_message)
+        .join(r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number))
+        .order_by(i.c.id.desc())
+        .limit(limit)
+    )
+    if workflow is not None:
+        query = query.where(i.c.workflow == workflow)
+    if status is not None:
+        query = query.where(i.c.status == status.value)
+    if before_pk is not None:
+        query = query.where(i.c.id < before_pk)
+    return [
+        (
+            row.id,
+            InstanceSummary(
+                id=row.instance_id,
+                workflow=row.workflow,
+                run_number=row.run_number,
+                status=Status(row.status),
+                error=_error(row.error_name, row.error_message),
+                run_at=maybe_at(row.run_at),
+                created_at=from_us(row.created_at),
+                updated_at=from_us(row.updated_at),
+            ),
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
+    """A run's steps in call order."""
+    st = tx.t.step
+    query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number)
+    return tuple(
+        StepRecord(
+            step_key=row.step_key,
+            name=row.name,
+            type=StepType(row.type),
+            status=StepStatus(row.status),
+            attempts=row.attempts,
+            max_attempts=row.max_attempts,
+            timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
+            next_retry_at=maybe_at(row.next_retry_at),
+            wake_at=maybe_at(row.wake_at),
+            wait_event_type=row.wait_event_type,
+            result=None if row.result is None else json.loads(row.result),
+            error=_error(row.error_name, row.error_message),
+            created_at=maybe_at(row.created_at),
+            started_at=maybe_at(row.started_at),
+            finished_at=maybe_at(row.finished_at),
+        )
+        for row in tx.execute(query.order_by(st.c.seq, st.c.step_key))
+    )
+
+
+def events(tx: Tx, pk: int, run_number: int) -> tuple[EventRecord, ...]:
+    """A run's events in the order of their acceptance."""
+    e = tx.t.event
+    query = sa.select(e).where(e.c.instance_pk == pk, e.c.run_number == run_number).order_by(e.c.seq)
+    return tuple(
+        EventRecord(
+            seq=row.seq,
+            event_id=row.event_id,
+            type=row.type,
+            payload=json.loads(row.payload),
+            created_at=from_us(row.created_at),
+            delivered_at=maybe_at(row.delivered_at),
+            consumed_by_step_key=row.consumed_by_step_key,
+        )
+        for row in tx.execute(query)
+    )
+
+
+def logs(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after_id: int,
+    limit: int,
+    levels: Sequence[LogLevel] | None = None,
+    category: str | None = None,
+) -> list[LogRecord]:
+    """A run's log lines after ``after_id``, in the order they were written."""
+    log = tx.t.log
+    query = (
+        sa.select(log)
+        .where(log.c.instance_pk == pk, log.c.run_number == run_number, log.c.id > after_id)
+        .order_by(log.c.id)
+        .limit(limit)
+    )
+    if levels is not None:
+        query = query.where(log.c.level.in_([level.value for level in levels]))
+    if category is not None:
+        query = query.where(log.c.category == category)
+    return [
+        LogRecord(
+            id=row.id,
+            run_number=row.run_number,
+            level=LogLevel(row.level),
+            category=row.category,
+            message=row.message,
+            data=None if row.data is None else json.loads(row.data),
+            step_key=row.step_key,
+            attempt=row.attempt,
+            is_replay=bool(row.is_replay),
+            created_at=from_us(row.created_at),
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def _error(name: str | None, message: str | None) -> ErrorInfo | None:
+    return None if name is None else ErrorInfo(name, message or "")

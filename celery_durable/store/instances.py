@@ -1,0 +1,349 @@
+"""What an instance is: insert it, lock it, and move it from one state to another from outside.
+
+Every change here locks the mutex row first and decides from what it then reads (LAW 2, LAW 2b).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import InstanceNotFound
+from celery_durable.model import (
+    TERMINAL,
+    Due,
+    InstanceRow,
+    Ref,
+    Status,
+    StepStatus,
+    Wake,
+    from_us,
+    span_us,
+    to_us,
+)
+from celery_durable.store import dialects
+from celery_durable.store.claims import RELEASED
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.journal import maybe_at
+
+STARTING, RESUMING = 1, 0
+
+
+# --- insert -------------------------------------------------------------------------------------
+
+
+@statement
+def _insert(s: Store) -> Any:
+    now = s.clock()
+    run_at = sa.func.coalesce(param("run_us", sa.BigInteger), now)
+    values = {
+        "workflow": param("workflow", sa.String),
+        "instance_id": param("instance", sa.String),
+        "kind": sa.literal("replay", sa.String),
+        "run_number": 1,
+        "status": param("status", sa.String),
+        "run_at": run_at,
+        "poll_at": run_at + param("grace_us", sa.BigInteger),
+        "wake": Wake.RUN.value,
+        "priority": STARTING,
+        "dispatches": 0,
+        "crash_count": 0,
+        "pause_requested": sa.false(),
+        "version": 1,
+        "queue": param("queue", sa.String),
+        "parent_id": param("parent_pk", sa.BigInteger),
+        "parent_run_number": param("parent_run", sa.Integer),
+        "parent_step_key": param("parent_key", sa.String),
+        "created_at": now,
+        "updated_at": now,
+    }
+    insert = dialects.insert_or_nothing(s.database, s.tables.instance, values, ("workflow", "instance_id"))
+    return insert.returning(s.tables.instance.c.id)
+
+
+@statement
+def _insert_run(s: Store) -> Any:
+    values = {
+        "instance_pk": param("pk"),
+        "run_number": param("run"),
+        "params": param("params"),
+        "reason": param("reason"),
+        "created_at": s.clock(),
+        "commit_id": param("commit_id"),
+        "logs": 0,
+        "dropped_logs": 0,
+    }
+    return sa.insert(s.tables.run).values(values).inline()
+
+
+def insert(
+    tx: Tx,
+    *,
+    workflow: str,
+    instance_id: str,
+    params: str,
+    queue: str,
+    grace: timedelta,
+    commit_id: str,
+    run_at: datetime | None = None,
+    parent: tuple[int, int, str] | None = None,
+) -> bool:
+    """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
+
+    A taken id leaves the surrounding transaction unhurt. ``parent``: (pk, run, step key) of the step that creates it.
+    """
+    parent_pk, parent_run, parent_key = parent or (None, None, None)
+    pk = tx.run(
+        _insert,
+        workflow=workflow,
+        instance=instance_id,
+        status=(Status.ACTIVE if run_at is None else Status.WAITING).value,
+        run_us=None if run_at is None else to_us(run_at),
+        grace_us=span_us(grace) if run_at is None else 0,
+        queue=queue,
+        parent_pk=parent_pk,
+        parent_run=parent_run,
+        parent_key=parent_key,
+    ).scalar()
+    if pk is None:
+        return False
+    tx.run(_insert_run, pk=pk, run=1, params=params, reason=None, commit_id=commit_id)
+    return True
+
+
+# --- lock and read ------------------------------------------------------------------------------
+
+_COLUMNS = (
+    "id", "workflow", "instance_id", "run_number", "status", "claim_token", "claimed_by", "lease_until", "run_at",
+    "poll_at", "wake", "priority", "dispatches", "crash_count", "pause_requested", "version", "queue", "created_at",
+    "updated_at",
+)  # fmt: skip
+
+
+def _select(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(*(i[name] for name in _COLUMNS)).where(
+        i.workflow == param("workflow"), i.instance_id == param("instance")
+    )
+
+
+@statement
+def _lock(s: Store) -> Any:
+    return _select(s).with_for_update(key_share=True)
+
+
+@statement
+def _read(s: Store) -> Any:
+    return _select(s)
+
+
+def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    """Lock an instance's row and read it; raises InstanceNotFound."""
+    return _instance(tx.run(_lock, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    """Read an instance's row without locking it; raises InstanceNotFound."""
+    return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:
+    """The key by which rows are locked in order; ids never change it."""
+    row = tx.run(_read, workflow=workflow, instance=instance_id).first()
+    return None if row is None else int(row.id)
+
+
+def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
+    if row is None:
+        raise InstanceNotFound(workflow, instance_id)
+    return InstanceRow(
+        pk=row.id,
+        workflow=row.workflow,
+        instance_id=row.instance_id,
+        run_number=row.run_number,
+        status=Status(row.status),
+        claim_token=row.claim_token,
+        claimed_by=row.claimed_by,
+        lease_until=maybe_at(row.lease_until),
+        run_at=maybe_at(row.run_at),
+        poll_at=maybe_at(row.poll_at),
+        wake=Wake(row.wake),
+        priority=row.priority,
+        dispatches=row.dispatches,
+        crash_count=row.crash_count,
+        pause_requested=bool(row.pause_requested),
+        version=row.version,
+        queue=row.queue,
+        created_at=from_us(row.created_at),
+        updated_at=from_us(row.updated_at),
+    )
+
+
+# --- transitions, all under the lock ------------------------------------------------------------
+
+
+def _change(tx: Tx, row: InstanceRow, **values: Any) -> None:
+    i = tx.t.instance
+    tx.execute(
+        sa.update(i).where(i.c.id == row.pk).values(version=i.c.version + 1, updated_at=tx.store.clock(), **values)
+    )
+
+
+def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> Due:
+    """Have the instance advanced now. The sweep looks only after ``grace``: the caller publishes after his commit."""
+    now = tx.store.clock()
+    _change(
+        tx,
+        row,
+        status=Status.ACTIVE.value,
+        run_at=now,
+        poll_at=now + span_us(grace),
+        dispatches=0,
+        wake=wake.value,
+        priority=RESUMING,
+    )
+    return Due(row.ref, row.queue)
+
+
+def pause(tx: Tx, row: InstanceRow) -> None:
+    """Pause now where nobody works on it; else ask its runner, who obeys when he lets go."""
+    if row.claim_token is not None:
+        _change(tx, row, pause_requested=True)
+    elif row.status is not Status.PAUSED:
+        _change(tx, row, status=Status.PAUSED.value, poll_at=None)
+
+
+def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
+    """End a pause: due now, to look what came true meanwhile; but a start that was put off keeps its time (None)."""
+    now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+    if row.priority == STARTING and row.run_at is not None and row.run_at > now:
+        _change(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at))
+        return None
+    return make_due(tx, row, wake=Wake.RESUME, grace=grace)
+
+
+def withdraw_pause(tx: Tx, row: InstanceRow) -> None:
+    """Take a request to pause back."""
+    _change(tx, row, pause_requested=False)
+
+
+def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
+    """End the instance without a result; a runner in flight loses its claim, and with it every later write."""
+    _change(tx, row, **RELEASED, status=Status.TERMINATED.value, run_at=None, poll_at=None, pause_requested=False)
+    r = tx.t.run
+    tx.execute(
+        sa.update(r)
+        .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+        .values(completed_at=tx.store.clock(), reason=reason)
+    )
+    st = tx.t.step
+    open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
+    tx.execute(
+        sa.update(st)
+        .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.status.in_(open_))
+        .values(status=StepStatus.CANCELLED.value)
+    )
+
+
+def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reason: str | None) -> Due:
+    """Begin run N+1 with the same parameters, from any state; every row of run N stays as it is."""
+    r, now = tx.t.run, tx.store.clock()
+    params = tx.execute(
+        sa.select(r.c.params).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+    ).scalar_one()
+    if row.status not in TERMINAL:
+        tx.execute(
+            sa.update(r)
+            .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+            .values(completed_at=now, reason=reason or "restarted")
+        )
+    number = row.run_number + 1
+    _change(
+        tx,
+        row,
+        **RELEASED,
+        run_number=number,
+        status=Status.ACTIVE.value,
+        run_at=now,
+        poll_at=now + span_us(grace),
+        wake=Wake.RUN.value,
+        priority=STARTING,
+        dispatches=0,
+        crash_count=0,
+        pause_requested=False,
+    )
+    # The reason is the new run's too: one that had ended keeps its own.
+    tx.run(_insert_run, pk=row.pk, run=number, params=params, reason=reason, commit_id=commit_id)
+    return Due(Ref(row.workflow, row.instance_id, number), row.queue)
+
+
+def has_run(tx: Tx, row: InstanceRow, *, commit_id: str) -> bool:
+    """Whether the instance's current run was begun by the transaction with this id."""
+    r = tx.t.run.c
+    found = tx.execute(sa.select(r.commit_id).where(r.instance_pk == row.pk, r.run_number == row.run_number)).scalar()
+    return bool(found == commit_id)
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@statement
+def _count_event(s: Store) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
+
+
+@statement
+def _insert_event(s: Store) -> Any:
+    i, e = s.tables.instance.c, s.tables.event
+    values = {
+        "instance_pk": param("pk", sa.BigInteger),
+        "run_number": param("run", sa.Integer),
+        "seq": sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery(),
+        "event_id": param("event_id", sa.String),
+        "type": param("type", sa.String),
+        "payload": param("payload", sa.Text),
+        "created_at": s.clock(),
+    }
+    once = dialects.insert_or_nothing(s.database, e, values, ("instance_pk", "run_number", "event_id"))
+    return once.returning(e.c.seq)
+
+
+@statement
+def _live_wait(s: Store) -> Any:
+    st = s.tables.step.c
+    live = (
+        st.instance_pk == param("pk"),
+        st.run_number == param("run"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.wait_event_type == param("type"),
+        st.wake_at > s.clock(),
+    )
+    return dialects.latest(s.database, sa.select(st.step_key).where(*live).limit(1))
+
+
+def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> bool:
+    """Buffer an event for the current run; False where this event id was accepted before.
+
+    The order of events is the instance's version, counted under the lock: never a clock, never an id. Nothing is
+    read for it: in a caller's REPEATABLE READ session that would be the past.
+    """
+    tx.run(_count_event, pk=row.pk)
+    inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
+    return inserted.first() is not None
+
+
+def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
+    """Whether the current run was sent an event of this id."""
+    e = tx.t.event.c
+    query = sa.select(e.seq).where(e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return tx.execute(query).first() is not None
+
+
+def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
+    """Whether a wait whose deadline has not passed is for such an event; an expired one is not woken (seed 002 4.4)."""
+    if row.status is not Status.WAITING or row.claim_token is not None:
+        return False
+    return tx.run(_live_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None

@@ -1,0 +1,126 @@
+"""Bringing the tables up to date, with Alembic's migrations but without its global `op` and `context`.
+
+Those belong to whoever migrates: an application may call `upgrade_connection` inside its own Alembic migration
+and go on using its `op` afterwards. Our migrations get theirs as an argument instead.
+Forward only, and additive within a major version: a newer database serves older code.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import sqlalchemy as sa
+
+from celery_durable.errors import SchemaOutdated
+from celery_durable.store import dialects
+from celery_durable.store.engine import Store
+from celery_durable.store.schema import REVISION
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+_LOCK_NAME = "celery_durable.migrate"
+_LOCK_KEY = 0x6475_7261_626C_65  # "durable"
+_A_DAY_SECONDS = 86_400
+
+
+def upgrade(store: Store) -> tuple[str | None, str]:
+    """Bring a store's tables up to date; answers with the revisions before (None: no tables) and after."""
+    return store.transact(lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix))
+
+
+def upgrade_connection(
+    connection: sa.Connection, *, schema: str | None = None, prefix: str = ""
+) -> tuple[str | None, str]:
+    """Bring the tables up to date inside the caller's transaction, for instance in his own migration.
+
+    He commits. On MariaDB every statement that changes tables commits by itself, what he wrote before included.
+    """
+    with _alone(connection):
+        before = _found(connection, schema, prefix)
+        if _serves(before):
+            return before, before
+        _run({"connection": connection}, {}, schema, prefix)
+        return before, REVISION
+
+
+def sql(store: Store) -> str:
+    """What `upgrade` would run on an empty database, for people who must not let programs change tables."""
+    script = io.StringIO()
+    dialect = store.engine.url.get_dialect()()
+    _run({"dialect": dialect}, {"as_sql": True, "output_buffer": script}, store.schema, store.prefix)
+    return script.getvalue()
+
+
+def current(store: Store) -> str | None:
+    """The revision that a store's tables are at; None where there are none."""
+    return store.read(lambda tx: _found(tx.conn, store.schema, store.prefix))
+
+
+def check(store: Store) -> None:
+    """Raise SchemaOutdated where the tables are older than this code needs."""
+    found = current(store)
+    if not _serves(found):
+        raise SchemaOutdated(found, REVISION)
+
+
+def _serves(found: str | None) -> TypeGuard[str]:
+    # Revisions are numbers of four digits, so that text compares as they do.
+    return found is not None and found >= REVISION
+
+
+def _version_table(prefix: str) -> str:
+    return f"{prefix}workflow_schema_version"
+
+
+def _found(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
+    name = _version_table(prefix)
+    if not sa.inspect(connection).has_table(name, schema=schema):
+        return None
+    version = sa.table(name, sa.column("version_num", sa.String), schema=schema)
+    return connection.execute(sa.select(version.c.version_num)).scalar()
+
+
+def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, prefix: str) -> None:
+    # Here, so that workers and web processes never load Alembic.
+    from alembic.operations import Operations  # noqa: PLC0415
+    from alembic.runtime.migration import MigrationContext, MigrationStep  # noqa: PLC0415
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    scripts = ScriptDirectory(str(_SCRIPTS))
+
+    def steps(heads: Any, _: MigrationContext) -> list[Any]:
+        missing = scripts.iterate_revisions("head", heads, implicit_base=True)
+        return [MigrationStep.upgrade_from_script(scripts.revision_map, one) for one in reversed(list(missing))]
+
+    options |= {"fn": steps, "version_table": _version_table(prefix), "version_table_schema": schema}
+    context = MigrationContext.configure(**target, opts=options)
+    with context.begin_transaction():
+        context.run_migrations(op=Operations(context), schema=schema, prefix=prefix)
+
+
+@contextmanager
+def _alone(connection: sa.Connection) -> Iterator[None]:
+    """One migration of a database at a time: who comes second waits, and finds the work done."""
+    match connection.dialect.name:
+        case "postgresql":
+            patience = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).scalar_one()
+            set_timeout = sa.text("SELECT set_config('lock_timeout', :value, true)")
+            connection.execute(set_timeout, {"value": "0"})
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))  # until the transaction ends
+            connection.execute(set_timeout, {"value": patience})
+            yield
+        case "sqlite":
+            dialects.begin_immediate(connection)
+            yield
+        case _:
+            connection.execute(sa.select(sa.func.get_lock(_LOCK_NAME, _A_DAY_SECONDS)))
+            try:
+                yield
+                # The version's row too, before the next in line looks for it.
+                connection.exec_driver_sql("COMMIT")
+            finally:
+                if not connection.invalidated:  # else the lock has gone with the connection
+                    connection.execute(sa.select(sa.func.release_lock(_LOCK_NAME)))

@@ -1,0 +1,165 @@
+"""The first tables.
+
+Frozen: it says what the tables were then, whatever schema.py says now. A migration is only ever followed by
+another, and one within a major version only adds, so that workers of the version before go on working.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from sqlalchemy.dialects import mysql
+
+revision = "0001"
+down_revision = None
+
+BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
+    # MariaDB commits each statement by itself: what a crash left half done is taken up where it stopped.
+    is_mariadb = op.get_context().dialect.name in ("mysql", "mariadb")
+    table: dict[str, Any] = {
+        "schema": schema,
+        "if_not_exists": is_mariadb,
+        "mysql_engine": "InnoDB",
+        "mysql_charset": "utf8mb4",
+        "mysql_collate": "utf8mb4_nopad_bin",
+        "mariadb_engine": "InnoDB",
+        "mariadb_charset": "utf8mb4",
+        "mariadb_collate": "utf8mb4_nopad_bin",
+    }
+    index: dict[str, Any] = {"schema": schema, "if_not_exists": is_mariadb}
+
+    instance = op.create_table(
+        f"{prefix}workflow_instance",
+        sa.Column("id", BIG_ID, primary_key=True),
+        sa.Column("workflow", sa.String(255), nullable=False),
+        sa.Column("instance_id", sa.String(255), nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("claim_token", sa.String(36)),
+        sa.Column("claimed_by", sa.String(500)),
+        sa.Column("lease_until", sa.BigInteger),
+        sa.Column("run_at", sa.BigInteger),
+        sa.Column("poll_at", sa.BigInteger),
+        sa.Column("wake", sa.String(16), nullable=False),
+        sa.Column("priority", sa.SmallInteger, nullable=False),
+        sa.Column("dispatches", sa.Integer, nullable=False),
+        sa.Column("crash_count", sa.Integer, nullable=False),
+        sa.Column("pause_requested", sa.Boolean, nullable=False),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("queue", sa.String(255), nullable=False),
+        sa.Column("parent_id", sa.BigInteger),
+        sa.Column("parent_run_number", sa.Integer),
+        sa.Column("parent_step_key", sa.String(280)),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("retention_until", sa.BigInteger),
+        sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
+        sqlite_autoincrement=True,
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_instance_due",
+        f"{prefix}workflow_instance",
+        ["priority", "poll_at"],
+        postgresql_where=sa.text("poll_at IS NOT NULL"),
+        sqlite_where=sa.text("poll_at IS NOT NULL"),
+        **index,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_instance_status", f"{prefix}workflow_instance", ["workflow", "status", "id"], **index
+    )
+    if op.get_context().dialect.name == "postgresql":
+        name = op.get_context().dialect.identifier_preparer.format_table(instance)
+        op.execute(f"ALTER TABLE {name} SET (fillfactor = 70)")
+        op.execute(f"ALTER TABLE {name} ALTER COLUMN poll_at SET STATISTICS 1000")
+
+    op.create_table(
+        f"{prefix}workflow_run",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("params", LONG_TEXT, nullable=False),
+        sa.Column("output", LONG_TEXT),
+        sa.Column("error_name", sa.String(255)),
+        sa.Column("error_message", LONG_TEXT),
+        sa.Column("reason", LONG_TEXT),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("completed_at", sa.BigInteger),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("logs", sa.Integer, nullable=False),
+        sa.Column("dropped_logs", sa.Integer, nullable=False),
+        **table,
+    )
+
+    op.create_table(
+        f"{prefix}workflow_step",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("seq", sa.Integer, nullable=False),
+        sa.Column("name", sa.String(256), nullable=False),
+        sa.Column("type", sa.String(16), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("max_attempts", sa.Integer),
+        sa.Column("timeout_ms", sa.BigInteger),
+        sa.Column("next_retry_at", sa.BigInteger),
+        sa.Column("wake_at", sa.BigInteger),
+        sa.Column("wait_event_type", sa.String(255)),
+        sa.Column("result", LONG_TEXT),
+        sa.Column("error_name", sa.String(255)),
+        sa.Column("error_message", LONG_TEXT),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("finished_at", sa.BigInteger),
+        **table,
+    )
+
+    op.create_table(
+        f"{prefix}workflow_event",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("event_id", sa.String(255), nullable=False),
+        sa.Column("type", sa.String(255), nullable=False),
+        sa.Column("payload", LONG_TEXT, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("delivered_at", sa.BigInteger),
+        sa.Column("consumed_by_step_key", sa.String(280)),
+        sa.UniqueConstraint("instance_pk", "run_number", "event_id", name=f"{prefix}uq_workflow_event_id"),
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_event_waiting",
+        f"{prefix}workflow_event",
+        ["instance_pk", "run_number", "type", "delivered_at", "seq"],
+        **index,
+    )
+
+    op.create_table(
+        f"{prefix}workflow_log",
+        sa.Column("id", BIG_ID, primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280)),
+        sa.Column("attempt", sa.Integer),
+        sa.Column("level", sa.String(8), nullable=False),
+        sa.Column("category", sa.String(255), nullable=False),
+        sa.Column("message", LONG_TEXT, nullable=False),
+        sa.Column("data", LONG_TEXT),
+        sa.Column("is_replay", sa.Boolean, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sqlite_autoincrement=True,
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_log_run", f"{prefix}workflow_log", ["instance_pk", "run_number", "id"], **index
+    )

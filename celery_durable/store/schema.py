@@ -1,0 +1,189 @@
+"""The tables.
+
+workflow_instance  one narrow row per instance: identity, mutex and queue entry in one. Whoever changes
+                   anything of an instance locks it and decides from what he then reads (LAW 2).
+workflow_run       what a run was given and what became of it; restart adds one, none is ever removed.
+workflow_step      what a run has done, one row per step key: PRIMARY KEY (instance, run, step_key) is also
+                   what stops the loser of a race.
+workflow_event     what was sent to a run; ``seq`` is the instance's version, counted under its lock, so order
+                   never hangs on a clock.
+workflow_log       what authors and the engine say, capped per run.
+
+Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
+databases, no session time zone, no rounding. Payloads are canonical JSON in text columns, since databases
+differ in which JSON they accept. No foreign key points to workflow_instance: its lock belongs to the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+REVISION = "0001"
+"""The migration that the code of this version needs."""
+
+BINARY = "utf8mb4_nopad_bin"
+"""MariaDB's collation for keys: case, accents and trailing blanks tell ids apart."""
+
+_ENGINE: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": BINARY,
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": BINARY,
+}
+
+
+_POSTGRESQL_TUNING = (
+    # Room for updates that stay on their page.
+    "ALTER TABLE %(fullname)s SET (fillfactor = 70)",
+    # With the default of 100 the planner leaves the due index at some millions of rows, for want of detail.
+    "ALTER TABLE %(fullname)s ALTER COLUMN poll_at SET STATISTICS 1000",
+)
+
+
+def big_id() -> sa.types.TypeEngine[int]:
+    """A 64-bit key; SQLite counts up only columns of type INTEGER."""
+    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def long_text() -> sa.types.TypeEngine[str]:
+    """Text without a small limit: MariaDB's TEXT ends at 64 KiB."""
+    return sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one store."""
+
+    metadata: sa.MetaData
+    instance: sa.Table
+    run: sa.Table
+    step: sa.Table
+    event: sa.Table
+    log: sa.Table
+
+
+def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
+    """The tables under a schema and with a prefix, as the settings say."""
+    metadata = sa.MetaData(schema=schema)
+
+    def table(name: str, *columns: Any, **options: Any) -> sa.Table:
+        return sa.Table(prefix + name, metadata, *columns, **_ENGINE, **options)
+
+    instance = table(
+        "workflow_instance",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("workflow", sa.String(255), nullable=False),
+        sa.Column("instance_id", sa.String(255), nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("claim_token", sa.String(36)),
+        sa.Column("claimed_by", sa.String(500)),
+        sa.Column("lease_until", sa.BigInteger),
+        sa.Column("run_at", sa.BigInteger),
+        sa.Column("poll_at", sa.BigInteger),
+        sa.Column("wake", sa.String(16), nullable=False),
+        sa.Column("priority", sa.SmallInteger, nullable=False),
+        sa.Column("dispatches", sa.Integer, nullable=False),
+        sa.Column("crash_count", sa.Integer, nullable=False),
+        sa.Column("pause_requested", sa.Boolean, nullable=False),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("queue", sa.String(255), nullable=False),
+        sa.Column("parent_id", sa.BigInteger),
+        sa.Column("parent_run_number", sa.Integer),
+        sa.Column("parent_step_key", sa.String(280)),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("retention_until", sa.BigInteger),
+        sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
+        # The guard, one per step, updates no indexed column and stays on its page (HOT): nothing here names
+        # lease_until, claim_token or version.
+        sa.Index(
+            f"{prefix}ix_workflow_instance_due",
+            "priority",
+            "poll_at",
+            postgresql_where=sa.text("poll_at IS NOT NULL"),
+            sqlite_where=sa.text("poll_at IS NOT NULL"),
+        ),
+        sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
+        sqlite_autoincrement=True,
+    )
+    for tuning in _POSTGRESQL_TUNING:
+        ddl = sa.DDL(tuning)  # type: ignore[no-untyped-call]  # SQLAlchemy's constructor has no types
+        sa.event.listen(instance, "after_create", ddl.execute_if(dialect="postgresql"))
+    run = table(
+        "workflow_run",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("params", long_text(), nullable=False),
+        sa.Column("output", long_text()),
+        sa.Column("error_name", sa.String(255)),
+        sa.Column("error_message", long_text()),
+        sa.Column("reason", long_text()),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("completed_at", sa.BigInteger),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("logs", sa.Integer, nullable=False),
+        sa.Column("dropped_logs", sa.Integer, nullable=False),
+    )
+    step = table(
+        "workflow_step",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("seq", sa.Integer, nullable=False),
+        sa.Column("name", sa.String(256), nullable=False),
+        sa.Column("type", sa.String(16), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("max_attempts", sa.Integer),
+        sa.Column("timeout_ms", sa.BigInteger),
+        sa.Column("next_retry_at", sa.BigInteger),
+        sa.Column("wake_at", sa.BigInteger),
+        sa.Column("wait_event_type", sa.String(255)),
+        sa.Column("result", long_text()),
+        sa.Column("error_name", sa.String(255)),
+        sa.Column("error_message", long_text()),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("finished_at", sa.BigInteger),
+    )
+    event = table(
+        "workflow_event",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("event_id", sa.String(255), nullable=False),
+        sa.Column("type", sa.String(255), nullable=False),
+        sa.Column("payload", long_text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("delivered_at", sa.BigInteger),
+        sa.Column("consumed_by_step_key", sa.String(280)),
+        sa.UniqueConstraint("instance_pk", "run_number", "event_id", name=f"{prefix}uq_workflow_event_id"),
+        sa.Index(f"{prefix}ix_workflow_event_waiting", "instance_pk", "run_number", "type", "delivered_at", "seq"),
+    )
+    log = table(
+        "workflow_log",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280)),
+        sa.Column("attempt", sa.Integer),
+        sa.Column("level", sa.String(8), nullable=False),
+        sa.Column("category", sa.String(255), nullable=False),
+        sa.Column("message", long_text(), nullable=False),
+        sa.Column("data", long_text()),
+        sa.Column("is_replay", sa.Boolean, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_log_run", "instance_pk", "run_number", "id"),
+        sqlite_autoincrement=True,
+    )
+    return Tables(metadata, instance, run, step, event, log)

@@ -1,0 +1,167 @@
+"""Finding work: sweep what is due, take it from dead workers, look when there is something next.
+
+Any number of sweeps at once: rows are locked with SKIP LOCKED and moved on before they are published. A sweep
+that dies in between has only delayed the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import Due, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.store.claims import RELEASED, still_due
+from celery_durable.store.engine import Store, Tx, param, statement
+
+_LONGEST_CRASH_DELAY = timedelta(minutes=1)
+
+
+def crash_delay(crash_count: int) -> timedelta:
+    """How long an instance rests after the ``crash_count``-th dead worker in a row: 0, 1, 2, 4 .. 60 s."""
+    if crash_count <= 1:
+        return timedelta(0)
+    return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _LONGEST_CRASH_DELAY)
+
+
+def release_dead(tx: Tx, ref: Ref, *, task_id: str) -> Due | None:
+    """Release the claim of a Celery task whose process is known to be dead; counts as a crash."""
+    i = tx.t.instance
+    row = tx.execute(
+        _swept_columns(i)
+        .add_columns(i.c.claimed_by)
+        .where(i.c.workflow == ref.workflow, i.c.instance_id == ref.instance_id, i.c.run_number == ref.run_number)
+        .with_for_update(key_share=True)
+    ).first()
+    if row is None or row.claim_token is None or row.claimed_by.partition(" ")[0] != task_id:
+        return None
+    now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+    delay = crash_delay(row.crash_count + 1)
+    tx.execute(sa.update(i).where(i.c.id == row.id).values(_after_crash(tx, row, now, delay)))
+    is_due = not row.pause_requested and not delay
+    return Due(ref, row.queue) if is_due else None
+
+
+@dataclass(frozen=True, slots=True)
+class Redispatch:
+    """How soon a sweep publishes again what nobody claimed: ``first``, doubling up to ``longest``."""
+
+    first: timedelta
+    longest: timedelta
+
+    def after(self, dispatches: int) -> timedelta:
+        """How long to wait after the ``dispatches``-th publishing."""
+        return min(self.first * (1 << min(max(dispatches - 1, 0), 30)), self.longest)
+
+
+def _swept_columns(i: sa.Table) -> sa.Select[Any]:
+    c = i.c
+    return sa.select(
+        c.id, c.workflow, c.instance_id, c.run_number, c.queue, c.claim_token, c.lease_until, c.crash_count,
+        c.pause_requested, c.dispatches, c.run_at,
+    )  # fmt: skip
+
+
+@statement
+def _due(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        _swept_columns(i)
+        .add_columns(s.statement_clock().label("now_us"))
+        .where(i.c.priority == param("priority"), i.c.poll_at <= s.statement_clock())
+        .order_by(i.c.poll_at)
+        .limit(param("limit", type_=sa.Integer))
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+
+
+@statement
+def _move(s: Store) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == param("pk")).values(poll_at=param("poll_us"), dispatches=param("sent"))
+
+
+def _after_crash(tx: Tx, row: Any, now: datetime, delay: timedelta) -> dict[str, Any]:
+    run_at = now + delay
+    return {
+        **RELEASED,
+        "crash_count": row.crash_count + 1,
+        "status": (Status.PAUSED if row.pause_requested else Status.ACTIVE).value,
+        "run_at": to_us(run_at),
+        "poll_at": None if row.pause_requested else to_us(run_at),
+        "pause_requested": False,
+        "dispatches": 0,
+        "wake": Wake.RETRY.value,
+        "version": tx.t.instance.c.version + 1,
+        "updated_at": to_us(now),
+    }
+
+
+def sweep(
+    tx: Tx, *, priority: int, limit: int, redispatch: Redispatch, may_expire: bool, lease: timedelta
+) -> tuple[list[Due], int]:
+    """Look after up to ``limit`` rows of one priority whose poll time has come; any number of sweeps at once.
+
+    Expired claim: released as a crash. Live claim: looked at again when it ends. Due: counted, moved
+    on and answered for publishing after the commit; a sweep that dies before it publishes has only
+    delayed the next. ``may_expire`` False (the database was away, and with it all heartbeats): no claim is
+    released. Answers with what to publish, and how many rows were looked at.
+    """
+    rows = tx.run(_due, priority=priority, limit=limit).all()
+    publish: list[Due] = []
+    moves: list[dict[str, Any]] = []
+    for row in rows:
+        now = from_us(row.now_us)
+        due = Due(Ref(row.workflow, row.instance_id, row.run_number), row.queue)
+        if row.claim_token is not None:
+            ends = from_us(row.lease_until)
+            if ends > now or not may_expire:
+                moves.append({"pk": row.id, "poll_us": to_us(max(ends, now + lease / 3)), "sent": row.dispatches})
+                continue
+            delay = crash_delay(row.crash_count + 1)
+            changes = _after_crash(tx, row, now, delay)
+            if not row.pause_requested and not delay:
+                changes |= {"poll_at": to_us(now + redispatch.after(1)), "dispatches": 1}
+                publish.append(due)
+            tx.execute(sa.update(tx.t.instance).where(tx.t.instance.c.id == row.id).values(changes))
+            continue
+        if row.run_at > row.now_us:  # too early, whoever set poll_at: nothing to publish, wake up in time
+            moves.append({"pk": row.id, "poll_us": row.run_at, "sent": row.dispatches})
+            continue
+        again = now + redispatch.after(row.dispatches + 1)
+        moves.append({"pk": row.id, "poll_us": to_us(again), "sent": row.dispatches + 1})
+        publish.append(due)
+    tx.run_many(_move, moves)
+    return publish, len(rows)
+
+
+def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:
+    """When the next sweep has something to do (None: never), and the database's time."""
+    row = tx.run(_next_poll).one()
+    times = [us for us in (row.resuming, row.starting) if us is not None]
+    return (from_us(min(times)) if times else None), from_us(row.now_us)
+
+
+@statement
+def _next_poll(s: Store) -> Any:
+    i = s.tables.instance
+
+    def first(priority: int) -> sa.ScalarSelect[Any]:
+        # ORDER BY and LIMIT, not min(): that reads one index entry also on MariaDB.
+        where = (i.c.priority == sa.literal_column(str(priority)), i.c.poll_at.is_not(None))
+        return sa.select(i.c.poll_at).where(*where).order_by(i.c.poll_at).limit(1).scalar_subquery()
+
+    return sa.select(first(0).label("resuming"), first(1).label("starting"), s.clock().label("now_us"))
+
+
+def unsend(tx: Tx, dues: Iterable[Due], *, delay: timedelta) -> None:
+    """The broker took none of these: let the sweep offer them again after ``delay``, not after the redispatch time."""
+    i = tx.t.instance
+    poll_at = tx.store.clock() + span_us(delay)
+    for due in dues:
+        where = sa.and_(i.c.workflow == due.ref.workflow, i.c.instance_id == due.ref.instance_id, *still_due(tx.store))
+        less = sa.case((i.c.dispatches > 0, i.c.dispatches - 1), else_=0)
+        tx.execute(sa.update(i).where(where).values(poll_at=poll_at, dispatches=less))

@@ -1,0 +1,157 @@
+"""Databases for every test: SQLite always, PostgreSQL and MariaDB where they answer.
+
+Each process has one database on each server, made and migrated when first wanted, emptied before each test,
+dropped at the end. A server that does not answer skips its tests; with DURABLE_REQUIRE_SERVICES=1 they fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.definitions import SHARED
+from celery_durable.model import to_us
+from celery_durable.runtime import Runtime
+from celery_durable.store import migrate
+from celery_durable.store.engine import Store
+
+SERVERS = {
+    "postgresql": os.environ.get(
+        "DURABLE_TEST_POSTGRESQL_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
+    ),
+    "mariadb": os.environ.get("DURABLE_TEST_MARIADB_URL", "mysql+pymysql://root@127.0.0.1:3306/mysql"),
+}
+_NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
+
+
+class MovableRuntime(Runtime):
+    """A runtime whose clock stands still until a test moves it, and that never waits."""
+
+    def __init__(self) -> None:
+        self.now_us = to_us(datetime(2030, 1, 1, tzinfo=UTC))
+
+    def clock(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1_000_000)
+
+    def back_off(self, times: int) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the examples register for every app of the process is there for the tests of the examples alone."""
+    if not request.module.__name__.startswith(("tests.examples", "examples")):
+        others = {name: it for name, it in SHARED._definitions.items() if not it.fn.__module__.startswith("examples")}
+        monkeypatch.setattr(SHARED, "_definitions", others)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A migrated SQLite file to copy."""
+    path = str(tmp_path_factory.mktemp("template") / "durable.sqlite3")
+    store = Store(f"sqlite:///{path}")
+    migrate.upgrade(store)
+    store.close()  # the last connection to go takes the log of WAL with it: one file is left
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgresql_database() -> Iterator[Store]:
+    with _own_database("postgresql") as caretaker:
+        yield caretaker
+
+
+@pytest.fixture(scope="session")
+def mariadb_database() -> Iterator[Store]:
+    with _own_database("mariadb") as caretaker:
+        yield caretaker
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    """The databases that a test runs on; narrow it with @pytest.mark.parametrize("database", [...], indirect=True)."""
+    return request.param
+
+
+@pytest.fixture
+def store_url(database: str, request: pytest.FixtureRequest, tmp_path) -> str:
+    """The URL of an empty, migrated database."""
+    if database == "sqlite":
+        copy = tmp_path / "durable.sqlite3"
+        shutil.copy(request.getfixturevalue("sqlite_template"), copy)
+        return f"sqlite:///{copy}"
+    caretaker: Store = request.getfixturevalue(f"{database}_database")
+    with caretaker.engine.begin() as connection:
+        for table in caretaker.tables.metadata.sorted_tables:
+            connection.execute(sa.delete(table))
+    return caretaker.engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """A store with the database's own clock."""
+    store = Store(store_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def clocked_store(store_url: str) -> Iterator[Store]:
+    """A store whose clock the test moves: `clocked_store.runtime.advance(seconds)`."""
+    store = Store(store_url, runtime=MovableRuntime())
+    yield store
+    store.close()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Here, not in a fixture: the summary then folds the skips of one server into one line.
+    params = getattr(item, "callspec", None)
+    name = params.params.get("database") if params else None
+    if name in SERVERS and (why := _unreachable(name)):
+        text = f"NOT TESTED ON {name.upper()}: {sa.make_url(SERVERS[name])} does not answer: {why}"
+        (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
+
+
+@functools.cache
+def _unreachable(name: str) -> str | None:
+    admin = _admin(name)
+    try:
+        admin.connect().close()
+    except sa.exc.OperationalError as error:
+        return str(error.orig).splitlines()[0]
+    finally:
+        admin.dispose()
+    return None
+
+
+def _admin(name: str) -> sa.Engine:
+    return sa.create_engine(SERVERS[name], isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
+
+
+@contextmanager
+def _own_database(name: str) -> Iterator[Store]:
+    server = sa.make_url(SERVERS[name])
+    admin = _admin(name)
+    force = " WITH (FORCE)" if name == "postgresql" else ""
+    caretaker = Store(server.set(database=_NAME))
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
+        connection.exec_driver_sql(f"CREATE DATABASE {_NAME}")
+    try:
+        migrate.upgrade(caretaker)
+        yield caretaker
+    finally:
+        caretaker.close()
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
+        admin.dispose()

@@ -1,0 +1,382 @@
+"""Migrations: what they make, where, once, and what they leave to the caller."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.errors import SchemaOutdated
+from celery_durable.store import instances, migrate
+from celery_durable.store.engine import Store
+from celery_durable.store.schema import REVISION, build_tables
+
+TABLES = {"workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log"}
+VERSION_TABLE = "workflow_schema_version"
+MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]
+
+
+def drop_all(engine: sa.Engine, schema: str | None = None) -> None:
+    found = sa.MetaData(schema=schema)
+    found.reflect(engine)
+    found.drop_all(engine)
+
+
+@pytest.fixture
+def empty(store_url: str) -> Iterator[Store]:
+    """A database without any table; its tables are there again afterwards, for the other tests."""
+    store = Store(store_url)
+    drop_all(store.engine)
+    yield store
+    drop_all(store.engine)
+    migrate.upgrade(store)
+    store.close()
+
+
+def described(engine: sa.Engine, schema: str | None = None) -> dict[str, Any]:
+    """What the database itself says of its tables."""
+    look = sa.inspect(engine)
+
+    def sort(rows: list[Any]) -> list[str]:
+        return sorted(json.dumps(row, default=str, sort_keys=True) for row in rows)
+
+    return {
+        name: {
+            "columns": [
+                (c["name"], str(c["type"].compile(engine.dialect)), c["nullable"], c["default"], c.get("autoincrement"))
+                for c in look.get_columns(name, schema=schema)
+            ],
+            "primary key": look.get_pk_constraint(name, schema=schema),
+            "unique": sort(look.get_unique_constraints(name, schema=schema)),
+            "indexes": sort(look.get_indexes(name, schema=schema)),
+            "foreign keys": look.get_foreign_keys(name, schema=schema),
+            "checks": look.get_check_constraints(name, schema=schema),
+            "options": look.get_table_options(name, schema=schema) if engine.dialect.name == "mysql" else None,
+        }
+        for name in look.get_table_names(schema=schema)
+        if not name.endswith(VERSION_TABLE)
+    }
+
+
+# --- what is made -------------------------------------------------------------------------------
+
+
+def test_a_migrated_database_is_the_same_as_a_fresh_one(empty: Store) -> None:
+    migrate.upgrade(empty)
+    migrated = described(empty.engine)
+    drop_all(empty.engine)
+    empty.tables.metadata.create_all(empty.engine)
+    fresh = described(empty.engine)
+    assert migrated == fresh
+    assert set(migrated) == TABLES
+    for name in TABLES:  # and the inspection does look at something
+        assert migrated[name]["columns"]
+        assert migrated[name]["primary key"]["constrained_columns"]
+    assert {name for name in TABLES if migrated[name]["indexes"]} >= {
+        "workflow_instance",
+        "workflow_event",
+        "workflow_log",
+    }
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["migrated", "fresh"])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_keeps_more_statistics_of_what_the_sweep_searches(empty: Store, make: Any) -> None:
+    make(empty)
+    query = (
+        "SELECT attstattarget FROM pg_attribute WHERE attrelid = 'workflow_instance'::regclass AND attname = 'poll_at'"
+    )
+    with empty.engine.connect() as connection:
+        assert connection.exec_driver_sql(query).scalar_one() == 1000
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["migrated", "fresh"])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_keeps_room_on_the_pages_of_instances(empty: Store, make: Any) -> None:
+    make(empty)
+    query = "SELECT reloptions FROM pg_class WHERE oid = 'workflow_instance'::regclass"
+    with empty.engine.connect() as connection:
+        assert connection.exec_driver_sql(query).scalar_one() == ["fillfactor=70"]
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_mariadb_compares_keys_byte_by_byte_without_padding(empty: Store) -> None:
+    migrate.upgrade(empty)
+    query = (
+        "SELECT DISTINCT collation_name FROM information_schema.columns WHERE table_schema = database()"
+        f" AND collation_name IS NOT NULL AND table_name <> '{VERSION_TABLE}'"
+    )
+    with empty.engine.connect() as connection:
+        assert connection.exec_driver_sql(query).scalars().all() == ["utf8mb4_nopad_bin"]
+
+
+def test_importing_the_store_does_not_import_alembic() -> None:
+    code = "import sys, celery_durable.store.migrate; assert 'alembic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- upgrade ------------------------------------------------------------------------------------
+
+
+def test_an_upgrade_tells_the_revisions_before_and_after(empty: Store) -> None:
+    assert migrate.current(empty) is None
+    assert migrate.upgrade(empty) == (None, REVISION)
+    assert migrate.current(empty) == REVISION
+
+
+def test_a_second_upgrade_changes_nothing(empty: Store) -> None:
+    migrate.upgrade(empty)
+    before = described(empty.engine)
+    assert migrate.upgrade(empty) == (REVISION, REVISION)
+    assert described(empty.engine) == before
+
+
+def test_a_database_that_is_ahead_is_left_alone(empty: Store) -> None:
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    assert migrate.upgrade(empty) == ("9999", "9999")
+    migrate.check(empty)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_an_upgrade_that_broke_off_halfway_is_taken_up_again(empty: Store) -> None:
+    migrate.upgrade(empty)
+    complete = described(empty.engine)
+    with empty.engine.begin() as connection:  # MariaDB commits table by table
+        connection.exec_driver_sql("DROP TABLE workflow_log")
+        connection.exec_driver_sql("DROP INDEX ix_workflow_event_waiting ON workflow_event")
+        connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
+    assert migrate.upgrade(empty) == (None, REVISION)
+    assert described(empty.engine) == complete
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+def test_somebody_elses_table_of_the_same_name_stops_the_upgrade_and_leaves_nothing(empty: Store) -> None:
+    with empty.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE workflow_log (id INTEGER)")
+    with pytest.raises(sa.exc.DBAPIError, match="already exists"):
+        migrate.upgrade(empty)
+    assert sa.inspect(empty.engine).get_table_names() == ["workflow_log"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_processes_that_upgrade_at_the_same_time_do_not_hurt_each_other(empty: Store) -> None:
+    url = empty.engine.url.render_as_string(hide_password=False)
+    empty.close()
+    fork = multiprocessing.get_context("fork")
+    start, answers = fork.Barrier(3), fork.Queue()
+    rivals = [fork.Process(target=_upgrade, args=(url, start, answers)) for _ in range(3)]
+    for rival in rivals:
+        rival.start()
+    earlier = [answers.get(timeout=30) for _ in rivals]
+    for rival in rivals:
+        rival.join()
+    assert sorted(earlier, key=str) == sorted([(None, REVISION), (REVISION, REVISION), (REVISION, REVISION)], key=str)
+    assert set(described(empty.engine)) == TABLES
+
+
+def _upgrade(url: str, start: Any, answers: Any) -> None:
+    store = Store(url)
+    start.wait(30)
+    try:
+        answers.put(migrate.upgrade(store))
+    except Exception as error:
+        answers.put(repr(error))
+    store.close()
+
+
+# --- in the caller's transaction ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+def test_the_callers_rollback_undoes_the_upgrade(empty: Store, store_url: str) -> None:
+    engine = sa.create_engine(store_url)  # the application's own
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        assert migrate.upgrade_connection(connection) == (None, REVISION)
+        transaction.rollback()
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+    assert migrate.current(empty) is None
+
+
+def test_the_callers_commit_keeps_the_upgrade(empty: Store, store_url: str) -> None:
+    engine = sa.create_engine(store_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE shop (id INTEGER)")
+        assert migrate.upgrade_connection(connection) == (None, REVISION)
+        connection.exec_driver_sql("INSERT INTO shop VALUES (1)")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id FROM shop").scalars().all() == [1]
+    engine.dispose()
+    assert migrate.current(empty) == REVISION
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_the_callers_lock_timeout_is_left_as_it_was(empty: Store, store_url: str) -> None:
+    engine = sa.create_engine(store_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
+        migrate.upgrade_connection(connection)
+        assert connection.exec_driver_sql("SHOW lock_timeout").scalar_one() == "7s"
+    engine.dispose()
+
+
+def test_an_applications_own_migration_goes_on_with_its_op_afterwards(
+    empty: Store, store_url: str, tmp_path: Any
+) -> None:
+    """The usual way to call us: `upgrade_connection(op.get_bind())` in a revision of the application's own."""
+    from alembic import command
+    from alembic.config import Config
+
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "env.py").write_text(
+        "from alembic import context\n"
+        "connection = context.config.attributes['connection']\n"
+        "context.configure(connection=connection)\n"
+        "with context.begin_transaction():\n"
+        "    context.run_migrations()\n"
+        "context.get_context()\n"
+    )
+    (tmp_path / "versions" / "a1_workflows.py").write_text(
+        "import sqlalchemy as sa\n"
+        "from alembic import op\n"
+        "from celery_durable.store.migrate import upgrade_connection\n"
+        "revision, down_revision = 'a1', None\n"
+        "def upgrade():\n"
+        "    op.create_table('shop', sa.Column('id', sa.Integer, primary_key=True))\n"
+        "    upgrade_connection(op.get_bind())\n"
+        "    op.create_table('customer', sa.Column('id', sa.Integer, primary_key=True))\n"
+    )
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path))
+    engine = sa.create_engine(store_url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    assert set(sa.inspect(engine).get_table_names()) == TABLES | {VERSION_TABLE, "alembic_version", "shop", "customer"}
+    engine.dispose()
+    assert migrate.current(empty) == REVISION
+
+
+# --- schema and prefix --------------------------------------------------------------------------
+
+
+def test_a_prefix_goes_before_every_name(empty: Store, store_url: str) -> None:
+    store = Store(store_url, prefix="shop_")
+    assert migrate.upgrade(store) == (None, REVISION)
+    found = described(store.engine)
+    assert set(found) == {f"shop_{name}" for name in TABLES}
+    assert sa.inspect(store.engine).has_table("shop_workflow_schema_version")
+    named = [json.loads(row)["name"] for table in found.values() for row in (*table["unique"], *table["indexes"])]
+    assert {name.startswith("shop_") for name in named} == {True}
+    assert migrate.current(empty) is None  # the tables without a prefix are another store's
+    _is_usable(store)
+    store.close()
+
+
+def test_two_prefixes_live_side_by_side(empty: Store, store_url: str) -> None:
+    for prefix in ("", "shop_", "Shop "):
+        store = Store(store_url, prefix=prefix)
+        assert migrate.upgrade(store) == (None, REVISION)
+        _is_usable(store)
+        store.close()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_schema_holds_all_tables(empty: Store, store_url: str) -> None:
+    schema = f"{empty.engine.url.database}_durable"
+    with empty.engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {schema}")
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+    store = Store(store_url, schema=schema, prefix="p_")
+    try:
+        assert migrate.current(store) is None
+        assert migrate.upgrade(store) == (None, REVISION)
+        assert migrate.upgrade(store) == (REVISION, REVISION)
+        expected = {f"p_{name}" for name in TABLES}
+        assert set(sa.inspect(store.engine).get_table_names(schema=schema)) == expected | {f"p_{VERSION_TABLE}"}
+        assert sa.inspect(store.engine).get_table_names() == []
+        migrated = described(store.engine, schema)
+        drop_all(store.engine, schema)
+        build_tables(schema, "p_").metadata.create_all(store.engine)
+        assert described(store.engine, schema) == migrated
+        _is_usable(store)
+    finally:
+        drop_all(store.engine, schema)
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP SCHEMA {schema}")
+        store.close()
+
+
+def _is_usable(store: Store) -> None:
+    given: dict[str, Any] = {"params": "{}", "queue": "q", "grace": timedelta(0), "commit_id": "c"}
+    assert store.transact(lambda tx: instances.insert(tx, workflow="order", instance_id="o-1", **given)) is True
+    assert store.read(lambda tx: instances.read(tx, "order", "o-1")).instance_id == "o-1"
+
+
+# --- check --------------------------------------------------------------------------------------
+
+
+def test_a_database_without_tables_is_told_how_to_get_them(empty: Store) -> None:
+    with pytest.raises(SchemaOutdated) as caught:
+        migrate.check(empty)
+    assert str(caught.value) == (
+        "The database has no celery_durable tables; this version needs revision '0001'. "
+        "Bring it up to date: celery -A <your app> durable migrate"
+    )
+
+
+def test_a_database_that_is_behind_is_told_so(empty: Store) -> None:
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
+    with pytest.raises(SchemaOutdated) as caught:
+        migrate.check(empty)
+    assert str(caught.value) == (
+        "The database is at revision '0000'; this version needs revision '0001'. "
+        "Bring it up to date: celery -A <your app> durable migrate"
+    )
+
+
+def test_a_database_that_is_up_to_date_passes(empty: Store) -> None:
+    migrate.upgrade(empty)
+    migrate.check(empty)
+
+
+# --- offline ------------------------------------------------------------------------------------
+
+
+def test_the_offline_script_makes_the_same_database(empty: Store) -> None:
+    script = migrate.sql(empty)
+    for name in TABLES | {VERSION_TABLE}:
+        assert f"CREATE TABLE {name} (" in script or f"CREATE TABLE IF NOT EXISTS {name} (" in script
+    assert sa.inspect(empty.engine).get_table_names() == []
+    with empty.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in script.split(";\n"):
+            text = "\n".join(line for line in statement.splitlines() if not line.startswith("--")).strip()
+            if text:
+                connection.exec_driver_sql(text).close()
+    offline = described(empty.engine)
+    assert migrate.current(empty) == REVISION
+    assert migrate.upgrade(empty) == (REVISION, REVISION)
+    drop_all(empty.engine)
+    migrate.upgrade(empty)
+    assert described(empty.engine) == offline
+
+
+def test_the_offline_script_honours_schema_and_prefix(empty: Store, store_url: str) -> None:
+    store = Store(store_url, schema="durable", prefix="shop_")
+    script = migrate.sql(store)
+    for name in TABLES | {VERSION_TABLE}:
+        assert f"durable.shop_{name} (" in script
+    assert " workflow_" not in script
+    store.close()

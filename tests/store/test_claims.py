@@ -1,0 +1,423 @@
+"""Who may work: claim, guard, renew, let go, end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_durable.errors import Superseded
+from celery_durable.model import Claim, Due, LogLevel, LogLine, Ref, Status, Wake
+from celery_durable.store import claims, history, instances, journal, sweeps
+from celery_durable.store.claims import After, Ending, OpenWait
+from tests.store.world import GRACE, LEASE, World, seconds, step
+
+# --- claim --------------------------------------------------------------------------------------
+
+
+def test_a_due_run_can_be_claimed(world: World) -> None:
+    ref = world.create(queue="slow")
+    claim = world.claim(ref, by="task-7 host-1")
+    assert claim == Claim(
+        pk=world.row(ref).pk,
+        ref=ref,
+        token=claim.token,
+        queue="slow",
+        crash_count=0,
+        created_at=world.now,
+        claimed_at=world.now,
+    )
+    row = world.row(ref)
+    assert (row.status, row.claim_token, row.claimed_by) == (Status.ACTIVE, claim.token, "task-7 host-1")
+    assert row.lease_until == row.poll_at == world.now + LEASE
+    assert (row.dispatches, row.version) == (0, 2)
+
+
+def test_an_unknown_instance_cannot_be_claimed(world: World) -> None:
+    assert world.try_claim(Ref("order", "nobody", 1)) is None
+
+
+def test_a_run_that_is_not_due_yet_cannot_be_claimed(world: World) -> None:
+    ref = world.create(run_at=world.now + seconds(60))
+    world.advance(59)
+    assert world.try_claim(ref) is None
+    world.advance(1)
+    assert world.try_claim(ref) is not None
+
+
+def test_a_waiting_run_can_be_claimed_when_its_time_has_come(world: World) -> None:
+    ref = world.create()
+    assert world.wait(world.claim(ref), for_=60) is After.WAITING
+    world.advance(59)
+    assert world.try_claim(ref) is None
+    world.advance(1)
+    assert world.claim(ref).crash_count == 0
+    assert world.row(ref).status is Status.ACTIVE
+
+
+def test_a_paused_instance_cannot_be_claimed(world: World) -> None:
+    ref = world.create()
+    world.pause(ref)
+    assert world.row(ref).status is Status.PAUSED
+    assert world.try_claim(ref) is None
+
+
+def test_an_instance_that_is_asked_to_pause_cannot_be_taken_over(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.pause(ref)
+    world.advance(31)  # its runner died before it could obey
+    assert world.try_claim(ref) is None
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETE, Status.ERRORED])
+def test_an_instance_that_has_ended_cannot_be_claimed(world: World, status: Status) -> None:
+    ref = world.create()
+    world.settle(world.claim(ref), Ending(status, output="1"))
+    world.advance(3600)
+    assert world.try_claim(ref) is None
+
+
+def test_a_message_for_another_run_claims_nothing(world: World) -> None:
+    ref = world.create()
+    world.restart(ref)
+    assert world.try_claim(ref) is None
+    assert world.try_claim(Ref("order", "o-1", 3)) is None
+    assert world.try_claim(Ref("order", "o-1", 2)) is not None
+
+
+def test_a_second_claim_under_a_live_lease_gets_nothing(world: World) -> None:
+    ref = world.create()
+    first = world.claim(ref)
+    world.advance(29)
+    assert world.try_claim(ref) is None
+    assert world.row(ref).claim_token == first.token
+
+
+def test_taking_over_an_expired_claim_counts_a_crash(world: World) -> None:
+    ref = world.create()
+    first = world.claim(ref)
+    world.advance(30)
+    second = world.claim(ref)
+    assert second.crash_count == 1
+    assert second.token != first.token
+    world.advance(30)
+    assert world.claim(ref).crash_count == 2
+
+
+def test_the_claim_that_a_token_made_can_be_found_again(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+
+    def find(token: str) -> Claim | None:
+        return world.store.transact(lambda tx: claims.find_claim(tx, ref, token=token, lease=LEASE))
+
+    assert find(claim.token) == claim
+    assert find("another") is None
+
+
+def test_an_instance_of_an_unknown_workflow_is_looked_at_again_later(world: World) -> None:
+    ref = world.create()
+    world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
+    assert world.row(ref).poll_at == world.now + seconds(5)
+
+
+def test_a_late_message_for_an_unknown_workflow_leaves_a_sleeper_its_alarm(world: World) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), for_=86400)
+    world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
+    assert world.row(ref).poll_at == world.now + seconds(86400)
+
+
+# --- guard --------------------------------------------------------------------------------------
+
+
+def test_the_guard_renews_the_lease_and_forgets_crashes(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.advance(30)
+    claim = world.claim(ref)
+    version = world.row(ref).version
+    world.advance(10)
+    guarded = world.store.transact(lambda tx: claims.guard(tx, claim, lease=LEASE))
+    assert guarded == claims.Guarded(now=world.now, pause_requested=False)
+    row = world.row(ref)
+    assert row.lease_until == world.now + LEASE
+    assert (row.crash_count, row.version) == (0, version + 1)
+
+
+def test_the_guard_tells_that_a_pause_is_wanted(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.pause(ref)
+    assert world.store.transact(lambda tx: claims.guard(tx, claim, lease=LEASE)).pause_requested is True
+
+
+def test_an_expired_claim_that_nobody_took_over_may_still_write(world: World) -> None:
+    claim = world.claim(world.create())
+    world.advance(3600)
+    world.commit(claim, step())
+    assert [row.step_key for row in world.steps(claim)] == ["charge"]
+
+
+def _mark_log(world: World, claim: Claim) -> None:
+    line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
+
+    def work(tx: Any) -> None:
+        journal.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=10)
+
+    world.store.transact(work)
+
+
+LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
+    "guard": lambda w, c: w.store.transact(lambda tx: claims.guard(tx, c, lease=LEASE)),
+    "new step": lambda w, c: w.commit(c, step("late")),
+    "step again": lambda w, c: w.commit(c, step("charge", is_new=False, result="2")),
+    "several steps": lambda w, c: w.write(c, step("late"), step("later", seq=2)),
+    "log": _mark_log,
+    "wait": lambda w, c: w.wait(c, "late"),
+    "suspend": lambda w, c: w.suspend(c, OpenWait(w.now + seconds(9))),
+    "release": lambda w, c: w.release(c),
+    "settle": lambda w, c: w.settle(c, Ending(Status.COMPLETE, output="1")),
+}
+
+
+@pytest.mark.parametrize("loss", ["taken over", "restarted", "terminated", "released by the sweep"])
+def test_a_runner_that_lost_its_claim_changes_nothing(world: World, loss: str) -> None:
+    ref = world.create()
+    slow = world.claim(ref)
+    world.commit(slow, step("charge", result="1"))
+    world.advance(31)
+    match loss:
+        case "taken over":
+            world.claim(ref)
+        case "restarted":
+            world.restart(ref)
+        case "terminated":
+            world.terminate(ref)
+        case _:
+            assert world.sweep()
+    before = world.everything()
+    for name, late_write in LATE_WRITES.items():
+        with pytest.raises(Superseded) as caught:
+            late_write(world, slow)
+        assert str(caught.value) == "order/o-1#1"
+        assert world.everything() == before, name
+
+
+# --- renew --------------------------------------------------------------------------------------
+
+
+def _renew(world: World, *held: Claim) -> set[str]:
+    return world.store.transact(lambda tx: claims.renew(tx, held, lease=LEASE))
+
+
+def test_renewing_moves_the_leases_and_tells_which_claims_still_hold(world: World) -> None:
+    kept, ended, lost = (world.claim(world.create(f"o-{n}")) for n in range(3))
+    world.settle(ended, Ending(Status.COMPLETE, output="1"))
+    world.restart(lost.ref)
+    world.advance(10)
+    assert _renew(world, kept, ended, lost) == {kept.token}
+    assert world.row(kept.ref).lease_until == world.now + LEASE
+    assert world.row(lost.ref).lease_until is None
+
+
+def test_renewing_leaves_version_and_crash_count_alone(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.advance(30)
+    claim = world.claim(ref)
+    before = world.row(ref)
+    _renew(world, claim)
+    after = world.row(ref)
+    assert (after.version, after.crash_count) == (before.version, 1)
+
+
+def test_a_claim_knows_whether_it_is_held(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    assert world.store.transact(lambda tx: claims.is_held(tx, claim)) is True
+    world.restart(ref)
+    assert world.store.transact(lambda tx: claims.is_held(tx, claim)) is False
+
+
+# --- suspend and release ------------------------------------------------------------------------
+
+
+def test_a_suspended_instance_sleeps_until_the_earliest_of_its_waits(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    later, sooner = OpenWait(world.now + seconds(90), "approval"), OpenWait(world.now + seconds(60))
+    assert world.suspend(claim, later, sooner) is After.WAITING
+    row = world.row(ref)
+    assert row.run_at == row.poll_at == world.now + seconds(60)
+    assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.WAITING, None, None, None)
+    assert (row.wake, row.priority, row.dispatches) == (Wake.WAKE, instances.RESUMING, 0)
+
+
+def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    assert world.suspend(claim, OpenWait(world.now + seconds(60)), OpenWait(world.now)) is After.DUE
+    row = world.row(ref)
+    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+
+
+def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    assert world.send(ref, "approval") is False  # nobody waits yet
+    assert world.wait(claim, event="approval") is After.DUE
+    assert world.try_claim(ref) is not None
+
+
+@pytest.mark.parametrize("other", ["another type", "consumed", "too late"])
+def test_an_event_that_cannot_serve_the_wait_lets_the_instance_sleep(world: World, other: str) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    deadline = world.now + seconds(60)
+    if other == "too late":
+        world.advance(61)
+        world.send(ref, "approval")
+        world.store.runtime.advance(-61)
+    else:
+        world.send(ref, "refusal" if other == "another type" else "approval")
+    if other == "consumed":
+        _consume_oldest(world, claim, key="other wait")
+    assert world.suspend(claim, OpenWait(deadline, "approval")) is After.WAITING
+
+
+def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
+    def work(tx: Any) -> None:
+        guarded = claims.guard(tx, claim, lease=LEASE)
+        event = journal.oldest_event(tx, claim, "approval", deadline=world.now)
+        assert event is not None
+        journal.consume(tx, claim, guarded, event, key=key)
+
+    world.store.transact(work)
+
+
+@pytest.mark.parametrize("let_go", ["suspend", "release"])
+def test_letting_go_turns_a_pause_request_into_a_pause(world: World, let_go: str) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.pause(ref)
+    assert world.row(ref).status is Status.ACTIVE
+    after = world.wait(claim) if let_go == "suspend" else world.release(claim)
+    assert after is After.PAUSED
+    row = world.row(ref)
+    assert (row.status, row.poll_at, row.pause_requested, row.claim_token) == (Status.PAUSED, None, False, None)
+
+
+def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) -> None:
+    ref = world.create()
+    assert world.release(world.claim(ref)) is After.DUE
+    row = world.row(ref)
+    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake, row.priority) == (Wake.RESUME, instances.RESUMING)
+    assert world.claim(ref).crash_count == 0
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Ending(Status.COMPLETE, output='{"total":3}'),
+        Ending(Status.ERRORED, error_name="ValueError", error_message="no such order"),
+    ],
+    ids=lambda ending: ending.status,
+)
+def test_settling_records_the_outcome_and_frees_the_instance(world: World, ending: Ending) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.advance(5)
+    world.settle(claim, ending)
+    row = world.row(ref)
+    assert (row.status, row.run_at, row.poll_at) == (ending.status, None, None)
+    assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
+    run = world.store.read(lambda tx: history.run(tx, claim.pk, 1))
+    assert (run.output, run.error_name, run.error_message) == (ending.output, ending.error_name, ending.error_message)
+    assert (run.started_at, run.completed_at) == (claim.claimed_at, world.now)
+
+
+def test_settling_wins_over_a_pause_request(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.pause(ref)
+    world.settle(claim, Ending(Status.COMPLETE, output="1"))
+    row = world.row(ref)
+    assert (row.status, row.pause_requested) == (Status.COMPLETE, False)
+
+
+def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
+    ref = world.create()
+    first = world.claim(ref)
+    world.store.transact(lambda tx: claims.mark_started(tx, first))
+    world.wait(first, event=None, for_=60)
+    world.advance(60)
+    second = world.claim(ref)
+    world.store.transact(lambda tx: claims.mark_started(tx, second))
+    world.settle(second, Ending(Status.COMPLETE, output="1"))
+    run = world.store.read(lambda tx: history.run(tx, first.pk, 1))
+    assert run.started_at == first.claimed_at
+
+
+# --- dead workers -------------------------------------------------------------------------------
+
+
+def _release_dead(world: World, ref: Ref, task_id: str = "task-1") -> Due | None:
+    return world.store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id))
+
+
+def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: World) -> None:
+    ref = world.create(queue="slow")
+    world.claim(ref, by="task-1 host-1")
+    assert _release_dead(world, ref) == Due(ref, "slow")
+    row = world.row(ref)
+    assert (row.claim_token, row.claimed_by, row.lease_until, row.crash_count) == (None, None, None, 1)
+    assert (row.status, row.run_at, row.wake) == (Status.ACTIVE, world.now, Wake.RETRY)
+    assert world.claim(ref).crash_count == 1
+
+
+def test_only_the_claim_of_the_dead_task_itself_is_released(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref, by="task-10 host-1")
+    assert _release_dead(world, ref, "task-1") is None
+    assert world.row(ref).claim_token == claim.token
+
+
+def test_a_dead_task_that_had_let_go_of_its_claim_releases_nothing(world: World) -> None:
+    ref = world.create()
+    world.release(world.claim(ref))
+    before = world.everything()
+    assert _release_dead(world, ref) is None
+    assert world.everything() == before
+
+
+def test_a_dead_task_whose_instance_is_to_pause_leaves_it_paused(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.pause(ref)
+    assert _release_dead(world, ref) is None
+    row = world.row(ref)
+    assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
+
+
+def test_repeated_deaths_make_an_instance_rest_longer(world: World) -> None:
+    ref = world.create()
+    for crash, rest in enumerate([0, 1, 2, 4], start=1):
+        world.claim(ref)
+        assert (_release_dead(world, ref) is not None) is (rest == 0)
+        row = world.row(ref)
+        assert (row.crash_count, row.run_at, row.poll_at) == (crash, *[world.now + seconds(rest)] * 2)
+        world.advance(rest)
+
+
+def test_the_rest_after_crashes_doubles_up_to_a_minute() -> None:
+    delays = [sweeps.crash_delay(count) // timedelta(seconds=1) for count in range(10)]
+    assert delays == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert sweeps.crash_delay(10**6) == timedelta(minutes=1)

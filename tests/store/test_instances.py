@@ -1,0 +1,299 @@
+"""What may be done to an instance from outside, under its lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.errors import InstanceNotFound
+from celery_durable.model import Due, Ref, Status, StepStatus, Wake
+from celery_durable.store import history, instances
+from celery_durable.store.claims import Ending
+from celery_durable.store.instances import RESUMING, STARTING
+from tests.store.world import GRACE, World, seconds, step
+
+
+def _insert(world: World, id: str, **given: Any) -> Any:
+    given = {"params": "{}", "queue": "durable", "grace": GRACE, "commit_id": "another"} | given
+    return lambda tx: instances.insert(tx, workflow="order", instance_id=id, **given)
+
+
+# --- insert -------------------------------------------------------------------------------------
+
+
+def test_a_new_instance_is_due_now_and_swept_after_the_grace_time(world: World) -> None:
+    row = world.row(world.create("o-1", queue="slow"))
+    assert row == type(row)(
+        pk=row.pk,
+        workflow="order",
+        instance_id="o-1",
+        run_number=1,
+        status=Status.ACTIVE,
+        claim_token=None,
+        claimed_by=None,
+        lease_until=None,
+        run_at=world.now,
+        poll_at=world.now + GRACE,
+        wake=Wake.RUN,
+        priority=STARTING,
+        dispatches=0,
+        crash_count=0,
+        pause_requested=False,
+        version=1,
+        queue="slow",
+        created_at=world.now,
+        updated_at=world.now,
+    )
+
+
+def test_a_new_instance_with_a_start_time_waits_for_it(world: World) -> None:
+    row = world.row(world.create(run_at=world.now + seconds(60)))
+    assert (row.status, row.run_at, row.poll_at) == (Status.WAITING, *[world.now + seconds(60)] * 2)
+
+
+def test_an_instance_remembers_the_step_that_created_it(world: World) -> None:
+    world.create("child", parent=(7, 2, "spawn"))
+    i = world.store.tables.instance.c
+    query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key)
+    assert world.store.read(lambda tx: tx.execute(query).one()) == (7, 2, "spawn")
+
+
+def test_a_taken_id_changes_nothing_and_leaves_the_transaction_usable(world: World) -> None:
+    world.create("o-1", params='"first"')
+    before = world.everything()
+
+    def work(tx: Any) -> tuple[bool, bool]:
+        return _insert(world, "o-1", params='"second"')(tx), _insert(world, "o-2")(tx)
+
+    assert world.store.transact(work) == (False, True)
+    after = world.everything()
+    assert after["workflow_instance"][:1] == before["workflow_instance"]
+    assert after["workflow_run"][:1] == before["workflow_run"]
+    assert world.row(Ref("order", "o-2", 1)).status is Status.ACTIVE
+
+
+def test_the_same_id_may_be_used_under_another_workflow(world: World) -> None:
+    world.create("o-1", workflow="order")
+    world.create("o-1", workflow="refund")
+
+
+# --- lock and read ------------------------------------------------------------------------------
+
+
+def test_an_instance_that_does_not_exist_is_named(world: World) -> None:
+    for look in (instances.lock, instances.read):
+        with pytest.raises(InstanceNotFound) as caught:
+            world.store.transact(lambda tx, look=look: look(tx, "order", "o-9"))
+        assert str(caught.value) == (
+            "Workflow 'order' has no instance 'o-9'. "
+            "List its instances: celery -A <your app> durable ls --workflow order"
+        )
+    assert world.store.transact(lambda tx: instances.find_pk(tx, "order", "o-9")) is None
+
+
+def test_the_lock_reads_the_same_row_as_a_plain_read(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    assert world.change(ref, lambda tx, row: row) == world.row(ref)
+    assert world.store.transact(lambda tx: instances.find_pk(tx, "order", "o-1")) == world.row(ref).pk
+
+
+# --- transitions --------------------------------------------------------------------------------
+
+
+def test_pausing_an_idle_instance_takes_effect_at_once_and_keeps_its_time(world: World) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), for_=60)
+    before = world.row(ref)
+    world.pause(ref)
+    row = world.row(ref)
+    assert (row.status, row.poll_at, row.run_at) == (Status.PAUSED, None, before.run_at)
+    assert row.version == before.version + 1
+
+
+def test_pausing_a_claimed_instance_only_asks_its_runner(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.pause(ref)
+    row = world.row(ref)
+    assert (row.status, row.claim_token, row.pause_requested) == (Status.ACTIVE, claim.token, True)
+    world.change(ref, instances.withdraw_pause)
+    assert world.row(ref).pause_requested is False
+
+
+def test_pausing_twice_changes_nothing(world: World) -> None:
+    ref = world.create()
+    world.pause(ref)
+    before = world.everything()
+    world.pause(ref)
+    assert world.everything() == before
+
+
+def test_a_resumed_instance_is_due_now_before_all_that_only_start(world: World) -> None:
+    ref = world.create(queue="slow")
+    world.pause(ref)
+    world.advance(60)
+    assert world.resume(ref) == Due(ref, "slow")
+    row = world.row(ref)
+    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake, row.priority, row.dispatches) == (Wake.RESUME, RESUMING, 0)
+    assert row.updated_at == world.now
+
+
+def test_terminating_takes_the_claim_and_closes_what_is_open(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.commit(claim, step("done", seq=1))
+    world.commit(claim, step("begun", StepStatus.PENDING, seq=2))
+    world.commit(claim, step("asleep", StepStatus.WAITING, seq=3))
+    world.pause(ref)
+    world.terminate(ref, reason="wrong customer")
+    row = world.row(ref)
+    assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.TERMINATED, None, None, None)
+    assert (row.run_at, row.poll_at, row.pause_requested) == (None, None, False)
+    run = world.store.read(lambda tx: history.run(tx, claim.pk, 1))
+    assert (run.reason, run.completed_at, run.output, run.error_name) == ("wrong customer", world.now, None, None)
+    assert [row.status for row in world.steps(claim)] == ["completed", "cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("state", ["due", "claimed", "waiting", "paused", "complete", "terminated"])
+def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: World, state: str) -> None:
+    ref = world.create(params='{"n":1}', queue="slow")
+    if state != "due":
+        claim = world.claim(ref)
+        world.commit(claim, step("charge"))
+        world.send(ref, "approval", id="e-1")
+    match state:
+        case "waiting":
+            world.wait(claim, event="refusal")
+        case "paused":
+            world.release(claim)
+            world.pause(ref)
+        case "complete":
+            world.settle(claim, Ending(Status.COMPLETE, output='"done"'))
+        case "terminated":
+            world.terminate(ref, reason="by hand")
+    before = world.everything()
+    world.advance(60)
+    assert world.restart(ref, reason="again") == Due(Ref("order", "o-1", 2), "slow")
+
+    row = world.row(ref)
+    assert (row.run_number, row.status, row.wake, row.priority) == (2, Status.ACTIVE, Wake.RUN, STARTING)
+    assert (row.run_at, row.poll_at, row.claim_token) == (world.now, world.now + GRACE, None)
+    assert (row.dispatches, row.crash_count, row.pause_requested) == (0, 0, False)
+    after = world.everything()
+    assert after["workflow_step"] == before["workflow_step"]
+    assert after["workflow_event"] == before["workflow_event"]
+    first, second = (world.store.read(lambda tx, n=n: history.run(tx, row.pk, n)) for n in (1, 2))
+    assert (second.params, second.created_at, second.output) == ('{"n":1}', world.now, None)
+    if state in ("complete", "terminated"):
+        assert after["workflow_run"][:1] == before["workflow_run"]
+    else:
+        assert (first.reason, first.completed_at) == ("again", world.now)
+
+
+def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
+    ref = world.create()
+    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="create-o-1")) is True
+    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="another")) is False
+    world.restart(ref)
+    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="create-o-1")) is False
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+def _events(world: World, ref: Ref, run: int = 1) -> Any:
+    return world.store.read(lambda tx: history.events(tx, world.row(ref).pk, run))
+
+
+def test_events_are_numbered_in_the_order_of_their_acceptance_not_by_the_clock(world: World) -> None:
+    ref = world.create()
+    world.send(ref, "approval", "1")
+    world.advance(-3600)  # the server's clock was set back
+    world.send(ref, "approval", "2")
+    world.send(ref, "approval", "3")
+    events = _events(world, ref)
+    assert [event.payload for event in events] == [1, 2, 3]
+    assert sorted({event.seq for event in events}) == [event.seq for event in events]
+
+
+def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
+    ref = world.create()
+
+    def send(payload: str) -> bool:
+        return world.change(
+            ref, lambda tx, row: instances.insert_event(tx, row, type_="a", payload=payload, event_id="e-1")
+        )
+
+    assert (send("1"), send("2")) == (True, False)
+    assert [event.payload for event in _events(world, ref)] == [1]
+    world.restart(ref)
+    assert send("3") is True
+    assert [event.payload for event in _events(world, ref, run=2)] == [3]
+
+
+def test_several_events_fit_in_one_transaction_under_one_lock(world: World) -> None:
+    ref = world.create()
+
+    def work(tx: Any, row: Any) -> list[bool]:
+        return [instances.insert_event(tx, row, type_="a", payload=f"{n}", event_id=f"e-{n}") for n in (1, 2, 1, 3)]
+
+    assert world.change(ref, work) == [True, True, False, True]
+    assert [event.payload for event in _events(world, ref)] == [1, 2, 3]
+
+
+def test_an_event_changes_the_version_that_readers_watch(world: World) -> None:
+    ref = world.create()
+    world.send(ref)
+    assert world.row(ref).version == 2
+
+
+def test_a_wait_is_woken_by_its_event(world: World) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), event="approval", for_=3600)
+    world.advance(60)
+    assert world.send(ref, "approval") is True
+    row = world.row(ref)
+    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake, row.priority) == (Wake.WAKE, RESUMING)
+    assert world.send(ref, "approval") is False  # due already
+
+
+def test_a_wait_is_not_woken_by_an_event_of_another_type(world: World) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), event="approval")
+    assert world.send(ref, "refusal") is False
+    assert world.row(ref).status is Status.WAITING
+
+
+@pytest.mark.parametrize(("late", "is_woken"), [(3599.999999, True), (3600, False), (3600.5, False)])
+def test_a_wait_that_has_expired_is_not_woken(world: World, late: float, is_woken: bool) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), event="approval", for_=3600)
+    world.advance(late)
+    assert world.send(ref, "approval") is is_woken
+
+
+def test_a_wait_of_an_earlier_run_is_not_woken(world: World) -> None:
+    ref = world.create()
+    world.wait(world.claim(ref), "old", event="approval")
+    world.restart(ref)
+    world.wait(world.claim(Ref("order", "o-1", 2)), "new", event="refusal")
+    assert world.send(ref, "approval") is False
+
+
+@pytest.mark.parametrize("state", ["claimed", "due", "paused"])
+def test_an_instance_that_does_not_wait_is_not_woken(world: World, state: str) -> None:
+    ref = world.create()
+    if state == "claimed":
+        world.claim(ref)
+    if state == "paused":
+        world.wait(world.claim(ref), event="approval")
+        world.pause(ref)
+    before = world.row(ref)
+    assert world.send(ref, "approval") is False
+    after = world.row(ref)
+    assert (after.status, after.run_at, after.poll_at) == (before.status, before.run_at, before.poll_at)

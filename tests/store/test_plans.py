@@ -1,0 +1,122 @@
+"""The hot statements find their rows by index, however many instances sleep."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from celery_durable.model import Ref
+from celery_durable.store import claims, instances, journal, sweeps
+from celery_durable.store.engine import Statement, Tx
+from celery_durable.store.instances import RESUMING, STARTING
+from tests.store.world import LEASE, World, seconds
+
+SLEEPERS = 20_000
+KEY = {"workflow": "order", "instance": "s-777"}
+HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
+    "sweep, resuming": (sweeps._due, {"priority": RESUMING, "limit": 500}),
+    "sweep, starting": (sweeps._due, {"priority": STARTING, "limit": 500}),
+    "next poll": (sweeps._next_poll, {}),
+    "claim": (claims._take, KEY | {"run": 1, "token": "t", "claimed_by": "w", "lease_us": 30_000_000}),
+    "lock": (instances._lock, KEY),
+    "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000}),
+    "load": (journal._load, {"pk": 777, "run": 1}),
+    "event": (journal._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "live wait": (instances._live_wait, {"pk": 777, "run": 1, "type": "approval"}),
+}
+
+_ASLEEP = """
+INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, poll_at, wake, priority,
+                               dispatches, crash_count, pause_requested, version, queue, created_at, updated_at)
+SELECT 'order', concat('s-', n), 'replay', 1, 'waiting', {at} + n, {at} + n, 'wake', mod(n, 2),
+       0, 0, false, 2, 'durable', 0, 0 FROM {numbers}
+"""
+_STEPS = """
+INSERT INTO workflow_step (instance_pk, run_number, step_key, seq, name, type, status, attempts, commit_id, created_at)
+SELECT id, 1, 'approved', 1, 'approved', 'waitForEvent', 'waiting', 0, 'c', 0 FROM workflow_instance
+"""
+_RUNS = """
+INSERT INTO workflow_run (instance_pk, run_number, params, created_at, commit_id, logs, dropped_logs)
+SELECT id, 1, '{}', 0, 'c', 0, 0 FROM workflow_instance
+"""
+_EVENTS = """
+INSERT INTO workflow_event (instance_pk, run_number, seq, event_id, type, payload, created_at)
+SELECT id, 1, 1, 'e-1', 'refusal', '1', 0 FROM workflow_instance
+"""
+
+
+def fill(world: World) -> None:
+    at = world.store.runtime.clock() + 3_600_000_000 if world.store.runtime.clock else 4_000_000_000_000_000
+    is_postgresql = world.store.database.name == "postgresql"
+    numbers = {True: f"generate_series(1, {SLEEPERS}) n", False: f"(SELECT seq AS n FROM seq_1_to_{SLEEPERS}) n"}
+    with world.store.engine.begin() as connection:
+        asleep = _ASLEEP.format(at=at, numbers=numbers[is_postgresql])
+        for statement in (asleep, _RUNS, _STEPS, _EVENTS):
+            connection.exec_driver_sql(statement)
+    tables = "workflow_instance, workflow_run, workflow_step, workflow_event"
+    with world.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        analyze = f"ANALYZE {tables}" if is_postgresql else f"ANALYZE TABLE {tables}"
+        connection.exec_driver_sql(analyze).close()
+
+
+def plan(tx: Tx, what: Statement, params: dict[str, Any], *, mode: str) -> str:
+    """PostgreSQL's plan, for these parameters ("custom") or for any ("generic": what kept connections end up with)."""
+    compiled = tx.store.compiled(what)
+    bound = compiled.bind(params)
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", compiled.sql)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", compiled.sql).replace("%%", "%")
+    given = ", ".join(f"'{bound[name]}'" if isinstance(bound[name], str) else str(bound[name]) for name in names)
+    tx.conn.exec_driver_sql(f"SET LOCAL plan_cache_mode = force_{mode}_plan")
+    tx.conn.exec_driver_sql("PREPARE hot AS " + numbered)
+    lines = tx.conn.exec_driver_sql(f"EXPLAIN EXECUTE hot{f'({given})' if given else ''}").scalars().all()
+    tx.conn.exec_driver_sql("DEALLOCATE hot")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_no_hot_statement_scans_a_table_on_postgresql(live: World) -> None:
+    fill(live)
+    with live.store.engine.begin() as connection:
+        tx = Tx(connection, live.store)
+        for mode in ("custom", "generic"):
+            plans = {name: plan(tx, what, params, mode=mode) for name, (what, params) in HOT.items()}
+            scanning = {name: text for name, text in plans.items() if "Seq Scan" in text}
+            assert scanning == {}
+            for name in ("sweep, resuming", "sweep, starting", "next poll"):
+                assert "ix_workflow_instance_due" in plans[name], plans[name]
+                assert "Sort" not in plans[name], plans[name]
+            for name in ("sweep, resuming", "sweep, starting"):  # a clock that moves would only filter
+                assert re.search(r"Index Cond: .*poll_at <=", plans[name]), plans[name]
+            assert "uq_workflow_instance" in plans["claim"], plans["claim"]
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
+    fill(live)
+    with live.store.engine.begin() as connection:
+        for name, (what, params) in HOT.items():
+            compiled = live.store.compiled(what)
+            rows = connection.exec_driver_sql("EXPLAIN " + compiled.sql, compiled.bind(params)).mappings().all()
+            assert [row for row in rows if row["type"] == "ALL"] == [], name
+            if name.startswith(("sweep", "next")):
+                used = {row["key"] for row in rows if row["table"]}
+                assert used == {"ix_workflow_instance_due"}, name
+                assert not any("filesort" in (row["Extra"] or "") for row in rows), name
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_sleepers_cost_the_sweep_and_the_claim_no_time(world: World) -> None:
+    fill(world)
+    due = [world.create(f"o-{n}") for n in range(3)]
+    world.advance(2)
+    begun = time.monotonic()
+    assert [due.ref for due in world.sweep()] == due
+    assert world.sweep(priority=RESUMING) == []
+    assert world.store.read(sweeps.next_poll)[0] == world.now + seconds(15)
+    for ref in due:
+        assert world.try_claim(ref, lease=LEASE) is not None
+    assert world.try_claim(Ref("order", "s-777", 1)) is None
+    assert time.monotonic() - begun < 5

@@ -1,0 +1,322 @@
+"""Two at once. One transaction holds the instance's lock while the other, on its own connection, waits for it."""
+
+from __future__ import annotations
+
+from threading import Barrier
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from celery_durable.errors import Superseded
+from celery_durable.model import Claim, InstanceRow, Ref, Status, StepStatus, StepType
+from celery_durable.store import claims, instances
+from celery_durable.store.claims import After, Ending
+from celery_durable.store.engine import Tx
+from tests.store.world import GRACE, LEASE, World, seconds, send_in, step, sweep_in, wait_in, write_in
+
+SERVERS = ["postgresql", "mariadb"]
+WAIT = step("approved", StepStatus.WAITING, type=StepType.WAIT, event_type="approval", wake_in=seconds(3600))
+
+
+def lock(tx: Tx, ref: Ref) -> InstanceRow:
+    return instances.lock(tx, ref.workflow, ref.instance_id)
+
+
+def claim_in(tx: Tx, ref: Ref, token: str) -> Claim | None:
+    return claims.claim(tx, ref, token=token, claimed_by="task-2", lease=LEASE)
+
+
+# --- wait against send_event --------------------------------------------------------------------
+
+
+def test_a_wait_that_comes_second_finds_the_event(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        assert send_in(tx, ref) is False
+        runner = world.start_blocked(world.wait, claim)
+    assert runner.result() is After.DUE
+    assert world.try_claim(ref) is not None
+
+
+def test_an_event_that_comes_second_finds_the_wait(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        assert wait_in(tx, claim, WAIT) is After.WAITING
+        sender = world.start_blocked(world.send, ref)
+    assert sender.result() is True
+    assert world.try_claim(ref) is not None
+
+
+def test_no_wake_up_is_ever_lost(live: World) -> None:
+    """Both start at the same time, whoever wins: afterwards the instance is due and the event there."""
+    for n in range(25):
+        ref = live.create(f"o-{n}")
+        claim = live.claim(ref)
+        gate = Barrier(2)
+
+        def at_once(work: Any, *args: Any, gate: Barrier = gate) -> Any:
+            gate.wait()
+            return work(*args)
+
+        runner = live.start(at_once, live.wait, claim)
+        sender = live.start(at_once, live.send, ref)
+        assert {runner.result(), sender.result()} in ({After.DUE, False}, {After.WAITING, True})
+        assert live.try_claim(ref) is not None
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_no_wake_up_is_lost_in_a_session_that_reads_the_past(world: World) -> None:
+    """MariaDB's default isolation: what the caller's session read first is what it goes on seeing."""
+    ref = world.create()
+    claim = world.claim(ref)
+    engine = sa.create_engine(world.store.engine.url)  # the application's own, as it came
+    with Session(engine) as session:
+        step_table = world.store.tables.step
+        assert session.execute(sa.select(step_table)).all() == []
+        assert world.wait(claim) is After.WAITING
+        assert session.execute(sa.select(step_table)).all() == []  # the past indeed
+        assert send_in(world.store.join(session), ref) is True
+        session.commit()
+    engine.dispose()
+    assert world.try_claim(ref) is not None
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("meanwhile", ["wait", "event"])
+def test_a_repeatable_read_session_is_told_to_try_again(world: World, meanwhile: str) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    engine = sa.create_engine(world.store.engine.url, isolation_level="REPEATABLE READ")
+    with Session(engine) as session:
+        session.execute(sa.select(world.store.tables.instance)).all()
+        if meanwhile == "wait":
+            world.wait(claim)
+        else:
+            world.send(ref, "refusal")
+        with pytest.raises(sa.exc.OperationalError, match="could not serialize access due to concurrent update"):
+            send_in(world.store.join(session), ref)
+    engine.dispose()
+
+
+def test_two_senders_of_one_event_id_add_one_event(world: World) -> None:
+    ref = world.create()
+    with world.holding() as tx:
+        send_in(tx, ref, id="e-1")
+        rival = world.start_blocked(world.send, ref, "approval", "{}", "e-1")
+    rival.result()
+    assert len(world.everything()["workflow_event"]) == 1
+
+
+def test_events_are_numbered_in_the_order_of_their_locks(world: World) -> None:
+    ref = world.create()
+    with world.holding() as tx:
+        send_in(tx, ref, payload='"first"')
+        rival = world.start_blocked(world.send, ref, "approval", '"second"')
+        send_in(tx, ref, payload='"still first"')
+    rival.result()
+    e = world.store.tables.event.c
+    query = sa.select(e.payload).order_by(e.seq)
+    assert world.store.read(lambda tx: tx.execute(query).scalars().all()) == ['"first"', '"still first"', '"second"']
+
+
+# --- pause against the runner -------------------------------------------------------------------
+
+
+def test_a_boundary_that_comes_after_a_pause_learns_of_it(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        instances.pause(tx, lock(tx, ref))
+        runner = world.start_blocked(world.commit, claim, step())
+    assert runner.result().pause_requested is True
+    assert [row.step_key for row in world.steps(claim)] == ["charge"]
+
+
+def test_a_pause_that_comes_after_a_boundary_finds_its_runner_still_there(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        write_in(tx, claim, step())
+        rival = world.start_blocked(world.pause, ref)
+    rival.result()
+    row = world.row(ref)
+    assert (row.status, row.pause_requested, row.claim_token) == (Status.ACTIVE, True, claim.token)
+    assert world.release(claim) is After.PAUSED
+
+
+def test_a_pause_that_comes_after_the_runner_let_go_takes_effect_at_once(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        wait_in(tx, claim, WAIT)
+        rival = world.start_blocked(world.pause, ref)
+    rival.result()
+    row = world.row(ref)
+    assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
+
+
+def test_a_runner_that_lets_go_after_a_pause_obeys_it(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        instances.pause(tx, lock(tx, ref))
+        runner = world.start_blocked(world.wait, claim)
+    assert runner.result() is After.PAUSED
+
+
+# --- restart, terminate and the end against the runner ------------------------------------------
+
+
+def _restart(tx: Tx, ref: Ref) -> None:
+    instances.restart(tx, lock(tx, ref), grace=GRACE, commit_id="restart", reason=None)
+
+
+def _terminate(tx: Tx, ref: Ref) -> None:
+    instances.terminate(tx, lock(tx, ref), reason=None)
+
+
+@pytest.mark.parametrize("end", [_restart, _terminate], ids=["restart", "terminate"])
+@pytest.mark.parametrize("form", ["plain", "in order", "settle"])
+def test_a_boundary_that_comes_second_leaves_nothing(world: World, end: Any, form: str) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        end(tx, ref)
+        runner = {
+            "plain": lambda: world.start_blocked(world.commit, claim, step()),
+            "in order": lambda: world.start_blocked(world.write, claim, step()),
+            "settle": lambda: world.start_blocked(world.settle, claim, Ending(Status.COMPLETE, output="1")),
+        }[form]()
+    with pytest.raises(Superseded):
+        runner.result()
+    assert world.everything()["workflow_step"] == []
+    assert world.row(ref).status in (Status.ACTIVE, Status.TERMINATED)
+
+
+def test_a_restart_that_comes_after_a_boundary_leaves_it_to_the_old_run(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        write_in(tx, claim, step())
+        rival = world.start_blocked(world.restart, ref)
+    assert rival.result().ref.run_number == 2
+    assert [row.step_key for row in world.steps(claim)] == ["charge"]
+    assert world.steps(world.claim(rival.result().ref)) == ()
+
+
+def test_a_sender_that_waited_for_the_end_sees_it(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    with world.holding() as tx:
+        claims.settle(tx, claim, Ending(Status.COMPLETE, output="1"))
+        sender = world.start_blocked(world.change, ref, lambda tx, row: row.status)
+    assert sender.result() is Status.COMPLETE
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def test_of_two_messages_at_once_one_gets_the_claim(world: World) -> None:
+    ref = world.create()
+    with world.holding() as tx:
+        assert claim_in(tx, ref, "mine") is not None
+        rival = world.start_blocked(world.try_claim, ref)
+    assert rival.result() is None
+    assert world.row(ref).claim_token == "mine"
+
+
+def test_a_message_that_waited_for_a_claim_that_failed_gets_it(world: World) -> None:
+    ref = world.create()
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        claim_in(Tx(connection, world.store), ref, "never committed")
+        rival = world.start_blocked(world.try_claim, ref)
+        transaction.rollback()
+    assert rival.result() is not None
+
+
+def test_of_two_that_take_over_an_expired_claim_one_succeeds(world: World) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.advance(31)
+    with world.holding() as tx:
+        assert claim_in(tx, ref, "mine") is not None
+        rival = world.start_blocked(world.try_claim, ref)
+    assert rival.result() is None
+    assert world.row(ref).crash_count == 1
+
+
+def test_an_expired_claim_that_writes_first_keeps_its_instance(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.advance(31)
+    with world.holding() as tx:
+        write_in(tx, claim, step())
+        rival = world.start_blocked(world.try_claim, ref)
+    assert rival.result() is None
+    assert world.sweep() == []
+    row = world.row(ref)
+    assert (row.claim_token, row.crash_count) == (claim.token, 0)
+
+
+@pytest.mark.parametrize("rival", ["claim", "sweep"])
+def test_an_expired_claim_that_writes_second_has_lost_it(world: World, rival: str) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.advance(31)
+    with world.holding() as tx:
+        if rival == "claim":
+            assert claim_in(tx, ref, "mine") is not None
+        else:
+            assert sweep_in(tx, priority=instances.STARTING, limit=10)[1] == 1
+        runner = world.start_blocked(world.commit, claim, step())
+    with pytest.raises(Superseded):
+        runner.result()
+    assert world.everything()["workflow_step"] == []
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_a_sweep_does_not_expire_a_claim_that_is_writing(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.advance(31)
+    with world.holding() as tx:
+        write_in(tx, claim, step())
+        assert world.sweep() == []
+    assert world.row(ref).claim_token == claim.token
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_renewing_skips_what_somebody_has_locked_and_still_counts_it_as_held(world: World) -> None:
+    busy, idle = world.claim(world.create("busy")), world.claim(world.create("idle"))
+    world.advance(10)
+    with world.holding() as tx:
+        lock(tx, busy.ref)
+        held = world.store.transact(lambda tx: claims.renew(tx, [busy, idle], lease=LEASE))
+    assert held == {busy.token, idle.token}
+    assert world.row(busy.ref).lease_until == world.now + seconds(20)
+    assert world.row(idle.ref).lease_until == world.now + seconds(30)
+
+
+# --- create -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["commits", "rolls back"])
+def test_of_two_that_create_one_id_the_second_waits_for_the_first(world: World, first: str) -> None:
+    given = {"workflow": "order", "instance_id": "o-1", "queue": "durable", "grace": GRACE, "commit_id": "c"}
+
+    def create(tx: Tx, params: str) -> bool:
+        return instances.insert(tx, params=params, **given)
+
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        assert create(Tx(connection, world.store), "1") is True
+        rival = world.start_blocked(world.store.transact, lambda tx: create(tx, "2"))
+        transaction.commit() if first == "commits" else transaction.rollback()
+    assert rival.result() is (first == "rolls back")
+    loaded = world.load(world.claim(Ref("order", "o-1", 1)))
+    assert loaded.params == ("1" if first == "commits" else "2")

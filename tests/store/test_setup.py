@@ -1,0 +1,43 @@
+"""What the store says of a database that it cannot work with."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.errors import ConfigInvalid, SchemaOutdated
+from celery_durable.store import instances
+from celery_durable.store.engine import Store
+from tests.store.world import World
+
+REMEDY = (
+    "The database has no celery_durable tables; this version needs revision '0001'. "
+    "Bring it up to date: celery -A <your app> durable migrate"
+)
+
+
+def test_tables_that_are_not_there_are_named_with_the_remedy(store_url: str) -> None:
+    store = Store(store_url, prefix="other_")
+    try:
+        with pytest.raises(SchemaOutdated) as written:
+            store.transact(lambda tx: instances.lock(tx, "order", "o-1"))
+        with pytest.raises(SchemaOutdated) as read:
+            store.read(lambda tx: instances.read(tx, "order", "o-1"))
+    finally:
+        store.close()
+    assert (str(written.value), str(read.value)) == (REMEDY, REMEDY)
+
+
+def test_a_missing_table_of_the_author_is_his_own_error(live: World) -> None:
+    with pytest.raises(sa.exc.DBAPIError):
+        live.store.transact(lambda tx: tx.execute(sa.text("SELECT * FROM shop_order")))
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Store(url)
+    assert str(refused.value) == (
+        f"Setting durable_database_url={url!r} cannot be used: "
+        "in memory each thread has a database of its own; name a file"
+    )

@@ -1,0 +1,214 @@
+"""The store's functions, one transaction each, as a test wants to say them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import Claim, Due, InstanceRow, Ref, StepRow, StepStatus, StepType, Wake, from_us
+from celery_durable.store import claims, instances, journal, sweeps
+from celery_durable.store.claims import After, Ending, OpenWait
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.journal import Loaded, StepWrite, Written
+from celery_durable.store.sweeps import Redispatch
+
+LEASE = timedelta(seconds=30)
+GRACE = timedelta(seconds=2)
+REDISPATCH = Redispatch(first=timedelta(seconds=15), longest=timedelta(minutes=10))
+
+_tokens = count(1)
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def step(key: str = "charge", status: StepStatus = StepStatus.COMPLETED, **given: Any) -> StepWrite:
+    """A boundary's step row, new and completed unless said otherwise."""
+    given = {"seq": 1, "type": StepType.DO, "is_new": True, "commit_id": f"commit-{key}"} | given
+    return StepWrite(key=key, name=given.pop("name", key), status=status, **given)
+
+
+class World:
+    """One store, and everything that may happen to an instance of it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.threads = ThreadPoolExecutor(4)
+
+    def close(self) -> None:
+        self.threads.shutdown()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        return from_us(self.store.runtime.clock())
+
+    def advance(self, by: float) -> None:
+        self.store.runtime.advance(by)
+
+    # --- instances ------------------------------------------------------------------------------
+
+    def create(self, id: str = "o-1", *, workflow: str = "order", **given: Any) -> Ref:
+        given = {"params": "{}", "queue": "durable", "grace": GRACE, "commit_id": f"create-{id}"} | given
+        is_new = self.store.transact(lambda tx: instances.insert(tx, workflow=workflow, instance_id=id, **given))
+        assert is_new
+        return Ref(workflow, id, 1)
+
+    def row(self, ref: Ref) -> InstanceRow:
+        return self.store.read(lambda tx: instances.read(tx, ref.workflow, ref.instance_id))
+
+    def change(self, ref: Ref, work: Callable[[Tx, InstanceRow], Any]) -> Any:
+        """Lock the instance and do ``work`` with its row."""
+        return self.store.transact(lambda tx: work(tx, instances.lock(tx, ref.workflow, ref.instance_id)))
+
+    def pause(self, ref: Ref) -> None:
+        self.change(ref, instances.pause)
+
+    def resume(self, ref: Ref) -> Due:
+        return self.change(ref, lambda tx, row: instances.make_due(tx, row, wake=Wake.RESUME, grace=GRACE))
+
+    def terminate(self, ref: Ref, reason: str | None = None) -> None:
+        self.change(ref, lambda tx, row: instances.terminate(tx, row, reason=reason))
+
+    def restart(self, ref: Ref, reason: str | None = None) -> Due:
+        commit_id = f"restart-{next(_tokens)}"
+        return self.change(
+            ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id=commit_id, reason=reason)
+        )
+
+    def send(self, ref: Ref, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
+        """Send an event; answers whether it woke the instance."""
+        return self.store.transact(lambda tx: send_in(tx, ref, type_, payload, id))
+
+    # --- under a claim --------------------------------------------------------------------------
+
+    def try_claim(self, ref: Ref, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
+        token = f"token-{next(_tokens)}"
+        return self.store.transact(
+            lambda tx: claims.claim(tx, ref, token=token, claimed_by=by, lease=lease), single=True
+        )
+
+    def claim(self, ref: Ref, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
+        claim = self.try_claim(ref, by=by, lease=lease)
+        assert claim is not None
+        return claim
+
+    def load(self, claim: Claim) -> Loaded:
+        return self.store.transact(lambda tx: journal.load(tx, claim), single=True)
+
+    def steps(self, claim: Claim) -> tuple[StepRow, ...]:
+        return self.load(claim).steps
+
+    def commit(self, claim: Claim, write: StepWrite) -> Written:
+        """A plain boundary, in the form that is fastest on this database."""
+        return self.store.transact(lambda tx: journal.commit_step(tx, claim, write, lease=LEASE), single=True)
+
+    def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
+        """A boundary of several statements."""
+        return self.store.transact(lambda tx: write_in(tx, claim, *writes))
+
+    def wait(self, claim: Claim, key: str = "approved", *, event: str | None = "approval", for_: float = 3600) -> After:
+        """Record a wait (``event`` None: a sleep) and let the instance go."""
+        kind = StepType.SLEEP if event is None else StepType.WAIT
+        write = step(key, StepStatus.WAITING, type=kind, event_type=event, wake_in=seconds(for_))
+        return self.store.transact(lambda tx: wait_in(tx, claim, write))
+
+    def suspend(self, claim: Claim, *waits: OpenWait) -> After:
+        def work(tx: Tx) -> After:
+            guarded = claims.guard(tx, claim, lease=LEASE)
+            return claims.suspend(tx, claim, guarded, waits, grace=GRACE)
+
+        return self.store.transact(work)
+
+    def release(self, claim: Claim) -> After:
+        return self.store.transact(
+            lambda tx: claims.release(tx, claim, claims.guard(tx, claim, lease=LEASE), grace=GRACE)
+        )
+
+    def settle(self, claim: Claim, ending: Ending) -> None:
+        self.store.transact(lambda tx: claims.settle(tx, claim, ending), single=True)
+
+    # --- the sweep ------------------------------------------------------------------------------
+
+    def sweep(self, *, priority: int = instances.STARTING, limit: int = 100, may_expire: bool = True) -> list[Due]:
+        return self.store.transact(lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire))[0]
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def everything(self) -> dict[str, list[Any]]:
+        """All rows of all tables."""
+        with self.store.engine.connect() as connection:
+            tables = self.store.tables.metadata.sorted_tables
+            return {table.name: [*map(tuple, connection.execute(sa.select(table)))] for table in tables}
+
+    # --- two at a time --------------------------------------------------------------------------
+
+    @contextmanager
+    def holding(self) -> Iterator[Tx]:
+        """A transaction of this thread; its locks are held until the block ends, which commits."""
+        with self.store.engine.begin() as connection:
+            yield Tx(connection, self.store)
+
+    def start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Begin ``work`` on another thread, and with that on another connection."""
+        return self.threads.submit(work, *args)
+
+    def start_blocked(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Begin ``work`` on another thread; returns when the server says that it waits for a lock.
+
+        SQLite cannot be asked: there the rival may only be about to wait, and the outcome has to be the same.
+        """
+        future = self.start(work, *args)
+        if not self.store.database.has_one_writer:
+            with self.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                while not _somebody_waits(connection):
+                    assert not future.done(), future.result()
+        return future
+
+
+def _somebody_waits(connection: sa.Connection) -> bool:
+    """Whether a session of this database waits for a lock."""
+    if connection.dialect.name == "postgresql":
+        mine = "SELECT wait_event_type FROM pg_stat_activity WHERE datname = current_database()"
+        return "Lock" in connection.exec_driver_sql(mine).scalars()
+    # information_schema.innodb_trx would show an ever older copy to whoever asks without pause.
+    mine = "SELECT id FROM information_schema.processlist WHERE db = database()"
+    sessions = connection.exec_driver_sql(mine).scalars().all()
+    transactions = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2].split("---TRANSACTION")
+    waiting = [text for text in transactions if "LOCK WAIT" in text]
+    return any(f"thread id {session}," in text for text in waiting for session in sessions)
+
+
+def send_in(tx: Tx, ref: Ref, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
+    row = instances.lock(tx, ref.workflow, ref.instance_id)
+    event_id = id or f"event-{next(_tokens)}"
+    if not instances.insert_event(tx, row, type_=type_, payload=payload, event_id=event_id):
+        return False
+    if not instances.is_awaited(tx, row, type_):
+        return False
+    instances.make_due(tx, row, wake=Wake.WAKE, grace=GRACE)
+    return True
+
+
+def write_in(tx: Tx, claim: Claim, *writes: StepWrite) -> list[StepRow]:
+    guarded = claims.guard(tx, claim, lease=LEASE)
+    return [journal.write_step(tx, claim, guarded, write) for write in writes]
+
+
+def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> After:
+    guarded = claims.guard(tx, claim, lease=LEASE)
+    written = journal.write_step(tx, claim, guarded, write)
+    assert written.wake_at is not None
+    return claims.suspend(tx, claim, guarded, [OpenWait(written.wake_at, write.event_type)], grace=GRACE)
+
+
+def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True) -> tuple[list[Due], int]:
+    return sweeps.sweep(tx, priority=priority, limit=limit, redispatch=REDISPATCH, may_expire=may_expire, lease=LEASE)
