@@ -1,0 +1,378 @@
+"""All that may be done to instances from outside: create, read, pause, resume, terminate, restart, send_event.
+
+Each verb checks its input, runs one transaction, and only then wakes the workers: a broker that is
+down delays work and fails nobody (LAW 1).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy.orm import Session
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry, WorkflowDefinition
+from celery_durable.errors import (
+    BatchTooLarge,
+    CursorInvalid,
+    InstanceAlreadyExists,
+    InstanceNotFound,
+    InstanceTerminal,
+    NameInvalid,
+    RunNotFound,
+    ValueRefused,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import (
+    CreateOptions,
+    Due,
+    History,
+    InstanceRow,
+    InstanceStatus,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Ref,
+    Status,
+    Wake,
+)
+from celery_durable.runtime import Runtime
+from celery_durable.store import history, instances
+from celery_durable.store.engine import Store, Tx
+
+T = TypeVar("T")
+WakeUp = Callable[[Sequence[Due]], None]
+IfExists = Literal["error", "return"]
+
+_LARGEST_PAGE = 1000
+_LONGEST_ID = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An instance at one moment: its row, and the status people see."""
+
+    instance: InstanceRow
+    status: InstanceStatus
+
+
+class Operations:
+    """The verbs, over one store. ``wake`` is told what became due, after the commit."""
+
+    def __init__(self, store: Store, settings: Settings, registry: Registry, runtime: Runtime, wake: WakeUp) -> None:
+        self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
+        self._wake = wake
+        self._grace = timedelta(seconds=settings.grace_seconds)
+
+    # --- create ---------------------------------------------------------------------------------
+
+    def create(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        if_exists: IfExists = "error",
+        run_at: datetime | None = None,
+        session: Session | None = None,
+    ) -> str:
+        """Record a new instance and have it advanced; answers with its id.
+
+        ``session``: join the caller's transaction; the workers are told after his commit.
+        Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
+        InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        """
+        definition = self._definition(workflow)
+        if if_exists not in ("error", "return"):
+            raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
+        instance_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        row = self._row(definition, instance_id, params)
+        row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
+        due = self._due(definition, instance_id)
+        if session is not None:
+            is_new = instances.insert(self._store.join(session), **row)
+            if is_new and run_at is None:
+                self._store.after_commit(session, lambda: self._wake([due]))
+        else:
+            is_new = self._store.transact(
+                lambda tx: instances.insert(tx, **row), resolve=lambda tx: self._was_created(tx, row)
+            )
+            if is_new and run_at is None:
+                self._wake([due])
+        if not is_new and if_exists == "error":
+            raise InstanceAlreadyExists(workflow, instance_id)
+        return instance_id
+
+    def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
+        """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
+
+        Ids that exist, and repetitions within the batch, are skipped (seed 000 11.4); one invalid item rejects all.
+        """
+        definition = self._definition(workflow)
+        if len(batch) > self._settings.max_batch:
+            raise BatchTooLarge(len(batch), self._settings.max_batch)
+        rows: dict[str, dict[str, Any]] = {}
+        for item in batch:
+            instance_id = values.instance_id(item.id, self._settings.max_instance_id)
+            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item=instance_id))
+        # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
+        created = self._store.transact(
+            lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])},
+            resolve=lambda tx: {key for key in rows if self._was_created(tx, rows[key])} or None,
+        )
+        made = [key for key in rows if key in created]
+        self._wake([self._due(definition, key) for key in made])
+        return made
+
+    def _definition(self, workflow: str) -> WorkflowDefinition:
+        definition = self._registry.get(workflow)
+        values.identifier("Workflow name", definition.name, self._settings.max_workflow_name)
+        return definition
+
+    def _row(
+        self, definition: WorkflowDefinition, instance_id: str, params: Any, *, item: str | None = None
+    ) -> dict[str, Any]:
+        try:
+            checked = definition.params.check(params)
+        except values.Misfit as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems, item=item) from exc
+        what = f"Parameters of workflow {definition.name!r}" + (f" for instance {item!r}" if item else "")
+        return {
+            "workflow": definition.name,
+            "instance_id": instance_id,
+            "params": definition.params.encode(checked, what=what, limits=self._settings.limits),
+            "queue": definition.queue or self._settings.queue,
+            "grace": self._grace,
+            "commit_id": self._runtime.new_token(),
+        }
+
+    def _due(self, definition: WorkflowDefinition, instance_id: str) -> Due:
+        return Due(Ref(definition.name, instance_id, 1), definition.queue or self._settings.queue)
+
+    @staticmethod
+    def _was_created(tx: Tx, row: dict[str, Any]) -> bool | None:
+        """Whether the create in doubt was applied: True, or None to do it again."""
+        if instances.find_pk(tx, row["workflow"], row["instance_id"]) is None:
+            return None
+        instance = instances.lock(tx, row["workflow"], row["instance_id"])
+        return True if instances.has_run(tx, instance, commit_id=row["commit_id"]) else None
+
+    # --- change ---------------------------------------------------------------------------------
+
+    def pause(self, workflow: str, instance_id: str) -> None:
+        """Stop at the next step boundary, at once where nobody works on it; timers go on. Raises InstanceTerminal."""
+
+        def work(tx: Tx) -> None:
+            row = self._lock_live(tx, workflow, instance_id, "pause")
+            instances.pause(tx, row)
+
+        self._store.transact(work)
+
+    def resume(self, workflow: str, instance_id: str) -> None:
+        """Go on after a pause, or take back one that has not happened yet; otherwise nothing (seed 000 9.4)."""
+
+        def work(tx: Tx) -> list[Due]:
+            row = _lock(tx, workflow, instance_id)
+            if row.status is Status.PAUSED:
+                due = instances.resume(tx, row, grace=self._grace)
+                return [] if due is None else [due]
+            if row.pause_requested:
+                instances.withdraw_pause(tx, row)
+            return []
+
+        self._wake(self._store.transact(work))
+
+    def terminate(self, workflow: str, instance_id: str, *, reason: str | None = None) -> None:
+        """End it for good; of a body that runs on nothing is recorded. Raises InstanceTerminal."""
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def work(tx: Tx) -> bool:
+            row = self._lock_live(tx, workflow, instance_id, "terminate")
+            instances.terminate(tx, row, reason=reason)
+            return True
+
+        def was_applied(tx: Tx) -> bool | None:
+            return True if _lock(tx, workflow, instance_id).status is Status.TERMINATED else None
+
+        self._store.transact(work, resolve=was_applied)
+
+    def restart(self, workflow: str, instance_id: str, *, reason: str | None = None) -> int:
+        """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept."""
+        commit_id = self._runtime.new_token()
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def work(tx: Tx) -> Due:
+            row = _lock(tx, workflow, instance_id)
+            return instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason)
+
+        def was_applied(tx: Tx) -> Due | None:
+            row = _lock(tx, workflow, instance_id)
+            return Due(row.ref, row.queue) if instances.has_run(tx, row, commit_id=commit_id) else None
+
+        due = self._store.transact(work, resolve=was_applied)
+        self._wake([due])
+        return due.ref.run_number
+
+    def send_event(
+        self,
+        workflow: str,
+        instance_id: str,
+        type_: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        session: Session | None = None,
+    ) -> bool:
+        """Buffer an event for the current run; it is consumed once, by the first wait for its type.
+
+        ``id``: an event of this id is accepted once per run; False tells that it had been. Raises
+        InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable, PayloadTooLarge.
+        """
+        values.event_type(type_, self._settings.max_event_type)
+        event_id = self._runtime.new_id() if id is None else values.label("Event id", id, 255)
+        text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
+
+        def work(tx: Tx) -> tuple[bool, list[Due]]:
+            row = self._lock_live(tx, workflow, instance_id, "send an event to")
+            is_new = instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)
+            if is_new and instances.is_awaited(tx, row, type_):
+                return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
+            return is_new, []
+
+        def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
+            row = _lock(tx, workflow, instance_id)
+            return (True, [Due(row.ref, row.queue)]) if instances.has_event(tx, row, event_id=event_id) else None
+
+        if session is not None:
+            is_new, dues = work(self._store.join(session))
+            self._store.after_commit(session, lambda: self._wake(dues))
+        else:
+            is_new, dues = self._store.transact(work, resolve=was_applied)
+            self._wake(dues)
+        return is_new
+
+    @staticmethod
+    def _lock_live(tx: Tx, workflow: str, instance_id: str, operation: str) -> InstanceRow:
+        row = _lock(tx, workflow, instance_id)
+        if row.status.is_terminal:
+            raise InstanceTerminal(workflow, instance_id, row.status, operation)
+        return row
+
+    # --- read -----------------------------------------------------------------------------------
+
+    def get(self, workflow: str, instance_id: str) -> Snapshot:
+        """An instance and its status now; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> Snapshot:
+            row = _read(tx, workflow, instance_id)
+            return Snapshot(row, history.status_of(row.status, self._run(tx, row, row.run_number)))
+
+        return self._store.read(work)
+
+    def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
+        """The steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> History:
+            row = _read(tx, workflow, instance_id)
+            record = self._run(tx, row, row.run_number if run is None else run)
+            return History(
+                workflow=workflow,
+                instance_id=instance_id,
+                run_number=record.run_number,
+                status=history.status_of(history.past_status(row, record), record),
+                params=json.loads(record.params),
+                created_at=record.created_at,
+                started_at=record.started_at,
+                completed_at=record.completed_at,
+                reason=record.reason,
+                steps=history.steps(tx, row.pk, record.run_number),
+                events=history.events(tx, row.pk, record.run_number),
+            )
+
+        return self._store.read(work)
+
+    def logs(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> list[LogRecord]:
+        """Up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> list[LogRecord]:
+            row = _read(tx, workflow, instance_id)
+            number = row.run_number if run is None else run
+            return history.logs(tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category)
+
+        return self._store.read(work)
+
+    def list(
+        self,
+        workflow: str | None = None,
+        *,
+        status: Status | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[InstanceSummary]:
+        """Instances, newest first; ``cursor`` continues an earlier page. Raises CursorInvalid."""
+        if not 1 <= limit <= _LARGEST_PAGE:
+            raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")
+        before = None if cursor is None else _read_cursor(cursor)
+        wanted = None if status is None else Status(status)
+        found = self._store.read(
+            lambda tx: history.instances(tx, workflow=workflow, status=wanted, before_pk=before, limit=limit + 1)
+        )
+        more = found[limit:]
+        items = found[:limit]
+        return Page(tuple(item for _, item in items), _write_cursor(items[-1][0]) if more else None)
+
+    @staticmethod
+    def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
+        found = history.run(tx, row.pk, number)
+        if found is None:
+            raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
+        return found
+
+
+def _lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    return instances.lock(tx, workflow, _possible(workflow, instance_id))
+
+
+def _read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    return instances.read(tx, workflow, _possible(workflow, instance_id))
+
+
+def _possible(workflow: str, instance_id: str) -> str:
+    """An id that no instance can have is not asked for: databases differ in what they make of a NUL or a number."""
+    try:
+        values.identifier("Workflow name", workflow, _LONGEST_ID)
+        return values.instance_id(instance_id, _LONGEST_ID)
+    except NameInvalid:
+        raise InstanceNotFound(workflow, instance_id) from None
+
+
+def _write_cursor(pk: int) -> str:
+    return base64.urlsafe_b64encode(json.dumps(["i", pk]).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> int:
+    try:
+        kind, pk = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, TypeError, binascii.Error) as exc:
+        raise CursorInvalid(cursor) from exc
+    if kind != "i" or not isinstance(pk, int):
+        raise CursorInvalid(cursor)
+    return pk

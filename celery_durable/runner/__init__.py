@@ -1,0 +1,254 @@
+"""One pass over one run: claim, load, replay the author's function, commit at every step, settle or let go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry, WorkflowDefinition
+from celery_durable.errors import (
+    DurableError,
+    Interruption,
+    NonRetryableError,
+    PassBroken,
+    StepFailed,
+    Superseded,
+    Suspend,
+    SuspensionSwallowed,
+    WorkerCrashLoop,
+    WorkflowOutputInvalid,
+    WorkflowParamsInvalid,
+)
+from celery_durable.ledger import Ledger
+from celery_durable.model import Claim, Due, Ref, Status, WorkflowEvent
+from celery_durable.runner.bodies import current_body
+from celery_durable.runner.boundary import Committer
+from celery_durable.runner.branches import Stopped
+from celery_durable.runner.lease import Keeper, Lease
+from celery_durable.runner.passage import Pass
+from celery_durable.runner.progress import Environment, Progress
+from celery_durable.runtime import Runtime
+from celery_durable.step import Step
+from celery_durable.store import claims, journal
+from celery_durable.store.claims import After, Ending
+from celery_durable.store.engine import Store
+
+logger = logging.getLogger("celery_durable.runner")
+
+_LONGEST_ERROR = 10_000
+NOT_DUE = "noop: not due, or another worker is at it"
+
+
+class Runner:
+    """Advances runs of the workflows in ``registry``, over one store.
+
+    ``should_stop`` is asked at every step boundary (a worker that shuts down). ``interruptions`` are
+    exceptions that stop a body without being its failure, besides all that are no `Exception`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        registry: Registry,
+        runtime: Runtime,
+        wake: Callable[[Sequence[Due]], None],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        interruptions: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._env = Environment(store, settings, runtime, wake, should_stop, interruptions)
+        self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
+        self._keeper = Keeper(store, settings.lease, runtime)
+        self._interruptions = interruptions
+
+    def advance(self, ref: Ref, *, claimed_by: str) -> str:
+        """Advance a run as far as it goes now; any number of times, anywhere: superfluous calls change nothing.
+
+        Answers with a short sentence for people. Raises what broke the pass from outside, such as the
+        database; the run is then found again by the sweep.
+        """
+        definition = self._registry.find(ref.workflow)
+        if definition is None:
+            return self._postpone(ref)
+        asked_at = self._runtime.monotonic()
+        claim = self._claim(ref, claimed_by)
+        if claim is None:
+            return NOT_DUE
+        self._runtime.checkpoint("claimed")
+        lease = Lease(claim, self._settings.lease, self._runtime, asked_at=asked_at)
+        outer = current_body.set(None)  # under task_always_eager a body may have started this run
+        try:
+            with self._keeper.hold(lease):
+                return self._pass(definition, lease)
+        except Superseded:
+            return "superseded: the instance was taken over, restarted or ended meanwhile"
+        finally:
+            current_body.reset(outer)
+
+    # --- claim and load -------------------------------------------------------------------------
+
+    def _postpone(self, ref: Ref) -> str:
+        delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
+        self._store.transact(lambda tx: claims.postpone(tx, ref, delay=delay))
+        logger.warning(
+            "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "
+            "defines it, or wait for the deploy to end.",
+            ref.workflow,
+            ref.instance_id,
+        )
+        return f"noop: workflow {ref.workflow!r} is unknown to this worker"
+
+    def _claim(self, ref: Ref, claimed_by: str) -> Claim | None:
+        token, length = self._runtime.new_token(), self._settings.lease
+        return self._store.transact(
+            lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length),
+            resolve=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
+            single=True,
+        )
+
+    def _pass(self, definition: WorkflowDefinition, lease: Lease) -> str:
+        claim = lease.claim
+        loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True)
+        committer = Committer(
+            self._store,
+            self._settings,
+            lease,
+            has_started=loaded.has_started,
+            log_room=self._settings.max_logs - loaded.logs,
+        )
+        if claim.crash_count >= self._settings.max_crashes:
+            committer.settle(ending := _errored(WorkerCrashLoop(claim.crash_count)), [])
+            return _sentence(ending)
+        ledger = Ledger(
+            loaded.steps,
+            workflow=definition.name,
+            crash_count=claim.crash_count,
+            max_steps=definition.max_steps or self._settings.max_steps,
+        )
+        at = Progress(self._env, lease, ledger, committer)
+        host = Pass(definition, at, loaded.created_at)
+        try:
+            output = self._call(definition, host, at, loaded.params)
+        except Interruption as reason:
+            return self._let_go(host, at, at.over or reason)
+        except Exception as error:
+            if isinstance(error, self._interruptions):
+                self._hand_on(at)
+                raise
+            if at.over is not None:
+                return self._swallowed(definition, host, at, at.over)
+            return _settle(at, _errored(error))
+        except BaseException:
+            self._hand_on(at)
+            raise
+        if at.over is not None:
+            return self._swallowed(definition, host, at, at.over)
+        return self._complete(definition, at, output)
+
+    def _call(self, definition: WorkflowDefinition, host: Pass, at: Progress, params: str) -> Any:
+        try:
+            payload = definition.params.decode(params)
+        except values.Misfit as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems) from exc
+        claim = at.lease.claim
+        event = WorkflowEvent(payload, claim.created_at, claim.ref.instance_id, claim.ref.run_number)
+        output = definition.fn(event, Step(host))
+        if at.over is None:
+            host.check_end()
+        return output
+
+    # --- the ends of a pass ---------------------------------------------------------------------
+
+    def _complete(self, definition: WorkflowDefinition, at: Progress, output: Any) -> str:
+        try:
+            text = definition.output.encode(
+                output, what=f"Output of workflow {definition.name!r}", limits=self._settings.limits
+            )
+            definition.output.decode(text)
+        except values.Misfit as exc:
+            return _settle(at, _errored(WorkflowOutputInvalid(definition.name, exc.problems)))
+        except DurableError as exc:
+            return _settle(at, _errored(exc))
+        return _settle(at, Ending(Status.COMPLETE, output=text))
+
+    def _let_go(self, host: Pass, at: Progress, reason: Interruption) -> str:
+        """The function was interrupted: by a suspension, by losing the claim, or by something that broke."""
+        match reason:
+            case Suspend():
+                return self._suspend(host, at)
+            case Superseded():
+                raise reason
+            case Stopped(error=error):
+                self._hand_on(at)
+                raise error
+            case PassBroken():
+                logger.error("A pass over %s broke off: %s", at.lease.claim.ref, reason)
+                cause = reason.__cause__
+                raise cause if isinstance(cause, Exception) else RuntimeError(str(reason))
+            case _:
+                raise reason
+
+    def _suspend(self, host: Pass, at: Progress) -> str:
+        if at.deferred is not None:
+            committed = at.deferred()
+            self._env.wake(list(committed.dues))
+            after, until = committed.after, committed.until
+        else:
+            after = at.committer.let_go(at.logs, host.waits)
+            until = min((wait.due_at for wait in host.waits), default=None)
+            if after is After.DUE:
+                self._wake_self(at.lease.claim)
+        match after:
+            case After.WAITING | None:
+                return "waiting" if until is None else f"waiting until {until:%Y-%m-%d %H:%M:%S} UTC"
+            case After.PAUSED:
+                return "paused"
+            case After.DUE:
+                return "handed on: due again"
+
+    def _hand_on(self, at: Progress) -> None:
+        """The worker is being stopped: release the claim, which is no crash, and have somebody else go on."""
+        try:
+            if at.deferred is not None:  # the function was unwinding already: what it waits for is decided
+                self._env.wake(list(at.deferred().dues))
+            elif at.committer.let_go(at.logs, [], at.uncounted()) is After.DUE:
+                self._wake_self(at.lease.claim)
+        except Superseded:
+            logger.info("%s was taken over before it could be handed on", at.lease.claim.ref)
+        except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
+            logger.warning("%s could not be handed on, its lease will end: %s", at.lease.claim.ref, exc)
+
+    def _swallowed(self, definition: WorkflowDefinition, host: Pass, at: Progress, reason: Interruption) -> str:
+        """The function went on after it was interrupted. For a suspension that is its error; else the reason counts."""
+        if not isinstance(reason, Suspend):
+            return self._let_go(host, at, reason)
+        return _settle(at, _errored(SuspensionSwallowed(definition.name)))
+
+    def _wake_self(self, claim: Claim) -> None:
+        self._env.wake([Due(claim.ref, claim.queue)])
+
+
+def _settle(at: Progress, ending: Ending) -> str:
+    at.committer.settle(ending, at.logs)
+    return _sentence(ending)
+
+
+def _sentence(ending: Ending) -> str:
+    return str(ending.status) if ending.error_name is None else f"{ending.status}: {ending.error_name}"
+
+
+def _errored(error: Exception) -> Ending:
+    """An uncaught error ends the instance under its own name; a failed step's under that of its original error."""
+    if isinstance(error, StepFailed):
+        name, message = error.error_name, error.error_message
+    else:
+        name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
+        message = str(error)
+    return Ending(
+        Status.ERRORED, error_name=values.storable(name, 255), error_message=values.storable(message, _LONGEST_ERROR)
+    )

@@ -1,0 +1,150 @@
+"""Running one attempt of a step's body: its StepTx, its timer, its log lines, and what came of it.
+
+A body has no say in whether it is recorded: it ends in an outcome, and the pass commits that or does
+not. What outlives its timeout is left behind, and what it still does goes nowhere.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery_durable.errors import StepInterrupted
+from celery_durable.model import LogLine
+from celery_durable.step import StepTx, TxBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Something that is no verdict on the step: SystemExit, KeyboardInterrupt, Celery's soft time limit."""
+
+    error: BaseException
+
+
+Outcome = Returned | Raised | TimedOut | Interrupted
+
+current_body: contextvars.ContextVar[Body | None] = contextvars.ContextVar("celery_durable_body", default=None)
+"""The body that runs on this thread, if any."""
+
+
+class Body:
+    """One attempt."""
+
+    def __init__(
+        self,
+        *,
+        step_key: str,
+        attempt: int,
+        call: Callable[[StepTx | None], Any],
+        tx: StepTx | None,
+        buffer: TxBuffer,
+        close_session: Callable[[TxBuffer], None],
+        interruptions: tuple[type[BaseException], ...],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.step_key, self.attempt, self.buffer = step_key, attempt, buffer
+        self.logs: list[LogLine] = []
+        self._call, self._tx = call, tx
+        self._close_session, self._interruptions = close_session, interruptions
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._is_over = self._is_abandoned = False
+        self._began: float | None = None
+        self._took: timedelta | None = None
+
+    @property
+    def took(self) -> timedelta:
+        """How long the body ran, up to now while it runs."""
+        if self._took is not None:
+            return self._took
+        return timedelta(0) if self._began is None else timedelta(seconds=self._monotonic() - self._began)
+
+    def run(self) -> Outcome:
+        """Call the author's function on this thread; never raises."""
+        token = current_body.set(self)
+        self._began = self._monotonic()
+        try:
+            outcome: Outcome = Returned(self._call(self._tx))
+        except self._interruptions as exc:
+            outcome = Interrupted(exc)
+        except Exception as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure
+            outcome = Raised(exc)
+        except StepInterrupted:
+            outcome = TimedOut()
+        except BaseException as exc:  # noqa: BLE001  # handed on by the pass, on its own thread
+            outcome = Interrupted(exc)
+        finally:
+            self._took = timedelta(seconds=self._monotonic() - self._began)
+            current_body.reset(token)
+        with self._lock:
+            self._is_over = True
+            if self._is_abandoned:
+                self._close_session(self.buffer)
+        return outcome
+
+    def run_timed(self, timeout: timedelta | None) -> Outcome:
+        """As `run`, on the main thread, with a timer signal that interrupts Python code and system calls."""
+        if timeout is None:
+            return self.run()
+        went_off, is_armed = False, True
+
+        def on_alarm(*_: object) -> None:
+            nonlocal went_off
+            if is_armed:
+                went_off = True
+                raise StepInterrupted
+
+        before = signal.signal(signal.SIGALRM, on_alarm)
+        try:
+            # Again each second: author code that catches everything must not run on without end.
+            signal.setitimer(signal.ITIMER_REAL, timeout.total_seconds(), 1.0)
+            try:
+                outcome = self.run()
+            finally:
+                is_armed = False  # so that it cannot go off while it is being taken down
+        except StepInterrupted:  # between the body's end and here
+            outcome = TimedOut()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            # The alarm may have cut off even the lines that say so.
+            self._is_over = True
+            current_body.set(None)
+        return TimedOut() if went_off and not isinstance(outcome, Interrupted) else outcome
+
+    def check_wanted(self) -> None:
+        """Stop a body that was left behind before it opens a transaction that nobody would end."""
+        if self._is_abandoned:
+            raise StepInterrupted
+
+    def abandon(self) -> None:
+        """Nobody will commit this attempt: roll its session back, now or when the body comes back."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._is_over:
+                self._close_session(self.buffer)
+
+
+def can_use_timer() -> bool:
+    """Whether this thread is the one that gets signals."""
+    return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")

@@ -1,0 +1,365 @@
+"""Committing what a pass did: the author's writes, the guard, then our rows, in one transaction (LAW 3).
+
+A boundary without author writes is *redoable*: after a deadlock, or a commit whose outcome is unknown
+and that turns out not to have happened, it is committed again with the same result. One that holds
+the body's session is not: its body runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.errors import (
+    DurableError,
+    InstanceAlreadyExists,
+    InstanceNotFound,
+    InstanceTerminal,
+    StepCommitConflict,
+    Superseded,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import Claim, Due, LogLine, Ref, StepRow, Wake
+from celery_durable.runner.lease import Lease
+from celery_durable.step import NewEvent, NewInstance
+from celery_durable.store import claims, instances, journal
+from celery_durable.store.claims import After, Ending, Guarded, OpenWait
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.journal import StepWrite
+
+_LONGEST_ID = 255
+
+
+class AuthorWriteFailed(Exception):
+    """The author's part of a boundary failed with ``error``; nothing was committed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class BodyMustRunAgain(Exception):
+    """The body's transaction is known not to have happened, through no fault of its own."""
+
+
+@dataclass(slots=True)
+class Boundary:
+    """What one commit holds. ``writes`` in order; ``sleep``: let go in the same commit, asleep for these waits."""
+
+    writes: list[StepWrite]
+    logs: list[LogLine] = field(default_factory=list)
+    mutations: Sequence[Callable[[Session], object]] = ()
+    instances: Sequence[NewInstance] = ()
+    events: Sequence[NewEvent] = ()
+    sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return (
+            len(self.writes) == 1
+            and not (self.logs or self.mutations or self.instances or self.events)
+            and self.sleep is None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The rows as recorded, in the order of the writes; ``after``: what became of the instance if it was let go.
+
+    ``until``: when the earliest of what it waits for is due.
+    """
+
+    rows: list[StepRow]
+    pause_requested: bool = False
+    after: After | None = None
+    until: datetime | None = None
+    dues: tuple[Due, ...] = ()
+
+
+class Committer:
+    """Writes under one claim."""
+
+    def __init__(self, store: Store, settings: Settings, lease: Lease, *, has_started: bool, log_room: int) -> None:
+        self._store, self._settings, self._lease = store, settings, lease
+        self._has_started, self._log_room = has_started, log_room
+        self._grace = timedelta(seconds=settings.grace_seconds)
+
+    @property
+    def claim(self) -> Claim:
+        return self._lease.claim
+
+    # --- boundaries -----------------------------------------------------------------------------
+
+    def commit(self, boundary: Boundary, *, session: Session | None = None) -> Committed:
+        """Commit a boundary; raises Superseded, AuthorWriteFailed, and BodyMustRunAgain with a session."""
+        asked_at = self._store.runtime.monotonic()
+        if session is not None:
+            committed = self._commit_session(boundary, session)
+        elif boundary.is_plain:
+            committed = self._store.transact(
+                lambda tx: self._plain(tx, boundary.writes[0]), resolve=self._resolver(boundary), single=True
+            )
+        else:
+            committed = self._commit_redoable(boundary)
+        self._log_room -= len(boundary.logs)
+        self._lease.renewed(asked_at=asked_at)
+        if committed.after is not None:
+            self._has_started = True
+        return committed
+
+    def _plain(self, tx: Tx, write: StepWrite) -> Committed:
+        with self._store.losing_a_race():
+            written = journal.commit_step(tx, self.claim, write, lease=self._lease.length)
+        return Committed([written.row], pause_requested=written.pause_requested)
+
+    def _in_order(self, tx: Tx, boundary: Boundary, session: Session | None) -> Committed:
+        """Author rows first, mutex rows last and by ascending id.
+
+        Guard-first deadlocks with a web transaction that updates its own row and then sends an event.
+        """
+        self._author_writes(tx, boundary, session)
+        targets = self._targets(tx, boundary)
+        for pk, workflow, instance_id in targets:
+            if pk < self.claim.pk:
+                instances.lock(tx, workflow, instance_id)
+        with self._store.losing_a_race():
+            guarded = claims.guard(tx, self.claim, lease=self._lease.length)
+            rows = [journal.write_step(tx, self.claim, guarded, write) for write in boundary.writes]
+        journal.write_logs(tx, self.claim, guarded, boundary.logs, room=self._log_room)
+        for pk, workflow, instance_id in targets:
+            if pk > self.claim.pk:
+                instances.lock(tx, workflow, instance_id)
+        dues = [*self._create(tx, boundary), *self._send(tx, boundary)]
+        after, until = None, None
+        if boundary.sleep is not None:
+            waits = boundary.sleep(rows)
+            until = min(wait.due_at for wait in waits)
+            after = self._suspend(tx, guarded, waits)
+        if after is After.DUE:
+            dues.append(Due(self.claim.ref, self.claim.queue))
+        return Committed(rows, guarded.pause_requested, after, until, tuple(dues))
+
+    def _author_writes(self, tx: Tx, boundary: Boundary, session: Session | None) -> None:
+        try:
+            if session is not None:
+                session.flush()
+            if boundary.mutations:
+                self._store.run_author_writes(tx, boundary.mutations, session)
+        except Exception as exc:
+            if self._store.is_transient(exc):
+                raise
+            raise self._author_fault(boundary, exc) from exc
+
+    def _author_fault(self, boundary: Boundary, exc: Exception) -> AuthorWriteFailed:
+        if self._store.is_unique_violation(exc):
+            return AuthorWriteFailed(StepCommitConflict(boundary.writes[0].name, values.storable(str(exc), 500)))
+        return AuthorWriteFailed(exc)
+
+    def _commit_redoable(self, boundary: Boundary) -> Committed:
+        try:
+            return self._store.transact(lambda tx: self._in_order(tx, boundary, None), resolve=self._resolver(boundary))
+        except Exception as exc:
+            if boundary.mutations and self._store.is_refusal(exc):  # at the commit: a deferred constraint
+                raise self._author_fault(boundary, exc) from exc
+            raise
+
+    def _commit_session(self, boundary: Boundary, session: Session) -> Committed:
+        """Commit in the body's own transaction; what is known not to have happened needs the body again."""
+        resolve = self._resolver(boundary)
+        try:
+            return self._store.transact_session(session, lambda tx: self._in_order(tx, boundary, session))
+        except AuthorWriteFailed:
+            raise
+        except Exception as exc:
+            if self._store.is_unknown(exc):
+                found = self._store.transact(resolve)
+                if found is not None:
+                    return found
+            elif self._store.is_refusal(exc):  # a deferred constraint, or an error that the body ignored
+                raise self._author_fault(boundary, exc) from exc
+            elif not self._store.is_transient(exc):
+                raise
+            raise BodyMustRunAgain(str(exc)) from exc
+
+    def _resolver(self, boundary: Boundary) -> Callable[[Tx], Committed | None]:
+        """How to find out whether this boundary was applied: its commit id, once no commit is in doubt."""
+
+        def resolve(tx: Tx) -> Committed | None:
+            is_held = claims.is_held(tx, self.claim)
+            rows = [
+                journal.find_commit(tx, self.claim, key=write.key, commit_id=write.commit_id)
+                for write in boundary.writes
+            ]
+            found = [row for row in rows if row is not None]
+            if len(found) == len(boundary.writes) and (found or not is_held):
+                return Committed(found, after=None if boundary.sleep is None else After.WAITING)
+            if not is_held:
+                raise Superseded(str(self.claim.ref))
+            return None
+
+        return resolve
+
+    # --- instances and events that a step makes -------------------------------------------------
+
+    @staticmethod
+    def _targets(tx: Tx, boundary: Boundary) -> list[tuple[int, str, str]]:
+        """Whom the events go to, by ascending key; those that the boundary itself creates come after all others."""
+        made = {(new.definition.name, new.instance_id) for new in boundary.instances}
+        found = set()
+        for event in boundary.events:
+            try:
+                values.instance_id(event.instance_id, _LONGEST_ID)
+                values.label("Event id", event.event_id, _LONGEST_ID)
+            except DurableError as exc:
+                raise AuthorWriteFailed(exc) from exc
+            pk = instances.find_pk(tx, event.workflow, event.instance_id)
+            if pk is not None:
+                found.add((pk, event.workflow, event.instance_id))
+            elif (event.workflow, event.instance_id) not in made:
+                raise AuthorWriteFailed(InstanceNotFound(event.workflow, event.instance_id))
+        return sorted(found)
+
+    def _create(self, tx: Tx, boundary: Boundary) -> list[Due]:
+        dues = []
+        claim, write = self.claim, boundary.writes[0] if boundary.writes else None
+        for new in boundary.instances:
+            assert write is not None
+            definition = new.definition
+            try:
+                checked = definition.params.check(new.params)
+            except values.Misfit as exc:
+                raise AuthorWriteFailed(
+                    WorkflowParamsInvalid(definition.name, exc.problems, item=new.instance_id)
+                ) from exc
+            try:
+                instance_id = values.instance_id(new.instance_id, self._settings.max_instance_id)
+                what = f"Parameters of workflow {definition.name!r}"
+                params = definition.params.encode(checked, what=what, limits=self._settings.limits)
+            except DurableError as exc:
+                raise AuthorWriteFailed(exc) from exc
+            queue = definition.queue or self._settings.queue
+            is_new = instances.insert(
+                tx,
+                workflow=definition.name,
+                instance_id=instance_id,
+                params=params,
+                queue=queue,
+                grace=self._grace,
+                commit_id=write.commit_id,
+                parent=(claim.pk, claim.ref.run_number, write.key),
+            )
+            if not is_new:
+                raise AuthorWriteFailed(InstanceAlreadyExists(definition.name, instance_id))
+            dues.append(Due(Ref(definition.name, instance_id, 1), queue))
+        return dues
+
+    def _send(self, tx: Tx, boundary: Boundary) -> list[Due]:
+        dues = []
+        for event in boundary.events:
+            try:
+                values.event_type(event.type, self._settings.max_event_type)
+                payload = values.encode(
+                    event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits
+                )
+            except DurableError as exc:
+                raise AuthorWriteFailed(exc) from exc
+            row = instances.lock(tx, event.workflow, event.instance_id)
+            if row.status.is_terminal:
+                raise AuthorWriteFailed(
+                    InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
+                )
+            is_new = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
+            if is_new and instances.is_awaited(tx, row, event.type):
+                dues.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
+        return dues
+
+    # --- waits ----------------------------------------------------------------------------------
+
+    def commit_wait(
+        self,
+        *,
+        event_type: str,
+        deadline: Callable[[Guarded], datetime],
+        write: Callable[[Guarded, journal.Arrived | None], list[StepWrite]],
+        logs: list[LogLine],
+        key: str,
+        commit_id: str,
+        sleeps: bool,
+    ) -> Committed:
+        """Look for an event under the lock and record what follows from it, in one transaction.
+
+        ``write`` makes the rows from the event that was found, or from the time; none leaves the wait as it is.
+        ``sleeps``: nothing else is open, so an unsatisfied wait lets the instance go in the same commit.
+        """
+
+        def work(tx: Tx) -> Committed:
+            with self._store.losing_a_race():
+                guarded = claims.guard(tx, self.claim, lease=self._lease.length)
+                until = deadline(guarded)
+                event = journal.oldest_event(tx, self.claim, event_type, deadline=until)
+                made = write(guarded, event)
+                if event is not None:
+                    journal.consume(tx, self.claim, guarded, event, key=key)
+                rows = [journal.write_step(tx, self.claim, guarded, each) for each in made]
+            journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+            is_open = not made or not made[0].is_final
+            after = None
+            if sleeps:  # an event that came since the glance: due at once, the next pass hands it out
+                waits = [OpenWait(until, event_type)] if is_open else []
+                after = self._suspend(tx, guarded, waits)
+            dues = (Due(self.claim.ref, self.claim.queue),) if after is After.DUE else ()
+            return Committed(rows, guarded.pause_requested, after, until, dues)
+
+        def resolve(tx: Tx) -> Committed | None:
+            is_held = claims.is_held(tx, self.claim)
+            row = journal.find_commit(tx, self.claim, key=key, commit_id=commit_id)
+            if row is not None:
+                return Committed([row], after=None if is_held else After.WAITING, until=row.wake_at)
+            if not is_held:
+                raise Superseded(str(self.claim.ref))
+            return None
+
+        asked_at = self._store.runtime.monotonic()
+        committed = self._store.transact(work, resolve=resolve)
+        self._log_room -= len(logs)
+        self._lease.renewed(asked_at=asked_at)
+        return committed
+
+    # --- the end of a pass ----------------------------------------------------------------------
+
+    def _suspend(self, tx: Tx, guarded: Guarded, waits: list[OpenWait]) -> After:
+        if not self._has_started:
+            claims.mark_started(tx, self.claim)
+        if not waits:
+            return claims.release(tx, self.claim, guarded, grace=self._grace)
+        return claims.suspend(tx, self.claim, guarded, waits, grace=self._grace)
+
+    def let_go(self, logs: list[LogLine], waits: list[OpenWait], writes: Sequence[StepWrite] = ()) -> After:
+        """Release the instance: asleep for ``waits``, or due at once where there are none (it was only interrupted)."""
+
+        def work(tx: Tx) -> After:
+            guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=bool(waits))
+            for write in writes:
+                journal.write_step(tx, self.claim, guarded, write)
+            journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+            return self._suspend(tx, guarded, waits)
+
+        # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
+        return self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else After.WAITING)
+
+    def settle(self, ending: Ending, logs: list[LogLine]) -> None:
+        """End the run."""
+
+        def work(tx: Tx) -> bool:
+            if logs:
+                guarded = claims.guard(tx, self.claim, lease=self._lease.length)
+                journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+            claims.settle(tx, self.claim, ending)
+            return True
+
+        self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else True, single=not logs)

@@ -1,0 +1,275 @@
+"""One pass over one run: the author's function is called, and each of its steps is replayed, run or waited for.
+
+The pass is the `StepHost` of the Step that it lends out. Once it is over (`Suspend`, or worse) every further
+step call of the function raises again and does nothing, so that ``finally: step.do(...)`` does no harm.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+from typing import Any, assert_never
+
+from celery_durable import values
+from celery_durable.definitions import WorkflowDefinition, describe_step
+from celery_durable.errors import (
+    BranchNeverGathered,
+    DefinitionInvalid,
+    EventPayloadInvalid,
+    EventTimeout,
+    NonRetryableError,
+    StepCancelled,
+    StepFailed,
+    StepMaxAttemptsExceeded,
+    StepNameReused,
+    StepTimeout,
+    Suspend,
+    ValueRefused,
+)
+from celery_durable.ledger import Call
+from celery_durable.model import LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
+from celery_durable.runner.attempts import Attempts
+from celery_durable.runner.boundary import Boundary
+from celery_durable.runner.branches import Branch, Race, RaceWon, Work, decoded
+from celery_durable.runner.progress import Progress
+from celery_durable.runner.waits import Waits
+from celery_durable.step import BodyCall, SleepCall, StepCall, StepFuture, WaitCall
+from celery_durable.store.claims import OpenWait
+from celery_durable.values import Codec
+
+_SHORTEST_WAIT = timedelta(seconds=1)
+_FAILURES: dict[str, type[StepFailed]] = {
+    kind.__name__: kind for kind in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
+}
+
+
+class Pass:
+    """The host of one pass. ``began``: when the run was created, where its `now` starts."""
+
+    def __init__(self, definition: WorkflowDefinition, at: Progress, began: datetime) -> None:
+        self._at = at
+        self._waits, self._attempts = Waits(at), Attempts(at)
+        self._policy = at.env.settings.step_policy.over(definition.step_defaults)
+        self._last_end = began
+        self._chances = 0
+        self._submitted: dict[str, Branch] = {}
+        self.waits: list[OpenWait] = []
+
+    def call(self, call: StepCall) -> Any:
+        self._at.enter()
+        branch = self._open(call)
+        self._advance([branch])
+        if branch.row is None:
+            self._suspend([branch])
+        return self._result(branch)
+
+    def submit(self, call: StepCall) -> StepFuture[Any]:
+        self._at.enter()
+        branch = self._open(call)
+        self._at.ledger.hold(branch.key)
+        self._submitted[branch.key] = branch
+        return StepFuture(self, branch.name, branch.key, branch)
+
+    def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
+        self._at.enter()
+        branches = self._take(futures)
+        self._advance(branches)
+        open_ = [branch for branch in branches if branch.row is None]
+        if open_:
+            self._suspend(open_)
+        results: list[Any] = []
+        for branch in branches:  # all of them, before the first failure is raised
+            self._move_time(branch)
+        for branch in branches:
+            try:
+                results.append(self._result(branch))
+            except (StepFailed, NonRetryableError) as exc:
+                if not return_exceptions:
+                    raise
+                results.append(exc)
+        return results
+
+    def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
+        self._at.enter()
+        if not futures:
+            raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
+        branches = self._take(futures)
+        self._check_name(name)
+        entry = self._at.ledger.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
+        by_key = {branch.key: branch for branch in branches}
+        if entry.row is None:
+            self._at.race = Race(entry, branches)
+            try:
+                self._settle_race(self._at.race)
+            finally:
+                self._at.race = None
+        row = self._at.ledger.row(entry.key)
+        if row is None:
+            self._suspend(branches)
+            raise AssertionError("unreachable")
+        key = Codec().decode(row.result or "null")
+        if key not in by_key:
+            raise DefinitionInvalid(
+                f"step.first({name!r}) was won by branch {key!r}, which the code does not pass to it any more. "
+                "Pass it again, or give the new race another name."
+            )
+        winner = by_key[key]
+        winner.row = self._at.ledger.row(winner.key)
+        return self._result(winner)
+
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
+        settings = self._at.env.settings
+        category = values.label("Log category", category, settings.max_log_category)
+        if category == "system":
+            raise ValueRefused('Log category "system" is reserved for the engine; use another.')
+        text = values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
+        self._at.append(level, message, category, text)
+
+    def now(self) -> datetime:
+        self._at.enter()
+        return self._last_end
+
+    def chance(self) -> random.Random:
+        self._at.enter()
+        self._chances += 1
+        ref = self._at.lease.claim.ref
+        return random.Random(f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{self._chances}")  # noqa: S311  # reproducible on purpose
+
+    # --- the pass as the runner sees it ---------------------------------------------------------
+
+    def check_end(self) -> None:
+        """The function returned: nothing may be left that nobody asked for; raises BranchNeverGathered."""
+        if self._submitted:
+            raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
+
+    def _suspend(self, branches: list[Branch]) -> None:
+        self.waits = [branch.wait for branch in branches if branch.row is None and branch.wait is not None]
+        raise self._at.interrupt(Suspend())
+
+    def _check_name(self, name: str) -> None:
+        values.label("Step name", name, self._at.env.settings.max_step_name)
+
+    def _open(self, call: StepCall) -> Branch:
+        """Identify a call, check what it carries, and warn where a name is used again."""
+        settings, fn, policy = self._at.env.settings, None, self._policy
+        match call:
+            case BodyCall():
+                fn = describe_step(call.fn)
+                policy = policy.over(fn.config).over(call.config)
+                name, type_ = fn.name if call.name is None else call.name, StepType.DO
+                if name is None:
+                    raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
+                identity: Any = Work.of(call)
+            case SleepCall():
+                name, type_ = call.name, StepType.SLEEP
+                if call.until is not None:
+                    identity = values.aware(call.until, "sleep_until")
+                else:
+                    identity = values.duration(_given(call.span), maximum=settings.max_sleep)
+            case WaitCall():
+                name, type_ = call.name, StepType.WAIT
+                values.event_type(call.event_type, settings.max_event_type)
+                timeout = values.duration(call.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+                identity = (call.event_type, timeout)
+            case _:
+                assert_never(call)
+        self._check_name(name)
+        entry = self._at.ledger.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
+        if isinstance(identity, datetime) and entry.row is None and identity > self._last_end:
+            # Against a time that is the same on every pass: a refusal that is caught must not turn into a sleep.
+            values.duration(identity - self._last_end, maximum=settings.max_sleep)
+        if entry.is_again:
+            self._at.append(
+                LogLevel.WARNING,
+                f"Step name {name!r} is used again in one pass: the recorded result is returned.",
+                "system",
+            )
+            entry = Call(entry.key, entry.name, entry.seq, self._at.ledger.row(entry.key), is_again=True)
+        return Branch(call, entry, policy, fn)
+
+    def _take(self, futures: tuple[StepFuture[Any], ...]) -> list[Branch]:
+        """The branches of these futures; from here on their names are free again."""
+        branches = []
+        for future in futures:
+            branch = future.branch
+            if not isinstance(branch, Branch):
+                raise DefinitionInvalid(f"{future!r} is no branch of this workflow run.")
+            if branch in branches:
+                raise StepNameReused(branch.name, concurrently=True)
+            self._submitted.pop(branch.key, None)
+            self._at.ledger.let_go(branch.key)
+            branch.row = self._at.settled_row(branch)
+            branches.append(branch)
+        return branches
+
+    def _move_time(self, branch: Branch) -> None:
+        if branch.row is not None and branch.row.finished_at is not None:
+            self._last_end = max(self._last_end, branch.row.finished_at)
+
+    def _result(self, branch: Branch) -> Any:
+        """Hand out what is recorded: the same on the first pass as on every other."""
+        self._move_time(branch)
+        row = branch.row
+        assert row is not None
+        if row.status is StepStatus.CANCELLED:
+            raise StepCancelled(branch.name)
+        if row.status is StepStatus.ERRORED:
+            kind = _FAILURES.get(row.error_name or "", StepFailed)
+            raise kind(branch.name, row.error_name or "", row.error_message or "", row.attempts) from branch.cause
+        match branch.call:
+            case SleepCall():
+                return None
+            case WaitCall(schema=schema):
+                return _received(branch.name, row, Codec(schema))
+            case BodyCall():
+                assert branch.fn is not None
+                return decoded(branch.name, branch.fn.result, row.result or "null")
+
+    def _advance(self, branches: list[Branch]) -> None:
+        """Bring each branch as far as it goes: settled, or with a wait."""
+        sole = len(branches) == 1
+        # Also a step that waits is open: the commits that look after it clear the count of crashes.
+        alone = sum(branch.row is None for branch in branches) == 1
+        ready: list[Branch] = []
+        for branch in branches:
+            if branch.row is not None:
+                continue
+            match branch.call:
+                case SleepCall():
+                    self._waits.sleep(branch, branch.call, sole=sole)
+                case WaitCall():
+                    self._waits.event(branch, branch.call, sole=sole)
+                case BodyCall():
+                    ready.append(branch)
+            if self._at.race is not None and self._at.race.is_won:
+                return
+        self._attempts.advance(ready, alone=alone, sole=sole)
+
+    def _settle_race(self, race: Race) -> None:
+        ended = [branch for branch in race.branches if branch.row is not None]
+        # Whoever lost an earlier race can win this one only against others that did.
+        able = [branch for branch in ended if branch.row is not None and branch.row.status is not StepStatus.CANCELLED]
+        if able or len(ended) == len(race.branches):  # it had ended before it was raced
+            settled = (able or ended)[0]
+            boundary = Boundary(self._at.race_writes(settled), self._at.take_logs())
+            self._at.note(self._at.guarded(lambda: self._at.committer.commit(boundary)))
+            return
+        race.in_flight = True
+        try:
+            self._advance(race.branches)
+        except RaceWon:
+            return
+
+
+def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
+    stored = Codec().decode(row.result or "null")
+    payload = stored["payload"]
+    if schema.is_typed:
+        limits = values.PayloadLimits(2**31, 10_000)
+        payload = decoded(step, schema, values.encode(payload, what="Event payload", limits=limits))
+    return ReceivedEvent(type=stored["type"], payload=payload, timestamp=from_us(stored["at"]))
+
+
+def _given(span: values.Duration | None) -> values.Duration:
+    assert span is not None
+    return span

@@ -1,0 +1,214 @@
+"""Where a pass stands: what it has seen and recorded, and the commits by which it gets further.
+
+Only the thread of the pass commits. What fails in a commit and is not the author's doing ends the pass; it
+must never look like a failed step (H9).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend
+from celery_durable.ledger import Ledger
+from celery_durable.model import Due, LogLevel, LogLine, StepRow, StepStatus, StepType
+from celery_durable.runner import bodies
+from celery_durable.runner.bodies import Body
+from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary, Committed, Committer
+from celery_durable.runner.branches import Branch, Race, RaceWon, Stopped
+from celery_durable.runner.lease import Lease
+from celery_durable.runtime import Runtime
+from celery_durable.step import BodyCall, SleepCall
+from celery_durable.store.claims import OpenWait
+from celery_durable.store.engine import Store
+from celery_durable.store.journal import StepWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What all passes of a process share."""
+
+    store: Store
+    settings: Settings
+    runtime: Runtime
+    wake: Callable[[list[Due]], None]
+    should_stop: Callable[[], bool]
+    interruptions: tuple[type[BaseException], ...]
+
+
+class Progress:
+    """The state of one pass, shared by its parts."""
+
+    def __init__(self, env: Environment, lease: Lease, ledger: Ledger, committer: Committer) -> None:
+        self.env, self.lease, self.ledger, self.committer = env, lease, ledger, committer
+        self.now = lease.claim.claimed_at  # never ahead of the database's time
+        self.race: Race | None = None
+        self.logs: list[LogLine] = []
+        self.over: Interruption | None = None
+        """Why no further step may run, once the function is interrupted."""
+        self.deferred: Callable[[], Committed] | None = None
+        """The commit that records what the function waits for and lets the instance go, once it has unwound."""
+        self.announced: list[Branch] = []
+        """Branches whose attempts this pass has counted before they began."""
+        self._thread = threading.get_ident()
+        self._started = env.runtime.monotonic()
+        self._boundaries = 0
+        self._pause_requested = False
+
+    def enter(self) -> None:
+        """At every verb: let the function go on, or raise what ends the pass."""
+        if bodies.current_body.get() is not None:
+            raise StepMisuse(
+                "A step verb was called inside a step's body. Call it from the workflow function, between steps."
+            )
+        if threading.get_ident() != self._thread:
+            raise StepMisuse(
+                "A step verb was called from another thread. Use step.submit() and step.gather() for parallel steps."
+            )
+        if self.over is not None:
+            raise self.over
+        stops = self._pause_requested or self.env.should_stop()
+        if stops or (self._boundaries and self._elapsed > self.env.settings.pass_seconds):
+            raise self.interrupt(Suspend())
+
+    @property
+    def _elapsed(self) -> float:
+        return self.env.runtime.monotonic() - self._started
+
+    def interrupt(self, reason: Interruption) -> Interruption:
+        """From now on every step call raises ``reason``."""
+        if self.over is None:
+            self.over = reason
+        return self.over
+
+    def write(
+        self,
+        branch: Branch,
+        status: StepStatus,
+        *,
+        error: tuple[str, str] | None = None,
+        commit_id: str | None = None,
+        **fields: Any,
+    ) -> StepWrite:
+        is_body = isinstance(branch.call, BodyCall)
+        type_ = StepType.DO if is_body else StepType.SLEEP if isinstance(branch.call, SleepCall) else StepType.WAIT
+        return StepWrite(
+            key=branch.key,
+            seq=branch.entry.seq,
+            name=branch.name,
+            type=type_,
+            status=status,
+            is_new=self.ledger.row(branch.key) is None,
+            commit_id=commit_id or self.env.runtime.new_token(),
+            max_attempts=branch.policy.max_attempts if is_body else None,
+            timeout=branch.policy.timeout if is_body else None,
+            error_name=None if error is None else error[0],
+            error_message=None if error is None else error[1],
+            **fields,
+        )
+
+    def commit(self, branch: Branch, write: StepWrite) -> None:
+        boundary = Boundary([write, *(self.race_writes(branch) if write.is_final else ())], self.take_logs())
+        self.committed(branch, self.guarded(lambda: self.committer.commit(boundary)))
+
+    def defer(self, boundary: Boundary) -> None:
+        """Nothing else is open: record the wait and let go in one commit, when the function has unwound."""
+
+        def commit() -> Committed:
+            boundary.logs += self.take_logs()  # what was said while it unwound
+            return self.committer.commit(boundary)
+
+        self.deferred = commit
+
+    def uncounted(self) -> list[StepWrite]:
+        """The rows that take back the attempts which were counted, but stopped by what is no crash of theirs."""
+        rows = [(branch, self.ledger.row(branch.key)) for branch in self.announced]
+        return [
+            self.write(branch, StepStatus.PENDING, attempts=row.attempts - 1)
+            for branch, row in rows
+            if row is not None and row.status is StepStatus.PENDING
+        ]
+
+    def committed(self, branch: Branch, committed: Committed) -> None:
+        self.note(committed)
+        branch.row = self.settled_row(branch)
+        row = self.ledger.row(branch.key)
+        if branch.row is None and row is not None:
+            due_at = row.next_retry_at if row.type is StepType.DO else row.wake_at
+            if due_at is not None:
+                branch.wait = OpenWait(due_at, row.wait_event_type)
+        if branch.row is not None and self.race is not None and not self.race.is_won:
+            self.race.is_won = True
+            if self.race.in_flight:
+                raise RaceWon
+
+    def note(self, committed: Committed) -> None:
+        """What every commit tells us."""
+        self._boundaries += 1
+        for row in committed.rows:
+            self.ledger.record(row)
+            if row.finished_at is not None:
+                self.now = max(self.now, row.finished_at)
+        self._pause_requested = self._pause_requested or committed.pause_requested
+        if committed.dues:
+            self.env.wake(list(committed.dues))
+
+    def guarded(self, commit: Callable[[], Any]) -> Any:
+        """Run a commit; what goes wrong in it and is not the author's must not look like a failed step (H9)."""
+        try:
+            return commit()
+        except (AuthorWriteFailed, BodyMustRunAgain):
+            raise
+        except Interruption as exc:
+            raise self.interrupt(exc) from None
+        except self.env.interruptions as exc:
+            raise self.interrupt(Stopped(exc)) from exc
+        except Exception as exc:
+            raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
+
+    def append(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
+        body = bodies.current_body.get()
+        line = LogLine(
+            level=level,
+            category=category,
+            message=values.storable(message, self.env.settings.max_log_message),
+            data=data,
+            step_key=None if body is None else body.step_key,
+            attempt=None if body is None else body.attempt,
+            is_replay=body is None and self.ledger.is_replaying,
+        )
+        (self.logs if body is None else body.logs).append(line)
+
+    def take_logs(self, body: Body | None = None) -> list[LogLine]:
+        lines = [*self.logs, *(body.logs if body is not None else ())]
+        self.logs.clear()
+        return lines
+
+    def race_writes(self, winner: Branch) -> list[StepWrite]:
+        """The winner's name and the end of the losers: they ride in the commit that settles the winner."""
+        race = self.race
+        if race is None or race.is_won:
+            return []
+        new = self.env.runtime.new_token
+        result = values.encode(winner.key, what="Winner", limits=self.env.settings.limits)
+        verdict = StepWrite(
+            key=race.entry.key,
+            seq=race.entry.seq,
+            name=race.entry.name,
+            type=StepType.DO,
+            status=StepStatus.COMPLETED,
+            is_new=True,
+            commit_id=new(),
+            attempts=1,
+            result=result,
+        )
+        losers = [branch for branch in race.branches if branch is not winner and self.settled_row(branch) is None]
+        return [verdict, *(self.write(branch, StepStatus.CANCELLED) for branch in losers)]
+
+    def settled_row(self, branch: Branch) -> StepRow | None:
+        row = self.ledger.row(branch.key)
+        return row if row is not None and row.is_settled else None

@@ -1,0 +1,134 @@
+"""Sleeps and events: steps that end by the time or by what somebody sends, not by a body."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from celery_durable import values
+from celery_durable.ledger import Finish, Open, Replay, Wait
+from celery_durable.model import StepRow, StepStatus, to_us
+from celery_durable.runner.boundary import Boundary, Committed
+from celery_durable.runner.branches import Branch
+from celery_durable.runner.progress import Progress
+from celery_durable.step import SleepCall, WaitCall
+from celery_durable.store import journal
+from celery_durable.store.claims import Guarded, OpenWait
+from celery_durable.store.journal import Arrived, StepWrite
+from celery_durable.values import Codec, Misfit
+
+_FOREVER = datetime.max.replace(tzinfo=UTC)
+
+
+class Waits:
+    """Brings sleeps and waits of a pass as far as they go: settled, or with a time to wait for."""
+
+    def __init__(self, at: Progress) -> None:
+        self._at = at
+
+    def sleep(self, branch: Branch, call: SleepCall, *, sole: bool) -> None:
+        match self._at.ledger.decide_timer(branch.entry.row, now=self._at.now):
+            case Replay(row):
+                branch.row = row
+            case Wait(until):
+                branch.wait = OpenWait(until)
+            case Finish(row):
+                self._at.commit(branch, self._at.write(branch, StepStatus.COMPLETED, wake_at=row.wake_at))
+            case Open():
+                self._begin_sleep(branch, call, sole=sole)
+
+    def _begin_sleep(self, branch: Branch, call: SleepCall, *, sole: bool) -> None:
+        """Fix the wake time, now and for every replay; what has passed already ends at once."""
+        times: dict[str, Any]
+        if call.until is not None:
+            wake_at = values.aware(call.until, "sleep_until")
+            left = max(wake_at - self._at.now, timedelta(0))
+            times = {"wake_at": wake_at}
+        else:
+            left = values.duration(_given(call.span))
+            times = {"wake_in": left}
+        if not left:
+            self._at.commit(branch, self._at.write(branch, StepStatus.COMPLETED, **times))
+            return
+        write = self._at.write(branch, StepStatus.WAITING, **times)
+        if sole:
+            self._at.defer(Boundary([write], self._at.take_logs(), sleep=_until_wake))
+        else:
+            self._at.commit(branch, write)
+
+    def event(self, branch: Branch, call: WaitCall, *, sole: bool) -> None:
+        row, schema, commit_id = branch.entry.row, Codec(call.schema), self._at.env.runtime.new_token()
+        timeout = values.duration(call.timeout)
+
+        def deadline(guarded: Guarded) -> datetime:
+            return row.wake_at if row is not None and row.wake_at is not None else guarded.now + timeout
+
+        def write(guarded: Guarded, event: Arrived | None) -> list[StepWrite]:
+            common: dict[str, Any] = {
+                "wake_at": deadline(guarded),
+                "event_type": call.event_type,
+                "commit_id": commit_id,
+            }
+            if event is not None:
+                return [self._received_write(branch, event, schema, common), *self._at.race_writes(branch)]
+            if deadline(guarded) <= guarded.now:
+                text = f"No event {call.event_type!r} came within {values.duration(call.timeout)}"
+                late = self._at.write(branch, StepStatus.ERRORED, error=("EventTimeout", text), attempts=1, **common)
+                return [late, *self._at.race_writes(branch)]
+            return [] if is_recorded else [self._at.write(branch, StepStatus.WAITING, **common)]
+
+        def settle(*, sleeps: bool) -> Committed:
+            return self._at.committer.commit_wait(
+                event_type=call.event_type,
+                deadline=deadline,
+                write=write,
+                logs=self._at.take_logs(),
+                key=branch.key,
+                commit_id=commit_id,
+                sleeps=sleeps,
+            )
+
+        # A deploy may have changed the type: send_event finds the wait by the type that is recorded.
+        is_recorded = row is not None and row.wait_event_type == call.event_type
+        wake_at = None if row is None else row.wake_at
+        if (wake_at is None or wake_at > self._at.now) and not self._has_event(call.event_type):
+            if sole:
+                self._at.deferred = lambda: settle(sleeps=True)
+                return
+            if is_recorded and wake_at is not None:  # nothing to write; the suspension looks once more, under the lock
+                branch.wait = OpenWait(wake_at, call.event_type)
+                return
+        committed = self._at.guarded(lambda: settle(sleeps=False))
+        if not committed.rows:
+            assert committed.until is not None
+            branch.wait = OpenWait(committed.until, call.event_type)
+        self._at.committed(branch, committed)
+
+    def _has_event(self, event_type: str) -> bool:
+        """A glance without the lock: whether it is worth looking now, or only when the instance is let go."""
+        claim = self._at.lease.claim
+        look = self._at.env.store.transact
+        found = self._at.guarded(
+            lambda: look(lambda tx: journal.oldest_event(tx, claim, event_type, deadline=_FOREVER), single=True)
+        )
+        return found is not None
+
+    def _received_write(self, branch: Branch, event: Arrived, schema: Codec, common: dict[str, Any]) -> StepWrite:
+        try:
+            schema.decode(event.payload)
+        except Misfit as exc:
+            problems = "; ".join(f"{where}: {what}" for where, what in exc.problems[:5])
+            text = f"The payload of event {event.type!r} does not fit the schema of wait {branch.name!r}: {problems}"
+            return self._at.write(branch, StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1, **common)
+        # The payload is JSON text already; it is stored as it came.
+        result = f'{{"type":"{event.type}","at":{to_us(event.created_at)},"payload":{event.payload}}}'
+        return self._at.write(branch, StepStatus.COMPLETED, result=result, **common)
+
+
+def _until_wake(rows: list[StepRow]) -> list[OpenWait]:
+    return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
+
+
+def _given(span: values.Duration | None) -> values.Duration:
+    assert span is not None
+    return span
