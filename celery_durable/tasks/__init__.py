@@ -1,0 +1,115 @@
+"""Celery's side: the tasks `advance` and `sweep`, and how an app is made to carry them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from celery_durable.model import Ref
+from celery_durable.runner import Runner
+from celery_durable.store import sweeps
+from celery_durable.store.engine import Store
+from celery_durable.tasks.dispatcher import Sweeper
+
+logger = logging.getLogger("celery_durable.tasks")
+
+ADVANCE = "celery_durable.advance"
+SWEEP = "celery_durable.sweep"
+_SWEEP_SECONDS = 5
+_ONE_DAY = 86_400
+
+# An early acknowledgement (the lease recovers, not the broker), no retries, no result, time limits far beyond
+# any pass. Never None: that is where Celery puts the global setting.
+_OPTIONS: dict[str, Any] = {
+    "shared": False,
+    "ignore_result": True,
+    "store_errors_even_if_ignored": False,
+    "store_eager_result": False,
+    "acks_late": False,
+    "reject_on_worker_lost": False,
+    "retry_on_worker_lost": False,
+    "autoretry_for": (),
+    "max_retries": 0,
+    "serializer": "json",
+    "rate_limit": 0,
+    "time_limit": _ONE_DAY,
+    "soft_time_limit": _ONE_DAY,
+    "track_started": False,
+    "annotate": classmethod(lambda _: None),  # what Celery calls to apply task_annotations
+}
+
+
+def install_tasks(app: Celery, runner: Callable[[], Runner], sweeper: Callable[[], Sweeper]) -> None:
+    """Register our tasks with one app (shared=False: not with every app of the process).
+
+    What global settings, annotations for ``*`` or the app's own task class would otherwise fill in is explicit.
+    """
+
+    @app.task(name=ADVANCE, bind=True, **_OPTIONS)
+    def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
+        """Advance one run of a durable workflow; the message is only a hint (LAW 1)."""
+        if not (isinstance(workflow, str) and isinstance(instance_id, str) and isinstance(run_number, int)):
+            return "noop: malformed message"
+        ref = Ref(workflow, instance_id, run_number)
+        return runner().advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
+
+    @app.task(name=SWEEP, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
+    def sweep() -> str:
+        """Publish due work: the fallback for beats that host no dispatcher thread."""
+        return f"{sweeper().sweep()} published"
+
+
+def claimant(task_id: str | None, node: str | None) -> str:
+    """Who holds a claim: the Celery task, by which its death is told, and its node, for people."""
+    return f"{task_id} {node}"[:500]
+
+
+def add_queue(app: Celery, name: str) -> None:
+    """Have a plain ``celery worker`` consume our queue beside its own; ``-Q`` still chooses."""
+    conf: Any = app.conf
+    kind = {"x-queue-type": "quorum"} if conf.get("task_default_queue_type") == "quorum" else None
+    queues = conf.task_queues
+    if not queues:
+        # What Celery would have made of no task_queues: the default queue, declared as it would declare it.
+        default = conf.task_default_queue
+        exchange = Exchange(conf.task_default_exchange or default, conf.task_default_exchange_type)
+        routing_key = conf.task_default_routing_key or default
+        queues = [Queue(default, exchange, routing_key=routing_key, queue_arguments=kind)]
+    if isinstance(queues, dict):
+        ours = {"exchange": name, "routing_key": name, "queue_arguments": kind}
+        conf.task_queues = {name: ours, **queues}
+    elif name not in {queue.name for queue in queues}:
+        conf.task_queues = [*queues, Queue(name, Exchange(name), routing_key=name, queue_arguments=kind)]
+    if "amqp" in vars(app):
+        vars(app.amqp).pop("queues", None)  # made of task_queues when the app first published
+
+
+def add_beat_entry(schedule: Any, queue: str) -> None:
+    """Have beat send `sweep`."""
+    schedule.setdefault(SWEEP, _beat_entry(queue))
+
+
+def ensure_beat_entry(scheduler: Any, queue: str) -> None:
+    """As `add_beat_entry`, in a beat that starts: an application may have assigned ``beat_schedule`` anew since."""
+    if SWEEP not in scheduler.schedule:
+        scheduler.add(name=SWEEP, **_beat_entry(queue))
+
+
+def _beat_entry(queue: str) -> dict[str, Any]:
+    # Whole seconds: some schedulers keep nothing finer.
+    return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
+
+
+def release_dead_claim(store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any) -> None:
+    """A pool child died in `advance`: hand its run on at once instead of waiting for the lease to end."""
+    workflow, instance_id, run_number = args
+    ref = Ref(workflow, instance_id, run_number)
+    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id))
+    if due is not None:
+        logger.warning("A worker process died while it advanced %s; the run is handed on", ref)
+        publish([due])

@@ -1,0 +1,194 @@
+"""The dispatcher: a loop that sleeps until the next poll time, sweeps the store and publishes what is due.
+
+Any number may run, in beat and in workers: rows are locked with SKIP LOCKED and moved on before they
+are published, and a superfluous message changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from celery_durable.config import Settings
+from celery_durable.model import Due
+from celery_durable.runtime import Runtime
+from celery_durable.store import sweeps
+from celery_durable.store.engine import Store
+from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.sweeps import Redispatch
+
+logger = logging.getLogger("celery_durable.dispatcher")
+
+_REST_SECONDS = 1.0
+_REST = timedelta(seconds=_REST_SECONDS)
+
+
+class Sweeper:
+    """Finds due work and has it published."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        runtime: Runtime,
+        publish: Callable[[Sequence[Due]], list[Due]],
+        queue_length: Callable[[str], int | None],
+    ) -> None:
+        self._store, self._settings, self._runtime = store, settings, runtime
+        self._publish, self._queue_length = publish, queue_length
+        self._redispatch = Redispatch(
+            timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
+        )
+        self._expires_from = 0.0
+        self._room, self._ask_at = 0.0, 0.0
+
+    def lost_database(self) -> None:
+        """The database was away, and with it every heartbeat: give the workers one lease's time to renew."""
+        self._expires_from = self._runtime.monotonic() + self._settings.lease_seconds
+
+    def seconds_to_next(self) -> float:
+        """How long there is nothing to do, as far as is known now; 0 or less when something is due."""
+        due_at, now = self._store.read(sweeps.next_poll)
+        return float("inf") if due_at is None else (due_at - now).total_seconds()
+
+    def sweep(self) -> int:
+        """Look after all whose poll time has come, resumed work before new; answers with how much was published."""
+        try:
+            return self._sweep()
+        except Exception:
+            self.lost_database()
+            raise
+
+    def _sweep(self) -> int:
+        published = 0
+        while self._has_room():
+            dues, seen = self._turn()
+            failed = self._publish(dues) if dues else []
+            published += len(dues) - len(failed)
+            self._room -= len(dues)
+            if failed:
+                self._store.transact(functools.partial(sweeps.unsend, dues=failed, delay=_REST))
+                break
+            if seen < self._settings.sweep_batch:
+                break
+        return published
+
+    def _turn(self) -> tuple[list[Due], int]:
+        """One batch: the resumed first, the rest of the batch for those that start."""
+        dues: list[Due] = []
+        seen = 0
+        for priority in (RESUMING, STARTING):
+            left = self._settings.sweep_batch - seen
+            if left <= 0:
+                break
+            found, looked_at = self._store.transact(
+                functools.partial(
+                    sweeps.sweep,
+                    priority=priority,
+                    limit=left,
+                    redispatch=self._redispatch,
+                    may_expire=self._runtime.monotonic() >= self._expires_from,
+                    lease=self._settings.lease,
+                )
+            )
+            dues += found
+            seen += looked_at
+        return dues, seen
+
+    def _has_room(self) -> bool:
+        """Priority lives in SQL, not behind a long queue: while workers lag behind, work waits where it is sorted.
+
+        Asked when the last answer is a second old or used up: over Redis the question takes milliseconds.
+        """
+        now = self._runtime.monotonic()
+        if self._room <= 0 or now >= self._ask_at:
+            length = self._queue_length(self._settings.queue)
+            self._room = math.inf if length is None else self._settings.queue_high_water - length
+            self._ask_at = now + _REST_SECONDS
+        return self._room > 0
+
+
+class Dispatcher:
+    """Runs a Sweeper on a daemon thread of this process."""
+
+    def __init__(self, sweeper: Sweeper, settings: Settings) -> None:
+        self._sweeper, self._settings = sweeper, settings
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._may_work = threading.Lock()
+
+    def start(self) -> None:
+        """Start, unless this process's dispatcher runs already."""
+        if self._thread is not None and self._thread.is_alive() and self._pid == os.getpid():
+            return
+        self._pid, self._stop, self._may_work = os.getpid(), threading.Event(), threading.Lock()
+        _started.add(self)
+        self._thread = threading.Thread(target=self._loop, name="durable-dispatcher", daemon=True)
+        self._thread.start()
+        logger.info("The durable dispatcher is running")
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(timeout=5)
+
+    def hold_still(self) -> bool:
+        """Keep the thread from working until `go_on`; False where it did not come to rest in time."""
+        return self._may_work.acquire(timeout=_REST_SECONDS)
+
+    def go_on(self) -> None:
+        self._may_work.release()
+
+    def _loop(self) -> None:
+        stop, delay, is_blind = self._stop, 0.0, False
+        while not stop.wait(delay):
+            try:
+                with self._may_work:
+                    left = self._look()
+            except Exception as exc:  # noqa: BLE001  # an outage must not end the dispatcher
+                if not is_blind:
+                    logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
+                self._sweeper.lost_database()
+                is_blind, delay = True, _REST_SECONDS
+                continue
+            if is_blind:
+                logger.info("The dispatcher looks after due work again")
+            is_blind, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
+
+    def _look(self) -> float:
+        left = self._sweeper.seconds_to_next()
+        if left > 0:
+            return left
+        published = self._sweeper.sweep()
+        left = self._sweeper.seconds_to_next()
+        # What a full queue leaves due must not make us spin.
+        return left if left > 0 or published else self._settings.poll_seconds
+
+
+_started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_still: list[list[Dispatcher]] = []
+
+
+def _before_fork() -> None:
+    """A fork in the middle of a look would leave the child with locks, SQLite's own among them, that nobody opens."""
+    _still.append([dispatcher for dispatcher in list(_started) if dispatcher.hold_still()])
+
+
+def _after_fork() -> None:
+    for dispatcher in _still.pop():
+        dispatcher.go_on()
+
+
+def _in_child() -> None:
+    _started.clear()
+    _still.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

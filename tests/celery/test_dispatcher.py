@@ -1,0 +1,253 @@
+"""The dispatcher: in a worker, in beat, through a database outage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from celery.beat import Service
+
+from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.model import Due, Ref
+from celery_durable.runtime import Runtime
+from celery_durable.store import claims
+from celery_durable.tasks import SWEEP
+from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
+from tests.celery.conftest import MakeApp
+from tests.celery.embedded import messages, until, worker
+
+
+def nap(durable: Durable) -> Any:
+    @durable.workflow(name="nap")
+    def nap(event: WorkflowEvent[Any], step: Step) -> str:
+        step.sleep("nap", 0.05)
+        return "rested"
+
+    return nap
+
+
+@contextmanager
+def beat(app: Celery, tmp_path: Path) -> Iterator[Any]:
+    app.conf.beat_schedule_filename = str(tmp_path / "schedule")
+    service = Service(app, max_interval=0.05)
+    thread = threading.Thread(target=service.start)
+    thread.start()
+    try:
+        until(lambda: service._last_tick)
+        yield service
+    finally:
+        service.stop()
+        thread.join(20)
+
+
+# --- where it runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["beat", "worker", "both"])
+def test_timers_fire_wherever_the_dispatcher_runs(make_app: MakeApp, tmp_path: Path, where: str) -> None:
+    app = make_app(durable_dispatcher=where)
+    workflow = nap(Durable(app))
+    with worker(app), beat(app, tmp_path):
+        assert workflow.create().result("20 seconds") == "rested"
+
+
+def test_the_sweep_task_alone_is_enough(make_app: MakeApp, tmp_path: Path) -> None:
+    """For a beat that hosts no thread: it sends `sweep`, a worker sweeps."""
+    workers = make_app(durable_dispatcher="none")
+    beats = make_app(durable_dispatcher="worker", durable_queue=workers.conf.durable_queue)
+    workflow = nap(Durable(workers))
+    Durable(beats)
+    beats.conf.beat_schedule[SWEEP]["schedule"] = 0.05
+    with worker(workers), beat(beats, tmp_path):
+        assert workflow.create().result("20 seconds") == "rested"
+
+
+def test_a_schedule_that_is_assigned_later_loses_the_sweep_and_beat_puts_it_back(
+    make_app: MakeApp, tmp_path: Path
+) -> None:
+    app = make_app(durable_dispatcher="worker")
+    Durable(app)
+    assert SWEEP in app.conf.beat_schedule
+    app.conf.beat_schedule = {"mine": {"task": "mine", "schedule": 60.0}}
+    with beat(app, tmp_path) as service:
+        entries = dict(service.scheduler.schedule)
+    entry = entries[SWEEP]
+    assert (entry.task, entry.schedule.seconds, entry.options) == (SWEEP, 5.0, {"queue": app.conf.durable_queue})
+    assert "mine" in entries
+
+
+def test_beat_of_another_app_gets_nothing_from_us(make_app: MakeApp, tmp_path: Path) -> None:
+    ours, other = make_app(durable_dispatcher="beat"), make_app()
+    durable = Durable(ours)
+    with beat(other, tmp_path) as service:
+        assert SWEEP not in service.scheduler.schedule
+    assert "dispatcher" not in vars(durable)
+
+
+def test_without_a_dispatcher_neither_beat_nor_worker_runs_one(make_app: MakeApp, tmp_path: Path) -> None:
+    app = make_app(durable_dispatcher="none")
+    durable = Durable(app)
+    with worker(app), beat(app, tmp_path) as service:
+        assert SWEEP not in service.scheduler.schedule
+    assert "dispatcher" not in vars(durable)
+
+
+def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: Path) -> None:
+    app = make_app(durable_grace_seconds=0.001, durable_redispatch_seconds=600.0, durable_sweep_batch=5)
+    durable = Durable(app)
+    workflow = nap(durable)
+    for number in range(40):
+        workflow.create(id=f"n-{number}")
+    messages(app)
+    second = Sweeper(durable.store, durable.settings, Runtime(), durable.publisher.publish, lambda _: 0)
+    both = [Dispatcher(sweeper, durable.settings) for sweeper in (durable.sweeper, second)]
+    for dispatcher in both:
+        dispatcher.start()
+    try:
+        until(lambda: durable.sweeper.seconds_to_next() > 300)
+    finally:
+        for dispatcher in both:
+            dispatcher.stop()
+    assert sorted(m.payload[0][1] for m in messages(app)) == sorted(f"n-{number}" for number in range(40))
+
+
+def test_a_dispatcher_starts_once_and_stops(durable: Durable) -> None:
+    def threads() -> int:
+        return sum(thread.name == "durable-dispatcher" for thread in threading.enumerate())
+
+    dispatcher = durable.dispatcher
+    dispatcher.start()
+    dispatcher.start()
+    assert threads() == 1
+    dispatcher.stop()
+    assert threads() == 0
+    dispatcher.start()
+    assert threads() == 1
+    dispatcher.stop()
+
+
+# --- outages ------------------------------------------------------------------------------------
+
+
+class Outage(Runtime):
+    """A database that is away while ``is_down``, and a steady clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds, self.is_down = 0.0, False
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def back_off(self, times: int) -> None:
+        pass
+
+    def install(self, engine: sa.Engine) -> None:
+        def refuse(*_: Any) -> None:
+            if self.is_down:
+                raise sa.exc.OperationalError("SELECT 1", {}, OSError("the server is away"))
+
+        sa.event.listen(engine, "do_connect", refuse)
+        sa.event.listen(engine, "before_cursor_execute", refuse)
+
+
+@pytest.fixture
+def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[Due]]:
+    runtime = Outage()
+    app = make_app(durable_lease_seconds=0.05, durable_grace_seconds=0.001)
+    durable = Durable(app, runtime=runtime)
+    runtime.install(durable.store.engine)
+    published: list[Due] = []
+
+    def publish(dues: Any) -> list[Due]:
+        published.extend(dues)
+        return []
+
+    sweeper = Sweeper(durable.store, durable.settings, runtime, publish, lambda _: None)
+    nap(durable).create(id="n-1")
+    return durable, runtime, sweeper, published
+
+
+def _claim(durable: Durable) -> Any:
+    ref = Ref("nap", "n-1", 1)
+    lease = durable.settings.lease
+    return durable.store.transact(lambda tx: claims.claim(tx, ref, token="t" * 36, claimed_by="task node", lease=lease))
+
+
+def _crashes(durable: Durable) -> int:
+    with durable.store.engine.connect() as connection:
+        return int(connection.execute(sa.select(durable.store.tables.instance.c.crash_count)).scalar_one())
+
+
+def _until_due(sweeper: Sweeper) -> None:
+    until(lambda: sweeper.seconds_to_next() <= 0)
+
+
+def test_an_expired_claim_is_released_as_a_crash(outage: Any) -> None:
+    durable, _, sweeper, published = outage
+    assert _claim(durable)
+    _until_due(sweeper)
+    assert sweeper.sweep() == 1
+    assert published == [Due(Ref("nap", "n-1", 1), durable.settings.queue)]
+    assert _crashes(durable) == 1
+
+
+@pytest.mark.parametrize("first_to_see", ["sweep", "seconds_to_next"])
+def test_after_an_outage_no_claim_expires_for_one_lease(outage: Any, first_to_see: str) -> None:
+    """The database was away, and with it every heartbeat: the workers live, and get time to say so."""
+    durable, runtime, sweeper, published = outage
+    assert _claim(durable)
+    _until_due(sweeper)
+    runtime.is_down = True
+    with pytest.raises(sa.exc.OperationalError):
+        getattr(sweeper, first_to_see)()
+    if first_to_see == "seconds_to_next":
+        sweeper.lost_database()  # as the dispatcher does
+    runtime.is_down = False
+    assert sweeper.sweep() == 0
+    assert (published, _crashes(durable)) == ([], 0)
+    runtime.seconds += 0.04
+    _until_due(sweeper)
+    assert sweeper.sweep() == 0
+    runtime.seconds += 0.02
+    _until_due(sweeper)
+    assert sweeper.sweep() == 1
+    assert _crashes(durable) == 1
+
+
+def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
+    _, runtime, sweeper, published = outage
+    _until_due(sweeper)
+    sweeper.lost_database()
+    assert sweeper.sweep() == 1
+    assert [due.ref.instance_id for due in published] == ["n-1"]
+
+
+def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "celery_durable.dispatcher")
+    runtime = Outage()
+    app = make_app(durable_dispatcher="worker", durable_grace_seconds=0.001)
+    durable = Durable(app, runtime=runtime)
+    runtime.install(durable.store.engine)
+    workflow = nap(durable)
+
+    def told(start: str) -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if record.name == "celery_durable.dispatcher"]
+        return [line for line in lines if line.startswith(start)]
+
+    durable.dispatcher.start()
+    runtime.is_down = True
+    until(lambda: told("The dispatcher cannot look after due work, trying on: "))
+    runtime.is_down = False
+    workflow.create(id="n-1")
+    messages(app)
+    until(lambda: messages(app))
+    until(lambda: told("The dispatcher looks after due work again"))  # said when its turn is over
+    assert len(told("The dispatcher cannot look after due work")) == 1  # said once, not at every try
+    assert len(told("The dispatcher looks after due work again")) == 1

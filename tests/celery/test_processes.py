@@ -1,0 +1,137 @@
+"""What holds for a whole process, and for its forks: each test runs a small program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+import os, sys
+from celery import Celery
+from celery_durable import Durable, NotConfigured, durable_workflow
+
+@durable_workflow
+def order(event, step):
+    return step.do("one", lambda: os.getpid())
+
+def make(name):
+    app = Celery(name, broker="memory://", set_as_current=False)
+    app.conf.update(durable_database_url=sys.argv[1], durable_lease_seconds=30.0)
+    return app
+"""
+
+
+def run(program: str, url: str) -> str:
+    """What a program of its own prints; it must end well."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HEAD + textwrap.dedent(program), url],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_shared_workflow_finds_its_durable(store_url: str) -> None:
+    printed = run(
+        """
+        def told():
+            try:
+                order.create()
+            except NotConfigured as exc:
+                return str(exc)
+            return "created"
+
+        print(told())                       # none
+        first = make("first"); Durable(first)
+        print(told())                       # the only one
+        second = make("second"); Durable(second)
+        print(told())                       # several, none current
+        second.set_current()
+        print(told())
+        print(order.durable is second.durable)
+        """,
+        store_url,
+    )
+    refusal = (
+        "Workflow 'order' needs a Durable, and this process has none (or several and no current Celery app). "
+        "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
+        "or make the app current with `app.set_current()`."
+    )
+    assert printed.splitlines() == [refusal, "created", refusal, "created", "True"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_durable_without_an_app_says_so(store_url: str) -> None:
+    printed = run(
+        """
+        durable = Durable()
+        @durable.workflow
+        def other(event, step): ...
+        try:
+            other.create()
+        except NotConfigured as exc:
+            print(exc)
+        durable.init_app(make("late"))
+        print(other.create(id="o-1"))
+        """,
+        store_url,
+    )
+    assert printed.splitlines() == [
+        "This Durable() needs a Durable, and this process has none (or several and no current Celery app). "
+        "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
+        "or make the app current with `app.set_current()`.",
+        "<WorkflowInstance other/o-1>",
+    ]
+
+
+def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_url: str) -> None:
+    """A child that spoke over its parent's connections would mix up the two's answers, or hang."""
+    printed = run(
+        """
+        app = make("app")
+        durable = Durable(app)
+        def advance(name):
+            sentence = durable.app.tasks["celery_durable.advance"].apply(args=("order", name, 1)).get()
+            return sentence, order.get(name).status().output
+
+        order.create(id="before")
+        assert advance("before") == ("complete", os.getpid())
+        durable.dispatcher.start()
+
+        children = []
+        for number in range(3):
+            child = os.fork()
+            if child == 0:
+                for turn in range(5):
+                    name = f"c-{number}-{turn}"
+                    order.create(id=name)
+                    assert advance(name) == ("complete", os.getpid())
+                os._exit(0)
+            children.append(child)
+        for turn in range(5):
+            order.create(id=f"p-{turn}")
+            assert advance(f"p-{turn}") == ("complete", os.getpid())
+        for child in children:
+            assert os.waitpid(child, 0)[1] == 0
+        order.create(id="after")
+        assert advance("after") == ("complete", os.getpid())
+        durable.close()
+        print(len(order.list(status="complete", limit=100).items))
+        """,
+        store_url,
+    )
+    assert printed == "22\n"

@@ -1,0 +1,309 @@
+"""Publishing is best effort: it fails nobody, rests after a failure, and what it missed the sweep makes good."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from sqlalchemy.orm import Session
+
+from celery_durable import CreateOptions, Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
+from celery_durable.runtime import Runtime
+from tests.celery.conftest import MakeApp
+from tests.celery.embedded import messages, worker
+
+
+class SteppedRuntime(Runtime):
+    """A steady clock that only the test moves, so that a rest after a failure ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self.checkpoints: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def checkpoint(self, name: str) -> None:
+        self.checkpoints.append(name)
+
+
+def a_refused_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+REFUSED = ["redis", "amqp"]
+
+
+@pytest.fixture(params=REFUSED)
+def brokerless(request: pytest.FixtureRequest, make_app: MakeApp) -> Celery:
+    """An app whose broker refuses connections."""
+    return make_app(broker_url=f"{request.param}://127.0.0.1:{a_refused_port()}//")
+
+
+def approval(durable: Durable) -> Any:
+    @durable.workflow(name="approval")
+    def approval(event: WorkflowEvent[Any], step: Step) -> Any:
+        return step.wait_for_event("wait", "approval").payload
+
+    return approval
+
+
+# --- no broker ----------------------------------------------------------------------------------
+
+
+def test_every_verb_succeeds_without_a_broker(brokerless: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    durable = Durable(brokerless)
+    workflow = approval(durable)
+    instance = workflow.create(id="i-1")
+    assert instance.send_event("approval", "yes")
+    instance.pause()
+    instance.resume()
+    assert instance.restart() == 2
+    assert [made.id for made in workflow.create_batch([CreateOptions(id="i-2"), CreateOptions(id="i-3")])] == [
+        "i-2",
+        "i-3",
+    ]
+    assert {item.id for item in workflow.list().items} == {"i-1", "i-2", "i-3"}
+    warnings = [record.getMessage() for record in caplog.records if record.name == "celery_durable.tasks"]
+    assert len(warnings) == 1  # then the publisher rests, and calls no longer wait for a broker
+    assert warnings[0].startswith("The broker took no message for 1 due instances, the sweep will: OperationalError(")
+    assert durable.publisher.failures == 5  # create, resume, restart and two of the batch; nobody awaited the event
+
+
+def test_a_broker_that_hangs_up_is_called_once(make_app: MakeApp) -> None:
+    """Kombu's own patience is seconds for each message, and longer where the application turned its retries off."""
+    calls = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                calls.append(listener.accept()[0].close())
+
+    thread = threading.Thread(target=hang_up)
+    thread.start()
+    port = listener.getsockname()[1]
+    approval(Durable(make_app(broker_url=f"amqp://127.0.0.1:{port}//", task_publish_retry=False))).create()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    assert len(calls) == 1
+
+
+def test_after_a_failure_the_publisher_rests_and_then_tries_again(make_app: MakeApp) -> None:
+    runtime = SteppedRuntime()
+    app = make_app(broker_url=f"redis://127.0.0.1:{a_refused_port()}//")
+    workflow = approval(Durable(app, runtime=runtime))
+
+    def tries() -> int:
+        return runtime.checkpoints.count("before-publish")
+
+    workflow.create()
+    workflow.create()
+    assert tries() == 1
+    runtime.seconds += 1.9
+    workflow.create()
+    assert tries() == 1
+    runtime.seconds += 0.2
+    workflow.create()
+    assert tries() == 2
+
+
+def test_what_was_created_without_a_broker_runs_when_there_is_one(make_app: MakeApp, store_url: str) -> None:
+    offline = make_app(broker_url=f"redis://127.0.0.1:{a_refused_port()}//", durable_grace_seconds=0.01)
+    online = make_app(durable_queue=offline.conf.durable_queue)
+    created = approval(Durable(offline)).create(id="i-1")
+    created.send_event("approval", "yes")
+    workflow = approval(Durable(online))
+    with worker(online):
+        assert workflow.get("i-1").result("20 seconds") == "yes"
+
+
+def test_a_sweep_whose_messages_the_broker_refuses_offers_them_again_soon(make_app: MakeApp, store_url: str) -> None:
+    """Not only after the redispatch time, which doubles: nobody has been told."""
+    app = make_app(
+        broker_url=f"redis://127.0.0.1:{a_refused_port()}//",
+        durable_grace_seconds=0.001,
+        durable_redispatch_seconds=600.0,
+    )
+    durable = Durable(app)
+    workflow = approval(durable)
+    workflow.create(id="i-1")
+    _until_due(durable)
+    assert durable.sweeper.sweep() == 0
+    assert durable.sweeper.seconds_to_next() <= 1.0
+    with durable.store.engine.connect() as connection:
+        assert connection.execute(sa.select(durable.store.tables.instance.c.dispatches)).scalar_one() == 0
+
+
+def test_a_sweep_that_published_looks_again_after_the_redispatch_time(make_app: MakeApp) -> None:
+    app = make_app(durable_grace_seconds=0.001, durable_redispatch_seconds=600.0)
+    durable = Durable(app)
+    approval(durable).create(id="i-1")
+    _until_due(durable)
+    assert durable.sweeper.sweep() == 1
+    assert durable.sweeper.seconds_to_next() > 300
+    assert [message.payload[0] for message in messages(app)] == [["approval", "i-1", 1]] * 2  # create's own, and this
+
+
+def test_while_the_queue_is_long_nothing_is_published(make_app: MakeApp) -> None:
+    """Priority lives in SQL, not behind a first-in first-out queue."""
+    app = make_app(durable_grace_seconds=0.001, durable_queue_high_water=3)
+    durable = Durable(app)
+    workflow = approval(durable)
+    for number in range(3):
+        workflow.create(id=f"i-{number}")
+    _until_due(durable)
+    assert durable.sweeper.sweep() == 0
+    assert len(messages(app)) == 3
+    assert durable.sweeper.sweep() == 3
+
+
+def _until_due(durable: Durable) -> None:
+    while (left := durable.sweeper.seconds_to_next()) > 0:
+        durable.runtime.sleep(left)
+    # The last of several, too.
+    durable.runtime.sleep(0.02)
+
+
+# --- inside the caller's transaction ------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def engine(store_url: str) -> Any:
+    engine = sa.create_engine(store_url)
+    yield engine
+    engine.dispose()
+
+
+def test_create_in_a_session_publishes_only_after_its_commit(app: Celery, durable: Durable, engine: sa.Engine) -> None:
+    workflow = approval(durable)
+    with Session(engine) as session:
+        instance = workflow.create(id="i-1", session=session)
+        session.flush()
+        assert messages(app) == []
+        with session.begin_nested():
+            session.execute(sa.text("SELECT 1"))
+        assert messages(app) == []
+        session.commit()
+    assert [message.payload[0] for message in messages(app)] == [["approval", "i-1", 1]]
+    assert instance.status().status == "active"
+
+
+def test_a_session_that_rolls_back_creates_and_publishes_nothing(
+    app: Celery, durable: Durable, engine: sa.Engine
+) -> None:
+    workflow = approval(durable)
+    with Session(engine) as session:
+        workflow.create(id="i-1", session=session)
+        session.rollback()
+        session.execute(sa.text("SELECT 1"))
+        session.commit()
+    assert messages(app) == []
+    assert workflow.list().items == ()
+    workflow.create(id="i-1")
+
+
+def test_a_session_tells_of_each_transaction_once(app: Celery, durable: Durable, engine: sa.Engine) -> None:
+    workflow = approval(durable)
+    with Session(engine) as session:
+        for number in (1, 2):
+            workflow.create(id=f"i-{number}", session=session)
+            session.commit()
+            assert [message.payload[0][1] for message in messages(app)] == [f"i-{number}"]
+        session.commit()
+    assert messages(app) == []
+
+
+def test_an_id_that_exists_leaves_the_session_usable(app: Celery, durable: Durable, engine: sa.Engine) -> None:
+    workflow = approval(durable)
+    workflow.create(id="i-1")
+    messages(app)
+    with Session(engine) as session:
+        with pytest.raises(InstanceAlreadyExists):
+            workflow.create(id="i-1", session=session)
+        workflow.create(id="i-1", if_exists="return", session=session)
+        workflow.create(id="i-2", session=session)
+        session.commit()
+    assert [message.payload[0][1] for message in messages(app)] == ["i-2"]
+
+
+def test_a_broker_that_is_away_fails_no_commit(brokerless: Celery, engine: sa.Engine) -> None:
+    workflow = approval(Durable(brokerless))
+    with Session(engine) as session:
+        workflow.create(id="i-1", session=session)
+        session.commit()
+    assert workflow.get("i-1").status().status == "active"
+
+
+def test_an_event_in_a_session_wakes_only_after_its_commit(app: Celery, durable: Durable, engine: sa.Engine) -> None:
+    workflow = approval(durable)
+    instance = workflow.create(id="i-1")
+    app.tasks["celery_durable.advance"].apply(args=("approval", "i-1", 1))
+    assert instance.status().status == "waiting"
+    messages(app)
+    with Session(engine) as session:
+        assert instance.send_event("approval", "yes", session=session)
+        assert messages(app) == []
+        session.commit()
+    assert [message.payload[0] for message in messages(app)] == [["approval", "i-1", 1]]
+
+
+def test_a_session_of_another_database_is_refused(durable: Durable, tmp_path: Any) -> None:
+    workflow = approval(durable)
+    other = sa.create_engine(f"sqlite:///{tmp_path}/other.sqlite3")
+    with Session(other) as session, pytest.raises(StoreMismatch):
+        workflow.create(session=session)
+    other.dispose()
+    assert workflow.list().items == ()
+
+
+def test_what_a_step_creates_is_published_after_its_commit(app: Celery, durable: Durable) -> None:
+    child = approval(durable)
+
+    @durable.workflow
+    def parent(event: WorkflowEvent[Any], step: Step) -> str:
+        def body(tx: StepTx) -> str:
+            return tx.create(child, id="child-1")
+
+        def fails(tx: StepTx) -> None:
+            tx.create(child, id="child-2")
+            raise ValueError("after the create was buffered")
+
+        made = step.do("create", body)
+        step.do("fail", fails)
+        return made
+
+    parent.create(id="p-1")
+    messages(app)
+    app.tasks["celery_durable.advance"].apply(args=("parent", "p-1", 1))
+    assert [message.payload[0] for message in messages(app)] == [["approval", "child-1", 1]]
+    assert [item.id for item in child.list().items] == ["child-1"]
+
+
+def test_a_queue_that_the_app_does_not_have_holds_up_nobody_else(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(task_create_missing_queues=False)
+    durable = Durable(app)
+
+    @durable.workflow(name="renamed", queue="gone")
+    def renamed(event: WorkflowEvent[Any], step: Step) -> None: ...
+
+    renamed.create(id="r-1")
+    approval(durable).create(id="a-1")
+    assert [message.payload[0] for message in messages(app)] == [["approval", "a-1", 1]]
+    assert "renamed/r-1#1 cannot be published, and is tried again later" in caplog.text
+    assert durable.publisher.failures == 1

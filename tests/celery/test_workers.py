@@ -1,0 +1,156 @@
+"""Workflows run on workers of this process: threads and solo pools, several apps, pools that are refused."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from celery.concurrency.base import BasePool
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadsPool
+
+from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from tests.celery.conftest import MakeApp
+from tests.celery.embedded import until, worker
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("pool", [ThreadsPool, SoloPool], ids=["threads", "solo"])
+def test_a_workflow_completes(durable: Durable, app: Celery, pool: type) -> None:
+    ran: list[str] = []
+
+    def flaky(tx: StepTx) -> int:
+        ran.append("flaky")
+        if tx.attempt == 1:
+            raise OSError("not yet")
+        return tx.attempt
+
+    @durable.workflow
+    def order(event: WorkflowEvent[int], step: Step) -> list[int]:
+        first = step.do("double", lambda: event.payload * 2)
+        step.sleep("rest", 0.05)
+        attempts = step.do("flaky", StepConfig(retries=Retries(limit=2, delay=0.05)), flaky)
+        answer = step.wait_for_event("answer", "answer", timeout="1 minute").payload
+        a, b = step.submit("a", lambda: 1), step.submit("b", lambda: 2)
+        return [first, attempts, answer, *step.gather(a, b)]
+
+    with worker(app, pool=pool, concurrency=2 if pool is ThreadsPool else 1):
+        instance = order.create(21)
+        instance.send_event("answer", 7)
+        assert instance.result("20 seconds") == [42, 2, 7, 1, 2]
+    assert ran == ["flaky", "flaky"]
+
+
+def test_many_instances_run_side_by_side(durable: Durable, app: Celery) -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    @durable.workflow
+    def meet(event: WorkflowEvent[Any], step: Step) -> None:
+        step.do("meet", lambda: together.wait() and None)
+
+    with worker(app, concurrency=4):
+        instances = [meet.create() for _ in range(4)]
+        for instance in instances:
+            instance.result("20 seconds")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", ["gevent", "eventlet"])
+def test_pools_of_cooperative_threads_are_refused(
+    app: Celery, durable: Durable, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = type("TaskPool", (BasePool,), {"__module__": f"celery.concurrency.{name}"})
+    made = app.WorkController(pool=pool)
+    made.start()
+    assert made.exitcode
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert str(record.exc_info[1]) == (  # type: ignore[index]
+        f"celery_durable does not run on the {name!r} pool: its cooperative threads starve the lease keeper. "
+        "Run this queue on a worker with -P prefork, threads or solo."
+    )
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_two_apps_in_one_process_keep_apart(make_app: MakeApp) -> None:
+    """One store, two queues, and a workflow each that the other does not know."""
+    apps = [make_app(), make_app()]
+    instances = []
+    for number, app in enumerate(apps):
+        durable = Durable(app)
+
+        @durable.workflow(name=f"which-{number}")
+        def which(event: WorkflowEvent[Any], step: Step, number: int = number) -> int:
+            step.sleep("nap", 0.01)
+            return step.do("which", lambda: number)
+
+        assert [f"which-{n}" in durable.workflows for n in range(2)] == [n == number for n in range(2)]
+        assert durable.workflows.get(f"which-{1 - number}") is None
+        instances.append(which.create())
+    # One after the other: in one process Celery runs one app's worker at a time.
+    for app, instance in reversed(list(zip(apps, instances, strict=True))):
+        with worker(app):
+            assert instance.result("20 seconds") == apps.index(app)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_worker_that_does_not_know_the_workflow_leaves_it_for_one_that_does(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = make_app(durable_unknown_workflow_seconds=0.05)
+    new = make_app(durable_queue=old.conf.durable_queue, durable_unknown_workflow_seconds=0.05)
+    Durable(old)
+    durable = Durable(new)
+
+    @durable.workflow
+    def fresh(event: WorkflowEvent[Any], step: Step) -> str:
+        return "done"
+
+    instance = fresh.create()
+    with worker(old, pool="solo", concurrency=1):
+        until(lambda: told(caplog) > 1)  # again and again, as the dispatcher offers it
+    assert instance.status().status == "active"
+    with worker(new):
+        assert instance.result("20 seconds") == "done"
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_worker_that_stops_hands_its_runs_on(durable: Durable, app: Celery) -> None:
+    """However it is told: a remote `shutdown` raises no signal."""
+    has_begun, go_on = threading.Event(), threading.Event()
+
+    @durable.workflow
+    def two(event: WorkflowEvent[Any], step: Step) -> int:
+        step.do("first", lambda: has_begun.set() or go_on.wait(20))
+        return step.do("second", lambda: 2)
+
+    instance = two.create()
+
+    def let_go() -> None:
+        until(durable.stop_flag.is_set)
+        go_on.set()
+
+    with worker(app):
+        assert has_begun.wait(20)
+        threading.Thread(target=let_go).start()
+    until(lambda: instance.history().steps)
+    until(lambda: _claim(durable) is None)
+    assert [step.name for step in instance.history().steps] == ["first"]
+    assert instance.status().status == "active"
+    with worker(app):
+        assert instance.result("20 seconds") == 2
+
+
+def _claim(durable: Durable) -> Any:
+    with durable.store.engine.connect() as connection:
+        return connection.execute(sa.select(durable.store.tables.instance.c.claim_token)).scalar()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> int:
+    return caplog.text.count("This worker does not know workflow 'fresh'; instance ")

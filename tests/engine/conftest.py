@@ -1,0 +1,40 @@
+"""The world of an engine test; every world must leave its database in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine import invariants
+from tests.engine.world import World
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    """Engine tests run on two databases; the store's own run on all, as do those marked `everywhere` here."""
+    return request.param
+
+
+@pytest.fixture
+def make_world(store_url: str) -> Iterator[Callable[..., World]]:
+    """A world with settings of its own."""
+    worlds: list[World] = []
+
+    def make(**settings: Any) -> World:
+        worlds.append(World(store_url, **settings))
+        return worlds[-1]
+
+    yield make
+    try:
+        for world in worlds:
+            invariants.check(world)
+    finally:
+        for world in worlds:
+            world.close()
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    return make_world()

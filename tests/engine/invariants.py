@@ -1,0 +1,137 @@
+"""What must hold of any database that the engine leaves behind, as SQL that answers with the rows that break it.
+
+I1..I12 of the fault model: lost or doubled steps, mixed owners, wrong order, events and steps that disagree,
+work that nobody will look after, wake-ups that got lost, prior runs that changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+_STEP_OF_RUN = "s.instance_pk = i.id AND s.run_number = i.run_number"
+_BOOKING = "l.instance = i.instance_id AND l.run = s.run_number AND l.step = s.name"
+_LIVE = "i.status IN ('active', 'waiting')"
+_TERMINAL = "i.status IN ('complete', 'errored', 'terminated')"
+
+QUERIES = {
+    "I1 a completed booking step has written exactly one row": f"""
+        SELECT i.instance_id, s.step_key, (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) AS written
+        FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
+        WHERE s.name LIKE 'book%' AND s.status = 'completed'
+          AND (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) <> 1""",
+    "I2 a row in the ledger belongs to a completed step": f"""
+        SELECT l.instance, l.run, l.step FROM author_ledger l
+        WHERE NOT EXISTS (SELECT 1 FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
+                          WHERE {_BOOKING} AND s.status = 'completed')""",
+    "I3 step and ledger come from the same attempt": f"""
+        SELECT i.instance_id, s.step_key, s.attempts, l.attempt
+        FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk JOIN author_ledger l ON {_BOOKING}
+        WHERE s.attempts <> l.attempt""",
+    "I4 no step ended before an earlier one that is still open": """
+        SELECT s.instance_pk, s.step_key, o.step_key FROM workflow_step s JOIN workflow_step o
+          ON o.instance_pk = s.instance_pk AND o.run_number = s.run_number AND o.seq < s.seq
+        WHERE s.status IN ('completed', 'errored') AND o.status IN ('pending', 'waiting')""",
+    "I4b call order is a total order": """
+        SELECT instance_pk, run_number, seq FROM workflow_step
+        GROUP BY instance_pk, run_number, seq HAVING count(*) > 1""",
+    "I5 a consumed event belongs to a wait that ended": """
+        SELECT e.instance_pk, e.seq, e.consumed_by_step_key FROM workflow_event e LEFT JOIN workflow_step s
+          ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
+        WHERE e.consumed_by_step_key IS NOT NULL
+          AND (s.step_key IS NULL OR s.type <> 'waitForEvent' OR e.created_at > s.wake_at
+               OR NOT (s.status = 'completed' OR s.status = 'errored' AND s.error_name = 'EventPayloadInvalid'))""",
+    "I5b delivered and consumed are one thing": """
+        SELECT instance_pk, seq FROM workflow_event
+        WHERE (delivered_at IS NULL) <> (consumed_by_step_key IS NULL)""",
+    "I5c a wait that ended with an event consumed exactly one": """
+        SELECT s.instance_pk, s.step_key FROM workflow_step s LEFT JOIN workflow_event e
+          ON e.instance_pk = s.instance_pk AND e.run_number = s.run_number AND e.consumed_by_step_key = s.step_key
+        WHERE s.type = 'waitForEvent'
+        GROUP BY s.instance_pk, s.run_number, s.step_key, s.status, s.error_name
+        HAVING count(e.seq) <> CASE WHEN s.status = 'completed' OR s.status = 'errored'
+                                         AND s.error_name = 'EventPayloadInvalid' THEN 1 ELSE 0 END""",
+    "I6 whatever can go on is looked after": f"""
+        SELECT i.instance_id, i.status, i.run_at, i.poll_at FROM workflow_instance i
+        WHERE {_LIVE} AND (i.run_at IS NULL OR i.poll_at IS NULL)
+           OR NOT ({_LIVE}) AND i.poll_at IS NOT NULL""",
+    "I6b what sleeps is looked at when its time comes": """
+        SELECT i.instance_id, i.run_at, i.poll_at FROM workflow_instance i
+        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND i.poll_at < i.run_at""",
+    "I7 a claim is whole, and only active instances have one": """
+        SELECT i.instance_id, i.status FROM workflow_instance i
+        WHERE (i.claim_token IS NULL) <> (i.lease_until IS NULL) OR (i.claim_token IS NULL) <> (i.claimed_by IS NULL)
+           OR i.claim_token IS NOT NULL AND i.status <> 'active'
+           OR i.claim_token IS NULL AND i.pause_requested""",
+    "I7b no wake-up is lost": f"""
+        SELECT i.instance_id, s.step_key, e.seq FROM workflow_instance i
+        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.type = 'waitForEvent' AND s.status = 'waiting'
+        JOIN workflow_event e ON e.instance_pk = i.id AND e.run_number = i.run_number AND e.type = s.wait_event_type
+          AND e.delivered_at IS NULL AND e.created_at <= s.wake_at
+        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND i.run_at > :now""",
+    "I7c an instance sleeps no longer than its earliest step": f"""
+        SELECT i.instance_id, s.step_key FROM workflow_instance i
+        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.status = 'waiting'
+        WHERE i.status = 'waiting' AND i.run_at > coalesce(s.next_retry_at, s.wake_at)""",
+    "I8 an ended run says how, and only that": f"""
+        SELECT i.instance_id, i.status, r.output, r.error_name FROM workflow_instance i
+        JOIN workflow_run r ON r.instance_pk = i.id AND r.run_number = i.run_number
+        WHERE (r.output IS NOT NULL) <> (i.status = 'complete') OR (r.error_name IS NOT NULL) <> (i.status = 'errored')
+           OR (r.error_message IS NOT NULL) <> (i.status = 'errored') OR (r.completed_at IS NOT NULL) <> ({_TERMINAL})
+           OR {_TERMINAL} AND (i.run_at IS NOT NULL OR i.claim_token IS NOT NULL)""",
+    "I8b a step that ended has its time, result or error, and only then": """
+        SELECT s.instance_pk, s.step_key, s.status FROM workflow_step s
+        WHERE (s.finished_at IS NOT NULL) <> (s.status IN ('completed', 'errored', 'cancelled'))
+              AND NOT (s.status = 'cancelled' AND s.finished_at IS NULL)
+           OR s.status = 'errored' AND s.error_name IS NULL
+           OR s.status = 'completed' AND (s.error_name IS NOT NULL OR (s.result IS NULL) <> (s.type = 'sleep'))
+           OR s.status = 'waiting' AND (s.type = 'do') <> (s.next_retry_at IS NOT NULL)
+           OR s.status = 'waiting' AND (s.type <> 'do') <> (s.wake_at IS NOT NULL)
+           OR s.status = 'pending' AND s.type <> 'do'""",
+    "I10 no step has more attempts than it may": """
+        SELECT s.instance_pk, s.step_key, s.attempts, s.max_attempts FROM workflow_step s
+        WHERE s.attempts > s.max_attempts""",
+    "I13 the counters of a run's log are right": """
+        SELECT r.instance_pk, r.run_number, r.logs FROM workflow_run r
+        WHERE r.logs <> (SELECT count(*) FROM workflow_log l
+                         WHERE l.instance_pk = r.instance_pk AND l.run_number = r.run_number)""",
+}
+
+
+def check(world: Any) -> None:
+    """Fail with every invariant that is broken, but for those that the test has exempted, with its reason."""
+    broken = []
+    with world.store.engine.connect() as connection:
+        for name, query in QUERIES.items():
+            if name.split()[0] in world.exempt:
+                continue
+            given = {"now": world.now_us} if ":now" in query else {}
+            found = connection.execute(sa.text(query), given).all()
+            broken += [f"{name}: {tuple(row)}" for row in found]
+    broken += _attempts_run_twice(world) + _changed_runs(world) + _lost_calls(world)
+    assert not broken, "\n".join(broken)
+
+
+def _attempts_run_twice(world: Any) -> list[str]:
+    if "I9" in world.exempt:
+        return []
+    bodies = world.bodies
+    return [f"I9 an attempt ran twice: {body}" for body in dict.fromkeys(bodies) if bodies.count(body) > 1]
+
+
+def _changed_runs(world: Any) -> list[str]:
+    return [
+        f"I11 run {run} of {instance_id} has changed after its restart"
+        for (workflow, instance_id, run), rows in world.prior_runs.items()
+        if world.recorded(world.instance(workflow, instance_id), run) != rows
+    ]
+
+
+def _lost_calls(world: Any) -> list[str]:
+    i, e = world.store.tables.instance.c, world.store.tables.event.c
+    instances = {(row.workflow, row.instance_id) for row in world.rows(sa.select(i.workflow, i.instance_id))}
+    events = {row.event_id for row in world.rows(sa.select(e.event_id))}
+    return [f"I12 create was answered, and is gone: {each}" for each in world.accepted if each not in instances] + [
+        f"I12 send_event was answered, and is gone: {each}" for each in world.accepted_events if each not in events
+    ]

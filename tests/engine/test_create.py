@@ -1,0 +1,434 @@
+"""Creating, finding and listing instances."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pydantic
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import CreateOptions, Step, WorkflowEvent
+from celery_durable.errors import (
+    BatchTooLarge,
+    CursorInvalid,
+    InstanceAlreadyExists,
+    InstanceNotFound,
+    InvalidInstanceId,
+    NotSerializable,
+    PayloadTooLarge,
+    StoreMismatch,
+    ValueRefused,
+    WorkflowNotFound,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import Status
+from tests.engine.world import START, World, insert_name, on_one_database
+
+
+class OrderIn(pydantic.BaseModel):
+    order_id: str
+    cents: int = 5
+
+
+@pytest.fixture
+def order(world: World):
+    @world.workflow
+    def order(event: WorkflowEvent[OrderIn], step: Step):
+        return f"{event.payload.order_id}: {event.payload.cents}"
+
+    return order
+
+
+GOOD = {"order_id": "42"}
+
+
+def ids(world: World) -> list[str]:
+    return sorted(item.id for item in world.operations.list("order").items)
+
+
+def test_create_records_the_instance_and_tells_the_workers(world: World, order) -> None:
+    instance = order.create(OrderIn(order_id="42"), id="o-1")
+    assert (instance.status, instance.row.run_number) == ("active", 1)
+    assert [due.ref for due in world.messages] == [instance.ref]
+    assert world.messages[0].queue == "durable"
+    world.run_until_idle()
+    assert instance.output == "42: 5"
+
+
+def test_a_workflow_can_have_its_own_queue(world: World) -> None:
+    @world.workflow(queue="slow")
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", 60)
+
+    order.create()
+    assert [due.queue for due in world.messages] == ["slow"]
+    world.run_until_idle()
+    world.advance(60)
+    world.sweeper.sweep()
+    assert [due.queue for due in world.messages] == ["slow"]
+
+
+def test_an_instance_whose_message_was_lost_is_found_by_the_sweep(world: World, order) -> None:
+    instance = order.create(GOOD)
+    world.messages.clear()
+    world.run_after(1.999999)
+    assert instance.status == "active"
+    world.run_after(0.000001)
+    assert instance.status == "complete"
+
+
+def test_without_an_id_each_instance_gets_one(world: World, order) -> None:
+    made = {world.operations.create("order", GOOD) for _ in range(3)}
+    assert len(made) == 3
+
+
+def test_an_id_is_unique_within_its_workflow(world: World, order) -> None:
+    order.create(GOOD, id="o-1")
+    with pytest.raises(InstanceAlreadyExists) as caught:
+        order.create({"order_id": "other"}, id="o-1")
+    assert str(caught.value) == (
+        "Workflow 'order' already has an instance 'o-1'. Use another id, create(..., if_exists=\"return\") to get the "
+        "existing one, or restart() to run it again."
+    )
+
+    @world.workflow
+    def invoice(event: WorkflowEvent, step: Step):
+        return "i"
+
+    assert invoice.run(id="o-1").output == "i"
+    assert order.of("o-1").output == "42: 5"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_existing_instance_can_be_returned_and_is_left_alone(world: World, order, ended: bool) -> None:
+    instance = order.create(GOOD, id="o-1")
+    if ended:
+        world.run_until_idle()
+    world.messages.clear()
+    before = instance.row
+    assert order.create({"order_id": "other"}, id="o-1", if_exists="return").id == "o-1"
+    assert instance.row == before
+    assert world.messages == []
+
+
+def test_an_unknown_way_to_treat_existing_instances_is_refused(world: World, order) -> None:
+    with pytest.raises(ValueRefused, match=r'^if_exists=\'replace\' is not known: use "error" or "return".$'):
+        order.create(GOOD, if_exists="replace")
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "error", "message"),
+    [
+        (
+            {"cents": "x"},
+            {},
+            WorkflowParamsInvalid,
+            "Parameters of workflow 'order' are not valid: $.order_id: Field required; "
+            "$.cents: Input should be a valid integer, unable to parse string as an integer.",
+        ),
+        (
+            GOOD,
+            {"id": "no spaces"},
+            InvalidInstanceId,
+            "Instance id 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin "
+            "with '-'.",
+        ),
+        (
+            GOOD,
+            {"id": "newline\n"},
+            InvalidInstanceId,
+            "Instance id 'newline\\n' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin "
+            "with '-'.",
+        ),
+        (
+            {"order_id": "x" * 2**20},
+            {},
+            PayloadTooLarge,
+            "Parameters of workflow 'order' has 1048601 bytes as JSON; at most 1048576 are allowed. "
+            "Keep large data elsewhere and store a reference, or raise durable_max_payload_bytes.",
+        ),
+    ],
+    ids=["params", "id", "id with newline", "too large"],
+)
+def test_what_cannot_be_created_leaves_nothing_behind(world: World, order, params, options, error, message) -> None:
+    with pytest.raises(error) as caught:
+        order.create(params, **options)
+    assert str(caught.value) == message
+    assert ids(world) == []
+    assert world.messages == []
+
+
+def test_untyped_params_are_any_json_and_nothing_else(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return event.payload
+
+    for number, params in enumerate([None, 0, False, "", [], {"a": [1.5, None]}]):
+        assert order.run(params, id=f"i-{number}").output == params
+    with pytest.raises(NotSerializable):
+        order.create({"socket": object()}, id="no")
+
+
+def test_a_workflow_that_nobody_registered_is_refused(world: World, order) -> None:
+    with pytest.raises(WorkflowNotFound) as caught:
+        world.operations.create("invoice")
+    assert str(caught.value) == (
+        "No workflow is registered as 'invoice' in this process (registered: order). Import the module that defines "
+        "it, or add it to the Celery app's `imports`."
+    )
+
+
+def test_params_that_no_longer_fit_the_code_end_the_instance_errored(world: World, order) -> None:
+    instance = order.create(GOOD)
+
+    @world.workflow
+    def order(event: WorkflowEvent[int], step: Step):
+        return event.payload
+
+    world.run_until_idle()
+    assert instance.error == (
+        "WorkflowParamsInvalid: Parameters of workflow 'order' are not valid: $: Input should be a valid integer."
+    )
+
+
+# --- run_at -------------------------------------------------------------------------------------
+
+
+def test_a_start_can_be_put_off(world: World, order) -> None:
+    instance = order.create(GOOD, run_at=START + timedelta(hours=1))
+    assert (instance.status, world.messages) == ("waiting", [])
+    assert instance.advance() == "noop: not due, or another worker is at it"
+    world.run_after(3599.999999)
+    assert instance.status == "waiting"
+    world.run_after(0.000001)
+    assert instance.output == "42: 5"
+
+
+def test_a_start_that_was_put_off_into_the_past_is_due(world: World, order) -> None:
+    instance = order.create(GOOD, run_at=datetime(2020, 1, 1, tzinfo=UTC))
+    world.run_until_idle()
+    assert instance.status == "complete"
+
+
+def test_a_start_without_a_zone_is_refused(world: World, order) -> None:
+    with pytest.raises(ValueRefused, match="run_at"):
+        order.create(GOOD, run_at=datetime(2030, 1, 1))
+    assert ids(world) == []
+
+
+# --- in a caller's transaction ------------------------------------------------------------------
+
+
+def test_an_instance_in_a_callers_transaction_is_there_when_that_commits(world: World, order) -> None:
+    with world.session() as session:
+        insert_name("row of the application")(session)
+        order.create(GOOD, id="o-1", session=session)
+        assert ids(world) == []
+        assert world.messages == []
+        session.commit()
+        assert [due.ref.instance_id for due in world.messages] == ["o-1"]
+        session.execute(sa.text("SELECT 1"))
+        session.commit()
+        assert len(world.messages) == 1  # told once
+    world.run_until_idle()
+    assert order.of("o-1").status == "complete"
+    assert world.names() == ["row of the application"]
+
+
+def test_an_instance_in_a_transaction_that_rolls_back_never_was(world: World, order) -> None:
+    with world.session() as session:
+        insert_name("row of the application")(session)
+        world.operations.create("order", GOOD, id="o-1", session=session)
+        session.rollback()
+        insert_name("another")(session)
+        session.commit()
+    assert ids(world) == []
+    assert world.messages == []
+    assert world.names() == ["another"]
+
+
+def test_nobody_is_told_before_the_outer_transaction_commits(world: World, order) -> None:
+    with world.session() as session:
+        session.begin()
+        with session.begin_nested():
+            order.create(GOOD, id="o-1", session=session)
+        assert world.messages == []
+        session.commit()
+        assert len(world.messages) == 1
+
+
+def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, order) -> None:
+    with world.session() as session:
+        order.create(GOOD, id="kept", session=session)
+        savepoint = session.begin_nested()
+        world.operations.create("order", GOOD, id="gone", session=session)
+        savepoint.rollback()
+        session.commit()
+    assert ids(world) == ["kept"]
+    assert sorted(world.tick()) == ["complete", "noop: not due, or another worker is at it"]  # a message too many
+
+
+def test_an_existing_id_does_not_hurt_the_callers_transaction(world: World, order) -> None:
+    order.create(GOOD, id="o-1")
+    with world.session() as session:
+        insert_name("before")(session)
+        with pytest.raises(InstanceAlreadyExists):
+            order.create(GOOD, id="o-1", session=session)
+        order.create(GOOD, id="o-1", session=session, if_exists="return")
+        insert_name("after")(session)
+        session.commit()
+    assert world.names() == ["after", "before"]
+
+
+def test_a_session_of_another_database_is_refused(world: World, order) -> None:
+    elsewhere = sa.orm.Session(sa.create_engine("sqlite:///elsewhere.sqlite3"))
+    with elsewhere, pytest.raises(StoreMismatch) as caught:
+        order.create(GOOD, session=elsewhere)
+    store = sa.make_url(world.url).render_as_string()
+    assert str(caught.value) == (
+        f"The session is bound to sqlite:///elsewhere.sqlite3, but workflows are stored in {store}. One transaction "
+        "cannot span both: bind the session to the store's database, or leave out session=."
+    )
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def create_batch(world: World, *items) -> list[str]:
+    return world.operations.create_batch("order", [CreateOptions(id=id_, params=params) for id_, params in items])
+
+
+def test_a_batch_records_all_that_is_new_and_answers_with_it(world: World, order) -> None:
+    order.run(GOOD, id="b")
+    made = create_batch(world, ("c", GOOD), ("b", {"order_id": "new"}), ("a", GOOD), ("c", {"order_id": "again"}))
+    assert made == ["c", "a"]
+    assert [due.ref.instance_id for due in world.messages] == ["c", "a"]
+    world.run_until_idle()
+    assert [order.of(id_).output for id_ in "abc"] == ["42: 5"] * 3
+
+
+def test_a_batch_returns_before_anything_runs(world: World, order) -> None:
+    made = create_batch(world, *((f"o-{n}", GOOD) for n in range(100)))
+    assert len(made) == 100
+    assert {item.status for item in world.operations.list("order", limit=100).items} == {Status.ACTIVE}
+
+
+def test_one_invalid_item_rejects_the_batch(world: World, order) -> None:
+    with pytest.raises(WorkflowParamsInvalid) as caught:
+        create_batch(world, ("a", GOOD), ("b", {}))
+    assert str(caught.value) == (
+        "Parameters of workflow 'order' for instance 'b' are not valid: $.order_id: Field required."
+    )
+    with pytest.raises(InvalidInstanceId):
+        create_batch(world, ("a", GOOD), ("no spaces", GOOD))
+    assert ids(world) == []
+    assert world.messages == []
+
+
+def test_a_batch_that_is_too_large_is_refused(world: World, order) -> None:
+    with pytest.raises(BatchTooLarge) as caught:
+        create_batch(world, *((f"o-{n}", GOOD) for n in range(101)))
+    assert str(caught.value) == "A batch of 101 is too large; create at most 100 instances in one call."
+
+
+def test_an_empty_batch_is_nothing(world: World, order) -> None:
+    assert create_batch(world) == []
+    assert world.messages == []
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> None:
+    for read in (world.operations.get, world.operations.history, world.operations.logs):
+        with pytest.raises(InstanceNotFound) as caught:
+            read("order", "nobody")
+        assert str(caught.value) == (
+            "Workflow 'order' has no instance 'nobody'. "
+            "List its instances: celery -A <your app> durable ls --workflow order"
+        )
+
+
+@pytest.mark.parametrize("id_", ["", "NUL \x00", "half \ud800", "x" * 300, "no spaces", 5, None])
+def test_an_id_that_no_instance_can_have_is_not_found_on_any_database(world: World, order, id_) -> None:
+    for verb in (
+        world.operations.get,
+        world.operations.history,
+        world.operations.logs,
+        world.operations.pause,
+        world.operations.resume,
+        world.operations.terminate,
+        world.operations.restart,
+        lambda workflow, id_: world.operations.send_event(workflow, id_, "approval"),
+    ):
+        with pytest.raises(InstanceNotFound):
+            verb("order", id_)
+        with pytest.raises(InstanceNotFound):
+            verb("NUL \x00", "i-1")
+
+
+def test_instances_are_listed_newest_first_a_page_at_a_time(world: World, order) -> None:
+    create_batch(world, *((f"o-{n}", GOOD) for n in range(7)))
+    seen, cursor = [], None
+    for _ in range(4):
+        page = world.operations.list("order", cursor=cursor, limit=3)
+        seen.append([item.id for item in page.items])
+        cursor = page.cursor
+        if cursor is None:
+            break
+        order.create(GOOD, id=f"newer-{len(seen)}")  # comes before every page that is still to be read
+    assert seen == [["o-6", "o-5", "o-4"], ["o-3", "o-2", "o-1"], ["o-0"]]
+
+
+def test_a_page_that_is_just_full_is_the_last(world: World, order) -> None:
+    create_batch(world, *((f"o-{n}", GOOD) for n in range(3)))
+    page = world.operations.list("order", limit=3)
+    assert (len(page.items), page.cursor) == (3, None)
+
+
+def test_instances_are_listed_by_workflow_and_status(world: World, order) -> None:
+    @world.workflow
+    def invoice(event: WorkflowEvent, step: Step):
+        raise ValueError("no")
+
+    order.run(GOOD, id="done")
+    invoice.run(id="failed")
+    order.create(GOOD, id="new", run_at=START + timedelta(days=1))
+
+    def found(*args, **options) -> list[str]:
+        return [item.id for item in world.operations.list(*args, **options).items]
+
+    assert found() == ["new", "failed", "done"]
+    assert found("order") == ["new", "done"]
+    assert found("order", status=Status.WAITING) == ["new"]
+    assert found(status=Status.ERRORED) == ["failed"]
+    assert found("unknown") == []
+    failed = world.operations.list(status=Status.ERRORED).items[0]
+    assert (failed.workflow, failed.error.name, failed.error.message) == ("invoice", "ValueError", "no")
+
+
+@on_one_database
+@pytest.mark.parametrize("cursor", ["", "x", "bm90IGpzb24", "WyJ4IiwgMV0", "WyJpIiwgIjEiXQ", "ü"])
+def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -> None:
+    with pytest.raises(CursorInvalid) as caught:
+        world.operations.list("order", cursor=cursor)
+    assert str(caught.value) == f"Cursor {cursor!r} was not made by this list. Start again without a cursor."
+
+
+@on_one_database
+@pytest.mark.parametrize("limit", [0, -1, 1001])
+def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: int) -> None:
+    with pytest.raises(ValueRefused) as caught:
+        world.operations.list("order", limit=limit)
+    assert str(caught.value) == f"A page of {limit} items is not possible: ask for 1 to 1000."
+
+
+def test_the_history_tells_what_a_run_was_given_and_when_it_began_and_ended(world: World, order) -> None:
+    order.create(GOOD, id="o-1")
+    world.advance(5)
+    world.run_until_idle()
+    history = world.operations.history("order", "o-1")
+    assert (history.params, history.created_at) == ({"order_id": "42", "cents": 5}, START)
+    assert (history.started_at, history.completed_at) == (world.now, world.now)
+    assert (history.status.status, history.status.output) == ("complete", "42: 5")

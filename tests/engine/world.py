@@ -1,0 +1,473 @@
+"""A world for engine tests: production store, runners, operations and sweeper over a clock that tests move.
+
+There is no broker: what would be published lies in `World.messages` until it is delivered, lost, doubled or
+delivered in another order. A worker is a process of its own, with its own connections; it can die at any
+checkpoint, and then none of its statements reaches the database any more.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+import sqlalchemy as sa
+import sqlalchemy.orm
+
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry, WorkflowDefinition, define
+from celery_durable.model import Due, InstanceStatus, LogRecord, Ref, Status, StepRecord, from_us, to_us
+from celery_durable.operations import Operations
+from celery_durable.runner import Runner
+from celery_durable.runtime import Runtime
+from celery_durable.step import StepTx
+from celery_durable.store.engine import Store
+from celery_durable.tasks.dispatcher import Sweeper
+
+P = TypeVar("P")
+on_one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+"""For permutations of what no database ever sees."""
+START = datetime(2030, 1, 1, tzinfo=UTC)
+_MOST_TICKS = 100
+
+_authors = sa.MetaData()
+ledger = sa.Table(
+    "author_ledger",
+    _authors,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("instance", sa.String(100), nullable=False),
+    sa.Column("run", sa.Integer, nullable=False),
+    sa.Column("step", sa.String(256), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+)
+"""What the steps named "book..." write. It has no unique key: a step that is done twice shows."""
+names = sa.Table("author_names", _authors, sa.Column("name", sa.String(100), primary_key=True))
+"""A table with a unique key, to violate."""
+
+
+class Crash(BaseException):
+    """The worker's process dies here."""
+
+
+class WorldRuntime(Runtime):
+    """Time is the world's; chance is seeded; checkpoints are counted, and may kill."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._random = world, random.Random(name)
+        self.thread: int | None = None
+        """The thread of the pass: what the lease keeper does on its own passes no checkpoint."""
+        self._lock = threading.Lock()
+        self._stopped_at: float | None = None
+        self.passed: list[str] = []
+        self.crash_at: int | str | None = None
+        """Die at the checkpoint of this number, counted from 0 in this process, or of this name."""
+        self.at: dict[int | str, Callable[[], object]] = {}
+        """What the test wants done, once, at the checkpoint of a number, or at the next one of a name."""
+        self.is_dead = False
+
+    @staticmethod
+    def clock() -> int:
+        assert World.current is not None
+        return World.current.now_us
+
+    def monotonic(self) -> float:
+        return self._world.now_us / 1_000_000 if self._stopped_at is None else self._stopped_at
+
+    def stop_clock(self) -> None:
+        """The process is suspended, and its own clock with it: it does not notice that time goes by."""
+        self._stopped_at = self.monotonic()
+
+    def new_id(self) -> str:
+        return self.new_token()
+
+    def new_token(self) -> str:
+        with self._lock:
+            return str(uuid.UUID(int=self._random.getrandbits(128)))
+
+    def back_off(self, times: int) -> None:
+        pass
+
+    def checkpoint(self, name: str) -> None:
+        if self.thread not in (None, threading.get_ident()):
+            return
+        number = len(self.passed)
+        self.passed.append(name)
+        if self.crash_at in (number, name):
+            self.is_dead = True
+            raise Crash(f"{name} ({number})")
+        for key in (number, name):
+            if (wanted := self.at.pop(key, None)) is not None:
+                wanted()
+
+
+class Code(Registry):
+    """The workflows of this world's workers. A name that is registered again is new code for it, as after a deploy."""
+
+    def add(self, definition: WorkflowDefinition) -> None:
+        self._definitions[definition.name] = definition
+
+
+class Process:
+    """A process with a store of its own. Once it is dead no statement and no commit of it gets through."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name, self.runtime = name, WorldRuntime(world, name)
+        self.store = Store(world.url, runtime=self.runtime)
+        self.store._statements = World.statements
+        self.connections: list[Any] = []
+        for what in ("before_cursor_execute", "commit"):
+            sa.event.listen(self.store.engine, what, self._refuse_if_dead)
+        sa.event.listen(self.store.engine, "connect", lambda connection, _: self.connections.append(connection))
+
+    def _refuse_if_dead(self, *_: object) -> None:
+        if self.runtime.is_dead:
+            raise Crash(self.name)
+
+    def bury(self) -> None:
+        """What the kernel does for a process that died: close its connections."""
+        for connection in self.connections:
+            with suppress(Exception):  # closed already
+                connection.close()
+
+    def close(self) -> None:
+        if self.runtime.is_dead:
+            self.bury()
+        else:
+            self.store.close()
+
+
+class Worker(Process):
+    """A worker process: a runner and what it knows of workflows."""
+
+    def __init__(
+        self, world: World, name: str, registry: Registry, interruptions: tuple[type[BaseException], ...]
+    ) -> None:
+        super().__init__(world, name)
+        self._world, self.should_stop = world, False
+        self.runner = Runner(
+            self.store,
+            world.settings,
+            registry,
+            self.runtime,
+            world.messages.extend,
+            should_stop=lambda: self.should_stop,
+            interruptions=interruptions,
+        )
+
+    def die(self) -> None:
+        """To be called by author code: the process dies in it."""
+        self.runtime.is_dead = True
+        raise Crash(self.name)
+
+    def advance(self, ref: Ref) -> str:
+        """Deliver a message; a crash kills this worker, and the world goes on."""
+        self.runtime.thread = threading.get_ident()
+        try:
+            return self.runner.advance(ref, claimed_by=f"task@{self.name}")
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            self.bury()
+            return "crashed"
+
+
+class Producer(Process):
+    """A process of the application that creates instances and sends events."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
+
+
+class Beat(Process):
+    """A process with a sweeper."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.sweeper = Sweeper(self.store, world.settings, self.runtime, world.publish, lambda _: None)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A workflow of this world."""
+
+    world: World
+    definition: WorkflowDefinition
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def create(self, params: Any = None, *, id: str = "i-1", **options: Any) -> Instance:
+        made = self.world.operations.create(self.name, params, id=id, **options)
+        self.world.accepted.append((self.name, made))
+        return Instance(self.world, self.name, made)
+
+    def run(self, params: Any = None, *, id: str = "i-1", **options: Any) -> Instance:
+        """Create an instance and advance it as far as it goes now."""
+        instance = self.create(params, id=id, **options)
+        self.world.run_until_idle()
+        return instance
+
+    def of(self, id: str) -> Instance:
+        return Instance(self.world, self.name, id)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance, read and changed through the operations."""
+
+    world: World
+    workflow: str
+    id: str
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(self.workflow, self.id, self.row.run_number)
+
+    @property
+    def row(self) -> sa.Row[Any]:
+        i = self.world.store.tables.instance
+        query = sa.select(i).where(i.c.workflow == self.workflow, i.c.instance_id == self.id)
+        return self.world.store.read(lambda tx: tx.execute(query).one())
+
+    @property
+    def state(self) -> InstanceStatus:
+        return self.world.operations.get(self.workflow, self.id).status
+
+    @property
+    def status(self) -> Status:
+        return self.state.status
+
+    @property
+    def output(self) -> Any:
+        state = self.state
+        assert state.status is Status.COMPLETE, state
+        return state.output
+
+    @property
+    def error(self) -> str:
+        error = self.state.error
+        assert error is not None, self.state
+        return f"{error.name}: {error.message}"
+
+    @property
+    def run_at(self) -> datetime:
+        return from_us(self.row.run_at)
+
+    def steps(self, run: int | None = None) -> tuple[StepRecord, ...]:
+        return self.world.operations.history(self.workflow, self.id, run=run).steps
+
+    def step(self, key: str, run: int | None = None) -> StepRecord:
+        return next(step for step in self.steps(run) if step.step_key == key)
+
+    def statuses(self, run: int | None = None) -> dict[str, str]:
+        """Step keys in call order, and how each stands."""
+        return {step.step_key: str(step.status) for step in self.steps(run)}
+
+    def events(self, run: int | None = None) -> list[tuple[str, Any, str | None]]:
+        """Each event's type, payload and the step that consumed it."""
+        history = self.world.operations.history(self.workflow, self.id, run=run)
+        return [(event.type, event.payload, event.consumed_by_step_key) for event in history.events]
+
+    def logs(self, run: int | None = None) -> list[LogRecord]:
+        return self.world.operations.logs(self.workflow, self.id, run=run)
+
+    def lines(self, run: int | None = None) -> list[str]:
+        return [line.message for line in self.logs(run)]
+
+    def send(self, type_: str, payload: Any = None, **options: Any) -> bool:
+        options.setdefault("id", f"event-{len(self.world.accepted_events) + 1}")
+        is_new = self.world.operations.send_event(self.workflow, self.id, type_, payload, **options)
+        self.world.accepted_events.append(options["id"])
+        return is_new
+
+    def pause(self) -> None:
+        self.world.operations.pause(self.workflow, self.id)
+
+    def resume(self) -> None:
+        self.world.operations.resume(self.workflow, self.id)
+
+    def terminate(self, reason: str | None = None) -> None:
+        self.world.operations.terminate(self.workflow, self.id, reason=reason)
+
+    def restart(self) -> int:
+        return self.world.restart(self)
+
+    def advance(self, worker: Worker | None = None) -> str:
+        """Deliver one message for the current run."""
+        return (worker or self.world.worker).advance(self.ref)
+
+
+class World:
+    """One database, one web process with a sweeper, any number of workers."""
+
+    current: ClassVar[World | None] = None
+    """The world whose clock statements read."""
+    statements: ClassVar[dict[Any, Any]] = {}
+    """Compiled once for all processes of all worlds: that is a third of a short test."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        World.current = self
+        self.url, self.now_us = url, to_us(START)
+        self.settings = Settings(**settings)
+        self.messages: list[Due] = []
+        self.accepted: list[tuple[str, str]] = []
+        self.accepted_events: list[str] = []
+        self.bodies: list[tuple[str, int, str, int]] = []
+        self.prior_runs: dict[tuple[str, str, int], Any] = {}
+        self.exempt: dict[str, str] = {}
+        self.registry = Code()
+        self._web = Process(self, "web")
+        self._workers: list[Worker] = []
+        self._others: list[Process] = []
+        self.store = self._web.store
+        self.operations = Operations(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
+        self.sweeper = Sweeper(self.store, self.settings, self._web.runtime, self.publish, lambda _: None)
+        with self.store.engine.begin() as connection:
+            _authors.create_all(connection)
+            for table in _authors.sorted_tables:
+                connection.execute(sa.delete(table))
+
+    def close(self) -> None:
+        for process in (*self._workers, *self._others, self._web):
+            process.close()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        return from_us(self.now_us)
+
+    def advance(self, span: float | timedelta) -> None:
+        """Move the clock; nothing runs by itself."""
+        self.now_us += round((span.total_seconds() if isinstance(span, timedelta) else span) * 1_000_000)
+
+    # --- code and workers -----------------------------------------------------------------------
+
+    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
+        """Register a workflow for the code of all workers."""
+
+        def register(fn: Callable[..., Any]) -> Flow:
+            definition = define(fn, **options)
+            self.registry.add(definition)
+            return Flow(self, definition)
+
+        return register if fn is None else register(fn)
+
+    @property
+    def worker(self) -> Worker:
+        """The worker that gets the messages: the newest one that lives."""
+        living = [worker for worker in self._workers if not worker.runtime.is_dead]
+        return living[-1] if living else self.new_worker()
+
+    def new_worker(
+        self, *, registry: Registry | None = None, interruptions: tuple[type[BaseException], ...] = ()
+    ) -> Worker:
+        worker = Worker(self, f"worker-{len(self._workers) + 1}", registry or self.registry, interruptions)
+        self._workers.append(worker)
+        return worker
+
+    def new_producer(self) -> Producer:
+        return self._started(Producer(self, "producer"))
+
+    def new_beat(self) -> Beat:
+        return self._started(Beat(self, "beat"))
+
+    def _started(self, process: P) -> P:
+        self._others.append(process)
+        return process
+
+    # --- driving --------------------------------------------------------------------------------
+
+    def publish(self, dues: Sequence[Due]) -> list[Due]:
+        """A broker that takes everything."""
+        self.messages.extend(dues)
+        return []
+
+    def tick(self) -> list[str]:
+        """Sweep once and deliver the messages that are there, each once; answers with what came of them."""
+        self.sweeper.sweep()
+        due, self.messages[:] = list(self.messages), []
+        return [self.worker.advance(each.ref) for each in due]
+
+    def run_until_idle(self) -> None:
+        """Deliver until there is no message and nothing that a sweep would publish now."""
+        for _ in range(_MOST_TICKS):
+            if not self.tick() and not self.messages:
+                return
+        raise AssertionError(f"still busy after {_MOST_TICKS} ticks: a hot loop?")
+
+    def instance(self, workflow: str, id: str) -> Instance:
+        return Instance(self, workflow, id)
+
+    def run_after(self, span: float | timedelta) -> None:
+        self.advance(span)
+        self.run_until_idle()
+
+    # --- the author's side ----------------------------------------------------------------------
+
+    def book(self, tx: StepTx, instance: str, run: int) -> str:
+        """A body that writes one row in the step's own transaction. Name its step "book..."."""
+        self.bodies.append((instance, run, tx.name, tx.attempt))
+        tx.session.execute(sa.insert(ledger).values(instance=instance, run=run, step=tx.name, attempt=tx.attempt))
+        return f"booked {tx.name}"
+
+    def booked(self) -> list[str]:
+        """The steps that have written to the ledger."""
+        return [row.step for row in self.rows(sa.select(ledger.c.step).order_by(ledger.c.id))]
+
+    def names(self) -> list[str]:
+        return [row.name for row in self.rows(sa.select(names.c.name).order_by(names.c.name))]
+
+    def rows(self, query: Any) -> list[Any]:
+        return self.store.read(lambda tx: list(tx.execute(query)))
+
+    # --- outside --------------------------------------------------------------------------------
+
+    def restart(self, instance: Instance) -> int:
+        """Restart, and remember the run that ends, which must never change again (I11)."""
+        before = instance.row.run_number
+        number = self.operations.restart(instance.workflow, instance.id)
+        self.prior_runs[instance.workflow, instance.id, before] = self.recorded(instance, before)
+        return number
+
+    def recorded(self, instance: Instance, run: int) -> dict[str, list[Any]]:
+        """Everything that is recorded of a run."""
+        t, pk = self.store.tables, instance.row.id
+        return {
+            table.name: self.rows(
+                sa.select(table)
+                .where(table.c.instance_pk == pk, table.c.run_number == run)
+                .order_by(*table.primary_key)
+            )
+            for table in (t.run, t.step, t.event, t.log)
+        }
+
+    @contextmanager
+    def session(self) -> Any:
+        """A session of the application's own, on an engine of its own."""
+        engine = sa.create_engine(self.url)
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine, "connect", _no_implicit_begin)
+            sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        try:
+            with sa.orm.Session(engine) as session:
+                yield session
+        finally:
+            engine.dispose()
+
+
+def _no_implicit_begin(connection: Any, _: object) -> None:
+    connection.isolation_level = None
+
+
+def insert_name(name: str) -> Callable[[sa.orm.Session], object]:
+    """A write for `StepTx.mutate` that violates a unique key the second time."""
+    return lambda session: session.execute(sa.insert(names).values(name=name))
