@@ -1,0 +1,73 @@
+"""`celery -A proj durable ...`: the verbs for people.
+
+Celery loads this module with every command of its own, so it imports nothing but Celery's click; a verb's module
+is loaded when the verb is called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+_VERBS = {
+    "dev": "dev",
+    "migrate": "manage",
+    "start": "commands",
+    "ls": "reading",
+    "show": "show",
+    "logs": "reading",
+    "send-event": "commands",
+    "pause": "manage",
+    "resume": "manage",
+    "terminate": "manage",
+    "restart": "manage",
+}
+
+
+class Verbs(click.Group):
+    """The verbs, in the order in which people meet them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        """All of them, without loading any."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """One of them, loaded now."""
+        if cmd_name not in _VERBS:
+            return None
+        module = import_module(f"{__name__}.{_VERBS[cmd_name]}")
+        verb: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return verb
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that is called; one that does not exist is answered with the nearest that does."""
+        name = args[0]
+        if name not in _VERBS and not name.startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(name, _VERBS, n=1)
+            ctx.fail(f"There is no verb {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Verbs,
+    epilog="""\b
+Try it, without any server:
+  celery -A proj durable dev
+  celery -A proj durable start order -P order_id=42 --id order-42
+  celery -A proj durable show order order-42
+
+\b
+Exit codes: 0 done, 1 refused, 2 wrong usage, 3 not found,
+4 database unreachable or timeout, 130 interrupted.
+In a pipe every list is tab-separated, one record a line, times in ISO 8601.""",
+)
+def durable() -> None:
+    """Run and look after durable workflows.
+
+    The verbs work directly on the database of the app's Durable (durable_database_url).
+    """

@@ -1,0 +1,125 @@
+"""The verbs that begin work or bring it news: start and send-event."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli import render
+from celery_durable.cli.follow import Follower, follow_to_end
+from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.verb import Verb, command_line, open_durable
+from celery_durable.errors import WorkflowFailed
+from celery_durable.model import Status
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "start order -P order_id=42 -P cents:=1999 --id order-42",
+        """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
+        "start order --params @order.json --wait --timeout '5 minutes'",
+    ],
+)
+@click.argument("workflow")
+@click.option(
+    "--params",
+    type=JsonInput(),
+    metavar="JSON|@file|-",
+    help="The parameters, as JSON, from a file or from standard input.",
+)
+@click.option(
+    "-P", "singles", multiple=True, metavar="KEY=TEXT|KEY:=JSON", help="One parameter; over those of --params."
+)
+@click.option("--id", "id", help="The instance's id, unique per workflow; a random one by default.")
+@click.option("--wait", is_flag=True, help="Wait for the end; print the output, or fail as the instance did.")
+@click.option("--follow", is_flag=True, help="Show steps and log lines until the end; includes --wait.")
+@click.option("--timeout", type=DurationInput(), help="How long to wait; the instance itself goes on.")
+@click.pass_context
+def start(
+    ctx: click.Context,
+    workflow: str,
+    params: Any,
+    singles: tuple[str, ...],
+    id: str | None,
+    wait: bool,
+    follow: bool,
+    timeout: timedelta | None,
+) -> None:
+    """Start an instance of a workflow.
+
+    Use it to try a workflow, or to start one by hand. Returns as soon as the instance is recorded. Piped: its id;
+    with --wait or --follow, then its status and its output as JSON.
+    """
+    if timeout is not None and not (wait or follow):
+        raise click.UsageError("--timeout needs --wait or --follow.")
+    given = merged_params(params, singles)
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable.app.loader.import_default_modules()
+    made = durable.operations.create(workflow, given, id=id)
+    if not screen.is_terminal:
+        screen.record(made)
+    elif wait or follow:
+        screen.line("Started", Styled(f"{workflow}/{made}", "bold"))
+    else:
+        screen.line("Started", Styled(f"{workflow}/{made}", "bold"))
+        screen.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
+    if wait or follow:
+        _see_to_end(durable, screen, Follower(durable, workflow, made, 1), timeout, shown=follow)
+
+
+def _see_to_end(
+    durable: Durable, screen: Screen, follower: Follower, timeout: timedelta | None, *, shown: bool
+) -> None:
+    seconds = None if timeout is None else timeout.total_seconds()
+    for at, cells in follow_to_end(follower, durable, timeout_seconds=seconds):
+        if shown:
+            screen.entry([render.clock(at, exact=not screen.is_terminal), *cells])
+    status = durable.operations.history(follower.workflow, follower.instance_id, run=follower.run).status
+    if status.status is not Status.COMPLETE:
+        name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
+        raise WorkflowFailed(follower.workflow, follower.instance_id, status.status, name, message)
+    if screen.is_terminal:
+        if not shown:
+            screen.line(render.painted(status.status))
+        screen.block("", render.pretty(status.output))
+    else:
+        screen.record(status.status, render.compact(status.output))
+
+
+@click.command(
+    "send-event",
+    cls=Verb,
+    examples=[
+        """send-event order order-42 approval --payload '{"approved": true, "by": "eve"}'""",
+        "send-event order order-42 approval --payload @approval.json --event-id mail-7",
+    ],
+)
+@click.argument("workflow")
+@click.argument("id")
+@click.argument("type")
+@click.option(
+    "--payload",
+    type=JsonInput(),
+    metavar="JSON|@file|-",
+    help="What the event carries, as JSON, from a file or standard input.",
+)
+@click.option("--event-id", help="Makes repetition harmless: an id is accepted once per run.")
+@click.pass_context
+def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: Any, event_id: str | None) -> None:
+    """Send an event to an instance.
+
+    Use it to answer a wait_for_event. An event that comes early is kept until the workflow asks for its type.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    is_new = durable.operations.send_event(workflow, id, type, payload, id=event_id)
+    target = Styled(f"{workflow}/{id}", "bold")
+    if is_new:
+        screen.entry(["Sent", type, target])
+    else:
+        screen.entry(["Repeated", type, target])
+        screen.aside(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")

@@ -1,0 +1,194 @@
+"""`dev`: worker, dispatcher, broker and database in one process, to write and try workflows without any server.
+
+What is lost with the broker's memory when it stops is messages, and those are hints (LAW 1): started again, it
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import click
+from celery import signals
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_durable import tasks
+from celery_durable.app import Durable
+from celery_durable.cli import embedded, render
+from celery_durable.cli.follow import LOOK_SECONDS, Follower
+from celery_durable.cli.screen import Cell, Screen, Styled
+from celery_durable.cli.verb import INTERRUPTED, Verb, attached_durable, command_line, database_now, reaching_database
+from celery_durable.model import Ref
+from celery_durable.store import migrate
+
+Remark = tuple[str, Cell, Cell]
+"""What about, what is used, instead of what."""
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command(cls=Verb, examples=["dev", "dev --concurrency 2 --loglevel info"])
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Threads of the worker."
+)
+@click.option(
+    "-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", show_default=True, help="Of Celery's own log."
+)
+@click.pass_context
+def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
+    """Run everything in this process, without any server.
+
+    Use it while you write workflows: it migrates, works and shows each step as it is recorded. The broker is this
+    process's memory; the database is durable_database_url, or a SQLite file in this directory. Not for production.
+    """
+    durable, screen = attached_durable(ctx), Screen.of(ctx)
+    told = _stand_in(durable)
+    with reaching_database():
+        migrate.upgrade(durable.store)
+    app: Any = durable.app
+    app.loader.import_default_modules()
+    app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=screen.has_color)
+    app.set_default()  # the pool's threads find their tasks in it
+    worker = app.WorkController(
+        pool="threads",
+        concurrency=concurrency,
+        hostname=f"dev@{os.getpid()}",
+        without_mingle=True,
+        without_gossip=True,
+        without_heartbeat=True,
+    )
+    _greet(ctx, screen, durable, told)
+    _LocalWorker(durable, screen, worker).run()
+    screen.line("Stopped. What was not finished goes on when you start it again.")
+
+
+def _stand_in(durable: Durable) -> list[Remark]:
+    """Put embedded parts in the place of servers; answers with what that replaces, to be told."""
+    app: Any = durable.app
+    broker = embedded.use_memory_broker(app)
+    told: list[Remark] = [("broker", "this process's memory", _instead_of(broker))]
+    with reaching_database():
+        if embedded.is_without_store(durable):
+            embedded.use_dev_store(durable)
+            told.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
+        else:
+            told.append(("store", durable.store.engine.url.render_as_string(), ""))
+    embedded.host_dispatcher(durable)
+    if app.conf.task_always_eager:
+        app.conf.task_always_eager = False
+        told.append(("eager", "off", Styled("(task_always_eager is on in your settings)", "dim")))
+    others = sorted(name for name in app.conf.beat_schedule if name != tasks.SWEEP)
+    if others:
+        told.append(("beat", "none", Styled(f"(not run here: {', '.join(others)})", "dim")))
+    return told
+
+
+def _instead_of(broker: str | None) -> Styled:
+    return Styled("" if broker is None else f"(not {maybe_sanitize_url(broker)}, your broker_url)", "dim")
+
+
+def _greet(ctx: click.Context, screen: Screen, durable: Durable, told: list[Remark]) -> None:
+    workflows = sorted(durable.workflows)
+    for name, *rest in [*told, ("workflows", ", ".join(workflows) or Styled("none", "red"), "")]:
+        screen.line(Styled(name, "dim", 9), *rest)
+    if workflows:
+        screen.line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
+    else:
+        screen.line("Import the modules that define workflows in your app's module, or name them in its `imports`.")
+    screen.line(Styled("stop", "dim", 9), "Ctrl-C")
+    screen.gap()
+
+
+class _LocalWorker:
+    """The worker on a thread of its own, the screen on the main thread, until a signal ends both."""
+
+    def __init__(self, durable: Durable, screen: Screen, worker: Any) -> None:
+        self._durable, self._screen, self._worker = durable, screen, worker
+        self._stop = threading.Event()
+        self._seen: queue.SimpleQueue[tuple[Ref, bool]] = queue.SimpleQueue()
+        self._running: set[Ref] = set()
+        self._followers: dict[Ref, Follower] = {}
+
+    def run(self) -> None:
+        """Work until told to stop; raises what ended the worker before that."""
+        since = database_now(self._durable)
+        working = threading.Thread(target=self._work, name="durable-dev-worker", daemon=True)
+        with self._signals(), self._watching():
+            working.start()
+            while not self._stop.wait(LOOK_SECONDS):
+                try:
+                    self._look(since)
+                except Exception as exc:
+                    if not self._durable.store.is_transient(exc):  # the worker sits an outage out, and so do we
+                        raise
+            self._durable.stop_flag.set()  # running passes end at their next step boundary
+            self._worker.stop()
+            working.join()
+            self._look(since)
+        self._durable.close()
+        if self._worker.exitcode:
+            raise click.exceptions.Exit(int(self._worker.exitcode))
+
+    def _work(self) -> None:
+        try:
+            self._worker.start()
+        finally:
+            self._stop.set()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def ask(*_: object) -> None:
+            if self._stop.is_set():
+                os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
+            self._stop.set()
+            self._screen.aside("Stopping after the steps that run now; once more stops at once.")
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Note which runs are advanced in this process; the main thread then looks at them."""
+
+        def note(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
+            if sender.name == tasks.ADVANCE:
+                self._seen.put((Ref(*args), signal is signals.task_prerun))
+
+        signals.task_prerun.connect(note)
+        signals.task_postrun.connect(note)
+        try:
+            yield
+        finally:
+            signals.task_prerun.disconnect(note)
+            signals.task_postrun.disconnect(note)
+
+    def _look(self, since: datetime) -> None:
+        """Show what is new about the runs that are being advanced, or were since the last look."""
+        noted: set[Ref] = set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ref, is_running = self._seen.get_nowait()
+                noted.add(ref)
+                (self._running.add if is_running else self._running.discard)(ref)
+        for ref in sorted(noted | self._running, key=str):
+            if ref not in self._followers:
+                self._followers[ref] = Follower(
+                    self._durable, ref.workflow, ref.instance_id, ref.run_number, since=since
+                )
+            follower = self._followers[ref]
+            for at, cells in follower.news():
+                when = render.clock(at, exact=not self._screen.is_terminal)
+                self._screen.entry([when, Styled(str(ref), "bold"), *cells])
+            if follower.is_over:
+                del self._followers[ref]

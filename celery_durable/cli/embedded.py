@@ -1,0 +1,72 @@
+"""What stands in for servers that are not configured: a SQLite file, and a broker in this process's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from celery_durable.app import Durable
+from celery_durable.errors import ConfigInvalid
+
+DEV_FILE = Path("durable-dev.sqlite")
+
+_BROKER_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+_POLLING = {"polling_interval": 0.02}
+"""Seconds between two looks of the memory transport; its own second would be felt at every step."""
+_NOTICED_SECONDS = 0.05
+_LONGEST_LEASE_SECONDS = 5.0
+
+
+def is_without_store(durable: Durable) -> bool:
+    """Whether neither durable_database_url nor an engine was given."""
+    try:
+        _ = durable.store
+    except ConfigInvalid as exc:
+        if exc.setting == "durable_database_url" and exc.value is None:
+            return True
+        raise
+    return False
+
+
+def use_dev_store(durable: Durable) -> None:
+    """Keep workflows in a SQLite file of the current directory."""
+    _set(durable, database_url=f"sqlite:///{DEV_FILE.resolve()}")
+
+
+def join_dev_store(durable: Durable) -> None:
+    """Use the file of a `durable dev` in another process: it hears no messages of ours, so let it look soon."""
+    use_dev_store(durable)
+    use_memory_broker(durable.app)
+    _set(durable, grace_seconds=_NOTICED_SECONDS)
+
+
+def use_memory_broker(app: Any) -> str | None:
+    """Send messages through this process's memory; answers with the configured broker, None where that changes nothing.
+
+    Must come before the app's first connection.
+    """
+    configured = app.conf.broker_write_url or ""
+    if not isinstance(configured, str):
+        configured = ";".join(configured)
+    for variable in _BROKER_VARIABLES:  # Celery prefers them to its settings
+        os.environ.pop(variable, None)
+    app.conf.update(
+        broker_url="memory://localhost",
+        broker_read_url=None,
+        broker_write_url=None,
+        broker_transport_options=_POLLING,
+        broker_connection_retry_on_startup=True,
+    )
+    return None if not configured or configured.startswith("memory:") else configured
+
+
+def host_dispatcher(durable: Durable) -> None:
+    """Have the worker of this process find due work, soon also after it was killed."""
+    lease = min(durable.settings.lease_seconds, _LONGEST_LEASE_SECONDS)
+    _set(durable, dispatcher="worker", lease_seconds=lease)
+
+
+def _set(durable: Durable, **changes: Any) -> None:
+    durable.settings = dataclasses.replace(durable.settings, **changes)

@@ -1,0 +1,111 @@
+"""`show`: one instance, where it stands, its steps and its events."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from celery_durable.cli import render
+from celery_durable.cli.render import Times
+from celery_durable.cli.screen import Cell, Screen, Styled
+from celery_durable.cli.verb import Verb, command_line, database_now, open_durable
+from celery_durable.model import History, InstanceRow, Status, StepRecord
+
+
+@click.command(cls=Verb, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"])
+@click.argument("workflow")
+@click.argument("id")
+@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
+@click.option("--full", is_flag=True, help="Parameters, results, payloads and output too, and exact times.")
+@click.pass_context
+def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool) -> None:
+    """Show one instance: where it stands, its steps, its events.
+
+    Use it to see what an instance has done and what it waits for. Piped: one record a line, named by its first field
+    (instance, error, reason, step, event; with --full also params and output, and a last field with the result or
+    payload as JSON).
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    row = durable.operations.get(workflow, id).instance
+    history = durable.operations.history(workflow, id, run=run)
+    times = Times(database_now(durable), exact=full or not screen.is_terminal)
+    if screen.is_terminal:
+        _show_people(ctx, screen, row, history, times, full=full)
+    else:
+        _show_programs(screen, history, times, full=full)
+
+
+def _show_people(
+    ctx: click.Context, screen: Screen, row: InstanceRow, history: History, times: Times, *, full: bool
+) -> None:
+    is_current = history.run_number == row.run_number
+    screen.line(
+        Styled(f"{row.workflow}/{row.instance_id}", "bold"),
+        render.painted(history.status.status),
+        f"run {history.run_number}" + ("" if is_current else f" (the current one is {row.run_number})"),
+        f"created {times.by(history.created_at)}",
+        "" if history.completed_at is None else f"ended {times.by(history.completed_at)}",
+    )
+    for said in render.standing(row if is_current else None, history, times):
+        screen.line(said, indent=2)
+    for type_ in render.awaited_events(history):
+        name, id_ = shlex.quote(row.workflow), shlex.quote(row.instance_id)
+        example = command_line(ctx, f"send-event {name} {id_} {type_} --payload '{{...}}'")
+        screen.line(Styled(f"Send it: {example}", "dim"), indent=2)
+    if full:
+        screen.head("PARAMS")
+        screen.block("", render.pretty(history.params))
+    if history.steps:
+        _steps(screen, history, times, full=full)
+    if history.events:
+        _events(screen, history, times, full=full)
+    if full and history.status.status is Status.COMPLETE:
+        screen.head("OUTPUT")
+        screen.block("", render.pretty(history.status.output))
+
+
+def _steps(screen: Screen, history: History, times: Times, *, full: bool) -> None:
+    screen.gap()
+    columns = render.STEP_COLUMNS + (render.STEP_TIMES if full else ())
+    screen.table(columns, [_step_row(step, times, full=full) for step in history.steps])
+    results = [step for step in history.steps if step.result is not None] if full else []
+    if results:
+        screen.head("RESULTS")
+        for step in results:
+            screen.block(step.name, render.pretty(render.result_of(step)))
+
+
+def _step_row(step: StepRecord, times: Times, *, full: bool) -> list[Cell]:
+    cells = render.step_cells(step, times)
+    return [*cells, times.at(step.started_at or step.created_at), times.at(step.finished_at)] if full else cells
+
+
+def _events(screen: Screen, history: History, times: Times, *, full: bool) -> None:
+    screen.gap()
+    screen.table(render.EVENT_COLUMNS, [render.event_cells(event, history, times) for event in history.events])
+    if full:
+        screen.head("PAYLOADS")
+        for event in history.events:
+            screen.block(f"{event.type}   {event.event_id}", render.pretty(event.payload))
+
+
+def _show_programs(screen: Screen, history: History, times: Times, *, full: bool) -> None:
+    status = history.status
+    created, ended = times.at(history.created_at), times.at(history.completed_at)
+    run = str(history.run_number)
+    screen.record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
+    if status.error is not None:
+        screen.record("error", status.error.name, status.error.message)
+    if history.reason is not None:
+        screen.record("reason", history.reason)
+    if full:
+        screen.record("params", render.compact(history.params))
+    for step in history.steps:
+        result = [render.compact(render.result_of(step))] if full else []
+        screen.record("step", *_step_row(step, times, full=True), *result)
+    for event in history.events:
+        payload = [render.compact(event.payload)] if full else []
+        screen.record("event", *render.event_cells(event, history, times), *payload)
+    if full and status.status is Status.COMPLETE:
+        screen.record("output", render.compact(status.output))

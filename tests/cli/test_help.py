@@ -1,0 +1,88 @@
+"""The help: complete, and its examples true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import celery_durable
+from celery_durable.cli import durable
+
+VERBS = durable.list_commands(click.Context(durable))
+PROJECT = Path(celery_durable.__file__).parents[1] / "pyproject.toml"
+
+
+def help_of(*verb: str) -> str:
+    done = CliRunner().invoke(durable, [*verb, "--help"], prog_name="celery durable")
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def examples_in(text: str) -> list[str]:
+    return re.findall(r"^ +(celery .*)$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_says_what_it_does_when_to_use_it_and_how(verb: str) -> None:
+    text = help_of(verb)
+    assert "  Use it " in text
+    assert "  Examples:\n" in text
+    assert examples_in(text)
+    summary = durable.get_command(click.Context(durable), verb).get_short_help_str(80)
+    assert not summary.endswith("...")
+    assert f"{verb:<11} {summary}\n" in help_of()
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_every_example_can_be_typed(verb: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.json").write_text("{}")
+    (tmp_path / "approval.json").write_text("{}")
+    for line in examples_in(help_of(verb) if verb else help_of()):
+        *prefix, name = shlex.split(line)[:5]
+        assert prefix == ["celery", "-A", "proj", "durable"]
+        assert verb in (None, name)
+        command = durable.get_command(click.Context(durable), name)
+        assert command is not None, line
+        command.make_context(name, shlex.split(line)[5:])  # raises where the line is not understood
+
+
+def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    done = CliRunner().invoke(durable, ["terminat"], prog_name="celery durable")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("Error: There is no verb 'terminat'. Did you mean 'terminate'?\n")
+
+
+def test_the_package_declares_the_verbs_to_celery() -> None:
+    declared = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["celery.commands"]
+    assert declared == {"durable": "celery_durable.cli:durable"}
+
+
+def test_celery_s_other_commands_pay_nothing_for_ours() -> None:
+    """Every `celery` command imports the plug-in; it may load click, which Celery has loaded, and itself."""
+    program = """
+import sys
+import celery.bin.celery
+import celery_durable.cli
+ours = {name for name in sys.modules if name.partition(".")[0] == "celery_durable"}
+heavy = {"sqlalchemy", "pydantic", "alembic", "rich"} & set(sys.modules)
+print(*sorted(ours | heavy))
+"""
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=PROJECT.parent)
+    assert loaded.split() == ["celery_durable", "celery_durable.cli"]
+
+
+def test_each_public_name_is_there_although_it_is_loaded_late() -> None:
+    for name in celery_durable.__all__:
+        assert getattr(celery_durable, name) is not None
+    assert set(celery_durable.__all__) <= set(dir(celery_durable))
+    with pytest.raises(AttributeError, match=r"^module 'celery_durable' has no attribute 'durables'$"):
+        _ = celery_durable.durables

@@ -1,0 +1,200 @@
+"""`celery -A ... durable ...` as people start it: a process of its own, found through Celery's plug-ins."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import celery_durable
+
+CHECKOUT = Path(celery_durable.__file__).parents[1]
+
+SHOP = """
+import pathlib, time
+from celery import Celery
+from celery_durable import Durable, durable_workflow
+
+app = Celery("shop", broker="redis://127.0.0.1:1/0")  # nobody answers there
+app.conf.beat_schedule = {"nightly": {"task": "nightly", "schedule": 3600}}
+durable = Durable(app)
+
+@durable_workflow(name="order")
+def order(event, step):
+    step.do("pack", str.upper, "parcel")
+    step.log.info("packed", weight=3)
+    approval = step.wait_for_event("await approval", "approval")
+    return {"by": approval.payload, "order": event.payload["order_id"]}
+
+def hold():
+    pathlib.Path("held").touch()
+    while pathlib.Path("held").exists():
+        time.sleep(0.01)
+    return "held"
+
+@durable_workflow(name="hold")
+def holding(event, step):
+    return [step.do("first", hold), step.do("second", str)]
+"""
+
+
+class Folder:
+    """A folder with an app, and `celery` in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.joinpath("shop.py").write_text(SHOP)
+        path.joinpath("plain.py").write_text("from celery import Celery\napp = Celery('plain')\n")
+        paths = [str(path), str(CHECKOUT), *sys.path]
+        if not any(found.value == "celery_durable.cli:durable" for found in entry_points(group="celery.commands")):
+            paths.insert(0, str(_installed(path / "site")))
+        dropped = ("CELERY_APP", "APP", "NO_COLOR", "CELERY_BROKER_URL")
+        self.env = {key: value for key, value in os.environ.items() if key not in dropped}
+        self.env |= {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "120"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def celery(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "celery", *words]
+        return subprocess.run(
+            command, cwd=self.path, env=self.env, capture_output=True, text=True, timeout=50, check=False
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "celery", *words]
+        log = self.path.joinpath(f"log-{len(self.started)}").open("w")
+        self.started.append(
+            subprocess.Popen(command, cwd=self.path, env=self.env, stdout=log, stderr=log, text=True, close_fds=True)
+        )
+        log.close()
+        return self.started[-1]
+
+    def log(self, number: int = 0) -> str:
+        return self.path.joinpath(f"log-{number}").read_text()
+
+    def await_log(self, wanted: str, number: int = 0) -> str:
+        return self.wait(lambda: wanted in self.log(number) and self.log(number), f"{wanted!r} in the log", number)
+
+    def wait(self, look: Any, what: str, number: int = 0) -> Any:
+        end = time.monotonic() + 40
+        while not (found := look()):
+            assert time.monotonic() < end, f"{what} did not come:\n{self.log(number)}"
+            assert self.started[number].poll() is None, f"{what} did not come, and it ended:\n{self.log(number)}"
+            time.sleep(0.02)
+        return found
+
+
+def _installed(site: Path) -> Path:
+    """Where the package is only on the path: what an installation would tell Celery of it."""
+    project = tomllib.loads(CHECKOUT.joinpath("pyproject.toml").read_text())["project"]
+    info = site / f"celery_durable-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: celery-durable\nVersion: {project['version']}\n"
+    )
+    commands = project["entry-points"]["celery.commands"]
+    lines = [f"{name} = {target}\n" for name, target in commands.items()]
+    info.joinpath("entry_points.txt").write_text("[celery.commands]\n" + "".join(lines))
+    return site
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    folder = Folder(tmp_path)
+    yield folder
+    for process in folder.started:
+        process.kill()
+        process.wait()
+
+
+def test_celery_lists_our_verbs_and_without_an_app_says_how_to_name_one(folder: Folder) -> None:
+    done = folder.celery("durable", "ls")
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr == (
+        "error: No Celery app was named, so there is no database to look into.\n"
+        "hint: Name it before the verb: celery -A proj durable ls (or set CELERY_APP=proj)\n"
+    )
+    assert re.search(
+        r"^ +durable +Run and look after durable workflows\.$", folder.celery("--help").stdout, re.MULTILINE
+    )
+
+
+def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:
+    done = folder.celery("-A", "shop:app", "durable", "ls")
+    assert done.stderr.endswith("SQLite in this directory: celery -A shop:app durable dev\n")
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert folder.celery("-A", "plain", "durable", "ls").returncode == 1
+
+
+def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev")
+    assert folder.await_log("Ctrl-C").splitlines()[:6] == [
+        "broker      this process's memory   (not redis://127.0.0.1:1/0, your broker_url)",
+        "store       ./durable-dev.sqlite   (durable_database_url is not set)",
+        "beat        none   (not run here: nightly)",
+        "workflows   hold, order",
+        "start one   celery -A shop durable start hold",
+        "stop        Ctrl-C",
+    ]
+    noted = "durable_database_url is not set: using ./durable-dev.sqlite of `durable dev`\n"
+    done = folder.celery("-A", "shop", "durable", "start", "order", "-P", "order_id=42", "--id", "o-1")
+    assert (done.stdout, done.stderr) == ("o-1\n", noted)
+    folder.await_log("await approval")
+    done = folder.celery("-A", "shop", "durable", "send-event", "order", "o-1", "approval", "--payload", '"eve"')
+    assert done.stdout == "Sent\tapproval\torder/o-1\n"
+    said = folder.await_log("run\tcomplete").splitlines()
+    times, events = zip(*(line.split("\torder/o-1#1\t") for line in said if "o-1#1" in line), strict=True)
+    assert [event.split("\t")[:3] for event in events] == [
+        ["step", "completed", "pack"],
+        ["log", "info", "packed weight=3"],
+        ["step", "waiting", "await approval"],
+        ["step", "completed", "await approval"],
+        ["run", "complete", ""],
+    ]
+    assert list(times) == sorted(times)
+    shown = folder.celery("-A", "shop", "durable", "show", "order", "o-1", "--full").stdout
+    assert shown.splitlines()[-1] == 'output\t{"by":"eve","order":"42"}'
+    dev.send_signal(signal.SIGTERM)
+    assert dev.wait(20) == 0
+    assert folder.log().endswith("Stopped. What was not finished goes on when you start it again.\n")
+
+
+def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev", "--concurrency", "1")
+    folder.await_log("Ctrl-C")
+    folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
+    folder.wait(folder.path.joinpath("held").exists, "the step")
+    dev.send_signal(signal.SIGINT)
+    folder.await_log("Stopping after the steps that run now; once more stops at once.")
+    assert dev.poll() is None
+    folder.path.joinpath("held").unlink()
+    assert dev.wait(20) == 0
+    assert "step\tcompleted\tfirst" in folder.log()
+    assert "second" not in folder.log()
+
+    again = folder.start("-A", "shop", "durable", "dev")
+    folder.await_log("run\tcomplete", 1)
+    assert "step\tcompleted\tsecond" in folder.log(1)
+    assert "first" not in folder.log(1)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(20) == 0
+
+
+def test_dev_that_is_asked_twice_stops_at_once(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev")
+    folder.await_log("Ctrl-C")
+    folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
+    folder.wait(folder.path.joinpath("held").exists, "the step")
+    dev.send_signal(signal.SIGINT)
+    folder.await_log("Stopping after the steps that run now; once more stops at once.")
+    dev.send_signal(signal.SIGINT)
+    assert dev.wait(20) == 130

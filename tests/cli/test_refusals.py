@@ -1,0 +1,153 @@
+"""What is refused: one line of error, one of advice, an exit code that a script can tell apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_durable import Durable
+from celery_durable.cli import durable as verbs
+from tests.cli.conftest import Said, Shop
+
+
+def call(app: Celery, *words: str) -> Said:
+    done = CliRunner().invoke(verbs, words, obj=CLIContext(app=app, no_color=False, workdir=None))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Said(done.stdout, done.stderr, done.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint", "code"),
+    [
+        (
+            ("show", "order", "none"),
+            "Workflow 'order' has no instance 'none'.",
+            "List its instances: celery -A <your app> durable ls --workflow order",
+            3,
+        ),
+        (
+            ("show", "order", "o-1", "--run", "7"),
+            "Instance 'o-1' of workflow 'order' has no run 7; it has runs 1 to 1.",
+            None,
+            3,
+        ),
+        (
+            ("start", "ordre"),
+            "No workflow is registered as 'ordre' in this process (registered: bad, charge, echo, nap, order).",
+            "Import the module that defines it, or add it to the Celery app's `imports`.",
+            3,
+        ),
+        (
+            ("start", "order", "-P", "order_id=1", "--id", "o-1"),
+            "Workflow 'order' already has an instance 'o-1'.",
+            "Use another --id, or look at this one: celery -A <your app> durable show order o-1",
+            1,
+        ),
+        (
+            ("start", "order", "-P", "cents=many", "-P", "order_id=1"),
+            "Parameters of workflow 'order' are not valid: $.cents: Input should be a valid integer, "
+            "unable to parse string as an integer.",
+            None,
+            1,
+        ),
+        (
+            ("ls", "--cursor", "mine"),
+            "Cursor 'mine' was not made by this list.",
+            "Start again without a cursor.",
+            1,
+        ),
+    ],
+)
+def test_a_refusal_is_one_error_and_one_hint(
+    order: Shop, words: tuple[str, ...], error: str, hint: str | None, code: int
+) -> None:
+    said = order.pipe(*words)
+    assert said.err == f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
+    assert (said.out, said.code) == ("", code)
+
+
+def test_what_has_ended_is_not_steered(order: Shop) -> None:
+    order.pipe("terminate", "order", "o-1")
+    for words in (("pause",), ("terminate",), ("send-event", "approval")):
+        verb, *rest = words
+        said = order.pipe(verb, "order", "o-1", *rest)
+        assert said.code == 1
+        done = "send an event to" if rest else verb
+        assert said.err.splitlines() == [
+            f"error: Cannot {done} instance 'o-1' of workflow 'order': it is terminated.",
+            "hint: To begin a new run of it: celery -A <your app> durable restart order o-1",
+        ]
+
+
+def test_an_app_without_durable_is_told_how_to_get_one() -> None:
+    said = call(Celery("plain", set_as_current=False), "ls")
+    assert said.err == (
+        "error: The Celery app 'plain' has no Durable.\n"
+        "hint: Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)\n"
+    )
+    assert said.code == 1
+
+
+def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = Celery("shop", set_as_current=False)
+    Durable(app)
+    for words in (("ls",), ("migrate",)):
+        said = call(app, *words)
+        assert said.code == 1
+        assert said.err == (
+            "error: durable_database_url is not set.\n"
+            "hint: Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', "
+            "or try SQLite in this directory: celery -A <your app> durable dev\n"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "code"),
+    [
+        ("postgresql+psycopg://nobody@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
+        ("mysql+pymysql://nobody@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
+        (
+            "sqlite:////no/such/folder/x.sqlite3",
+            "error: The database cannot be reached: unable to open database file\n",
+            4,
+        ),
+        ("postgresql+nodriver://nobody@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
+        ("postgresql+asyncpg://nobody@127.0.0.1/none", "error: The database driver is not installed: ", 1),
+        ("oracle://nobody@127.0.0.1/none", "error: oracle is not supported.\nhint: Use PostgreSQL 15", 1),
+        ("nonsense", "error: durable_database_url cannot be used: ", 1),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_no_traceback(url: str, error: str, code: int) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.durable_database_url = url
+    Durable(app)
+    said = call(app, "ls")
+    assert said.err.startswith(error)
+    assert (said.out, said.code) == ("", code)
+    app.durable.close()
+
+
+def test_a_broker_that_is_away_delays_and_does_not_fail(order: Shop) -> None:
+    order.app.conf.broker_url = "redis://127.0.0.1:1/0"
+    said = order.pipe("send-event", "order", "o-1", "approval")
+    assert (said.rows, said.code) == ([["Sent", "approval", "order/o-1"]], 0)
+
+
+def test_a_database_that_goes_away_meanwhile_is_no_traceback(order: Shop) -> None:
+    def go_away() -> None:
+        order.durable.store.close()
+        order.durable.store.engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
+
+    order.clock.meanwhile = go_away
+    said = order.pipe("logs", "order", "o-1", "-f")
+    assert said.err.startswith("error: The database cannot be reached: ")
+    assert said.err.endswith("hint: Is the server running, and is durable_database_url right?\n")
+    assert said.code == 4

@@ -1,0 +1,57 @@
+"""Times, lengths of time and text, for people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_durable.cli.render import Times, iso, span
+from celery_durable.cli.screen import clean
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 ms"),
+        (0, "0 ms"),
+        (0.0123, "12 ms"),
+        (1, "1.0 s"),
+        (9.96, "10.0 s"),
+        (10, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (3605, "1 h"),
+        (84_000, "23 h 20 min"),
+        (86_400 * 3 + 4 * 3600 + 59, "3 d 4 h"),
+        (86_400 * 365, "365 d"),
+    ],
+)
+def test_lengths_of_time_have_at_most_two_units(seconds: float, text: str) -> None:
+    assert span(timedelta(seconds=seconds)) == text
+
+
+def test_instants_are_relative_for_people_and_exact_for_programs() -> None:
+    people, programs = Times(NOW, exact=False), Times(NOW, exact=True)
+    soon, past = NOW + timedelta(hours=23, minutes=20), NOW - timedelta(minutes=40, seconds=5)
+    assert [people.at(instant) for instant in (soon, past, NOW, None)] == ["in 23 h 20 min", "40 min ago", "now", ""]
+    assert programs.at(past) == "2029-12-31T23:19:55.000Z"
+    assert (people.by(soon), programs.by(soon)) == ("in 23 h 20 min", "at 2030-01-01T23:20:00.000Z")
+    assert iso(NOW.astimezone()) == "2030-01-01T00:00:00.000Z"
+
+
+@given(st.text())
+def test_nothing_that_steers_a_terminal_is_left_of_a_text(text: str) -> None:
+    shown = clean(text)
+    assert clean(shown) == shown
+    assert not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or char in "\u2028\u2029\u202e\u2066" for char in shown)
+
+
+def test_escape_sequences_go_as_a_whole_and_lines_become_one() -> None:
+    assert clean("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tand\r\nmore\x1b") == "red link and more"

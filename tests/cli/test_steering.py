@@ -1,0 +1,229 @@
+"""start, send-event, pause, resume, terminate, restart and migrate: what they do, say and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shop
+
+# --- start --------------------------------------------------------------------------------------
+
+
+def test_start_prints_the_id_for_the_next_command(shop: Shop) -> None:
+    said = shop.pipe("start", "echo")
+    assert (said.out, said.err, said.code) == ("id-1\n", "", 0)
+    shop.no_color = True
+    assert shop.terminal("start", "echo", "--id", "e-1") == (
+        "Started   echo/e-1\nLook at it: celery -A <your app> durable show echo e-1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        ((), None),
+        (("--params", '{"a": [1, null]}'), {"a": [1, None]}),
+        (("--params", "@params.json"), {"from": "file", "n": 1}),
+        (("--params", "-"), {"from": "stdin"}),
+        (("-P", "text=1", "-P", "number:=1", "-P", "eq=a=b"), {"text": "1", "number": 1, "eq": "a=b"}),
+        (("--params", "@params.json", "-P", "n:=2"), {"from": "file", "n": 2}),
+    ],
+)
+def test_parameters_come_from_everywhere(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], params: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.json").write_text('{"from": "file", "n": 1}')
+    said = shop.pipe("start", "echo", "--id", "e-1", *words, stdin='{"from": "stdin"}')
+    assert said.code == 0, said.err
+    assert shop.durable.operations.history("echo", "e-1").params == params
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            ("--params", "{bad"),
+            "Invalid value for '--params': '{bad' is not JSON (Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1)). A text needs quotes inside the shell's: '\"text\"'",
+        ),
+        (
+            ("--params", "NaN"),
+            "Invalid value for '--params': 'NaN' is not JSON (NaN is no JSON value). "
+            "A text needs quotes inside the shell's: '\"text\"'",
+        ),
+        (
+            ("--params", "@nofile"),
+            "Invalid value for '--params': nofile cannot be read: [Errno 2] No such file or directory: 'nofile'",
+        ),
+        (("-P", "text"), "Invalid value for -P: 'text' is neither key=text nor key:=JSON"),
+        (("-P", "=text"), "Invalid value for -P: '=text' is neither key=text nor key:=JSON"),
+        (("-P", "a=1", "-P", "a:=2"), "Invalid value for -P: 'a' is given twice"),
+        (
+            ("-P", "a:=x"),
+            "Invalid value for -P: a:=x is not JSON (Expecting value: line 1 column 1 (char 0)); for text: a=...",
+        ),
+        (("--params", "[1]", "-P", "a=1"), "Invalid value for -P: adds to an object, but --params is none"),
+        (("--timeout", "5"), "--timeout needs --wait or --follow."),
+        (
+            ("--wait", "--timeout", "soon"),
+            "Invalid value for '--timeout': Duration 'soon' cannot be used: a unit is unknown, missing or out of "
+            'order. Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".',
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_wrong_usage(shop: Shop, words: tuple[str, ...], complaint: str) -> None:
+    said = shop.pipe("start", "echo", *words)
+    assert said.err.splitlines()[-1] == f"Error: {complaint}"
+    assert (said.out, said.code) == ("", 2)
+    assert shop.pipe("ls").out == ""
+
+
+def test_start_and_wait_gives_the_output_or_fails_as_the_instance_did(shop: Shop) -> None:
+    shop.work_at_once()
+    said = shop.pipe("start", "echo", "--params", '{"a": "é"}', "--wait")
+    assert (said.rows, said.code) == ([["id-1"], ["complete", '{"a":"é"}']], 0)
+    said = shop.pipe("start", "bad", "--wait")
+    assert (said.rows, said.code) == ([["id-2"]], 1)
+    assert said.err == "error: Instance 'id-2' of workflow 'bad' ended errored: NoPaper: out of paper\n"
+    shop.no_color = True
+    assert shop.terminal("start", "echo", "--params", "[1]", "--wait") == (
+        "Started   echo/id-3\ncomplete\n  [\n    1\n  ]"
+    )
+
+
+def test_waiting_ends_at_the_timeout_and_the_instance_goes_on(shop: Shop) -> None:
+    said = shop.pipe("start", "nap", "--id", "n-1", "--wait", "--timeout", "3 seconds")
+    assert said.code == 4
+    assert said.err == (
+        "error: Instance 'n-1' of workflow 'nap' is still active after 3 s.\n"
+        "hint: It goes on by itself; ask again, or wait longer.\n"
+    )
+
+
+def test_start_and_follow_shows_each_step_as_it_comes(shop: Shop) -> None:
+    todo = [
+        lambda: shop.work("order", "o-1"),
+        lambda: shop.durable.operations.send_event("order", "o-1", "approval", "eve"),
+        lambda: shop.clock.advance(minutes=1),
+        lambda: shop.work("order", "o-1"),
+    ]
+    shop.clock.meanwhile = lambda: todo.pop(0)()
+    said = shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1", "--follow")
+    assert said.rows == [
+        ["o-1"],
+        ["2030-01-01T00:00:00.012Z", "log", "info", 'order received cents=500 note="two words"'],
+        ["2030-01-01T00:00:00.012Z", "step", "completed", "count", "12 ms", "", ""],
+        ["2030-01-01T00:00:00.012Z", "step", "waiting", "await approval", 'event "approval", times out in 1 d', ""],
+        ["2030-01-01T00:01:00.012Z", "log", "warn", "decided by=eve"],
+        ["2030-01-01T00:01:00.012Z", "step", "completed", "await approval", ""],
+        ["2030-01-01T00:01:00.012Z", "run", "complete", ""],
+        ["complete", '"paid"'],
+    ]
+
+
+def test_a_terminal_that_follows_sees_the_time_of_day(shop: Shop) -> None:
+    shop.work_at_once()
+    shop.no_color = True
+    assert shop.terminal("start", "echo", "--id", "e-1", "--follow").splitlines() == [
+        "Started   echo/e-1",
+        "00:00:00.000Z   run    complete",
+        "  null",
+    ]
+
+
+# --- send-event ---------------------------------------------------------------------------------
+
+
+def test_an_event_is_sent_once_whatever_is_repeated(order: Shop) -> None:
+    words = ("send-event", "order", "o-1", "approval", "--payload", '{"by": "eve"}', "--event-id", "mail-7")
+    assert order.pipe(*words).rows == [["Sent", "approval", "order/o-1"]]
+    again = order.pipe(*words)
+    assert (again.rows, again.code) == ([["Repeated", "approval", "order/o-1"]], 0)
+    assert again.err == "An event with the id 'mail-7' had come to this run before; nothing was changed.\n"
+    assert order.work("order", "o-1") == "complete"
+
+
+def test_an_event_can_carry_nothing_or_a_file(order: Shop, tmp_path: Path) -> None:
+    (tmp_path / "payload.json").write_text('["é"]')
+    order.pipe("send-event", "order", "o-1", "one")
+    order.pipe("send-event", "order", "o-1", "two", "--payload", f"@{tmp_path}/payload.json")
+    order.pipe("send-event", "order", "o-1", "three", "--payload", "-", stdin="3")
+    events = order.durable.operations.history("order", "o-1").events
+    assert [(event.type, event.payload) for event in events] == [("one", None), ("two", ["é"]), ("three", 3)]
+
+
+# --- lifecycle ----------------------------------------------------------------------------------
+
+
+def test_pause_and_resume_say_what_they_did(order: Shop) -> None:
+    assert order.pipe("resume", "order", "o-1").rows == [["Was not paused", "order/o-1"]]
+    assert order.pipe("pause", "order", "o-1").rows == [["Paused", "order/o-1"]]
+    assert order.pipe("show", "order", "o-1").rows[0][3] == "paused"
+    assert order.pipe("resume", "order", "o-1").rows == [["Resumed", "order/o-1"]]
+    assert order.pipe("show", "order", "o-1").rows[0][3] == "active"
+
+
+def test_a_pause_of_what_runs_waits_for_the_step(shop: Shop) -> None:
+    said = []
+
+    @shop.durable.workflow(name="busy")
+    def busy(event, step):
+        step.do("first", lambda: said.append(shop.pipe("pause", "busy", "b-1").rows))
+        step.do("second", lambda: 2)
+
+    shop.pipe("start", "busy", "--id", "b-1")
+    assert shop.work("busy", "b-1") == "paused"
+    assert said == [[["Pauses when the running step ends", "busy/b-1"]]]
+    assert [row[1] for row in shop.pipe("show", "busy", "b-1").rows if row[0] == "step"] == ["first"]
+
+
+def test_terminate_and_restart(order: Shop) -> None:
+    assert order.pipe("terminate", "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
+    assert order.pipe("show", "order", "o-1").rows[1] == ["reason", "sold twice"]
+    assert order.pipe("restart", "order", "o-1").rows == [["Restarted", "order/o-1", "run 2"]]
+    order.work("order", "o-1", 2)
+    assert order.pipe("show", "order", "o-1").rows[0][3:5] == ["waiting", "2"]
+    assert order.pipe("show", "order", "o-1", "--run", "1").rows[0][3:5] == ["terminated", "1"]
+
+
+def test_operators_need_no_workflow_code(order: Shop, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = Shop(store_url, monkeypatch)
+    stranger.durable.registry = type(stranger.durable.registry)()
+    try:
+        for words in (("ls",), ("show",), ("logs",), ("pause",), ("resume",), ("restart",), ("terminate",)):
+            target = ("order", "o-1") if words != ("ls",) else ()
+            assert stranger.pipe(*words, *target).code == 0, words
+        assert stranger.pipe("start", "order").code == 3
+    finally:
+        stranger.durable.close()
+
+
+# --- migrate ------------------------------------------------------------------------------------
+
+
+def test_migrate_makes_the_tables_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(f"sqlite:///{tmp_path}/new.sqlite3", monkeypatch)
+    hint = "hint: Bring it up to date: celery -A <your app> durable migrate\n"
+    for words in (("migrate", "--check"), ("ls",), ("start", "echo")):
+        said = shop.pipe(*words)
+        assert (
+            said.err == "error: The database has no celery_durable tables; this version needs revision '0001'.\n" + hint
+        )
+        assert said.code == 1
+    assert shop.pipe("migrate").rows == [["Migrated", "revision none -> 0001"]]
+    assert shop.pipe("migrate").rows == [["Up to date", "revision 0001"]]
+    assert shop.pipe("migrate", "--check").rows == [["Up to date", "revision 0001"]]
+    assert shop.pipe("ls").code == 0
+    shop.durable.close()
+
+
+def test_migrate_prints_sql_for_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop("postgresql+psycopg://nobody@127.0.0.1:1/none", monkeypatch)
+    said = shop.pipe("migrate", "--sql")
+    assert said.code == 0, said.err
+    assert "CREATE TABLE workflow_instance (" in said.out
+    assert shop.pipe("migrate", "--sql", "--check").code == 2
+    shop.durable.close()
