@@ -1,0 +1,259 @@
+"""The application under test: workflows whose bodies leave traces, and a runtime that dies where a file tells it to.
+
+Traces: `author_ledger`, written by tx.session and without a unique key, so that a step done twice shows;
+`bodies`, written over a connection of its own, so that a body that ran shows even if nothing of it was kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from celery import Celery, signals
+
+from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable.runtime import Runtime
+
+_metadata = sa.MetaData()
+ledger = sa.Table(
+    "author_ledger",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("instance", sa.String(100), nullable=False),
+    sa.Column("run", sa.Integer, nullable=False),
+    sa.Column("step", sa.String(256), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+)
+bodies = sa.Table(
+    "author_bodies",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("instance", sa.String(100), nullable=False),
+    sa.Column("run", sa.Integer, nullable=False),
+    sa.Column("step", sa.String(256), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+)
+HELD_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Where an application lives; processes get it in their environment."""
+
+    name: str
+    folder: str
+    broker_url: str
+    database_url: str
+    bodies_url: str
+    control_port: int = 0
+    role: str = "client"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        return {"DURABLE_SMOKE": json.dumps(asdict(self))}
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Config:
+        return cls(**json.loads(environment["DURABLE_SMOKE"]))
+
+    def path(self, *parts: str) -> Path:
+        return Path(self.folder, *parts)
+
+
+def build(config: Config) -> Celery:
+    """The application, for a worker, a beat, or the test itself."""
+    app = Celery("smoke", broker=config.broker_url, set_as_current=False)
+    name = config.name
+    transport: dict[str, Any] = {"global_keyprefix": f"{name}:"} if config.broker_url.startswith("redis") else {}
+    app.conf.update(
+        {
+            "task_default_queue": f"celery-{name}",
+            "broker_transport_options": transport,
+            "broker_connection_retry_on_startup": True,
+            "broker_connection_retry": True,
+            "broker_connection_max_retries": None,
+            "control_exchange": f"control-{name}",
+            "event_exchange": f"events-{name}",
+            "event_queue_prefix": f"events-{name}",
+            "worker_enable_remote_control": False,
+            "worker_prefetch_multiplier": 1,
+            "durable_database_url": config.database_url,
+            "durable_queue": f"durable-{name}",
+            "durable_poll_seconds": 0.05,
+            "durable_grace_seconds": 0.5,
+            "durable_redispatch_seconds": 1.0,
+            **config.settings,
+        }
+    )
+    durable = Durable(app, runtime=Treacherous(config))
+    traces = Traces(config)
+    for flow in (lifecycle, chain, nap, sprint):
+        durable.workflow(name=flow.__name__)(_with(flow, traces))
+    return app
+
+
+def _with(flow: Any, traces: Traces) -> Any:
+    def bound(event: WorkflowEvent[Any], step: Step) -> Any:
+        return flow(event, step, traces)
+
+    return bound
+
+
+# --- workflows ----------------------------------------------------------------------------------
+
+
+def lifecycle(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """Everything once: steps, a retry, a sleep, an event, branches."""
+    here = (event.instance_id, event.run_number)
+    first = step.do("book first", traces.book, *here, event.payload)
+    flaky = step.do("book flaky", StepConfig(retries=Retries(limit=3, delay=0.1)), traces.flaky, *here)
+    step.sleep("nap", 0.2)
+    answer = step.wait_for_event("wait", "answer", timeout="2 minutes").payload
+    branches = [step.submit(f"book branch {n}", traces.book, *here, n) for n in range(3)]
+    branches.append(step.submit_sleep("branch nap", 0.1))  # type: ignore[arg-type]
+    step.log.info("almost there")
+    return {"first": first, "flaky": flaky, "answer": answer, "branches": step.gather(*branches)}
+
+
+def chain(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """``steps`` steps in a row, every second one with tx.session; the body of ``hold`` waits to be let go."""
+    here = (event.instance_id, event.run_number)
+    given = event.payload
+    done = []
+    for number in range(given["steps"]):
+        is_held = given.get("hold") == number
+        if number % 2 == 0:
+            done.append(step.do(f"book {number}", traces.book, *here, number, is_held=is_held))
+        else:
+            done.append(step.do(f"plain {number}", traces.plain, *here, number, is_held=is_held))
+    return done
+
+
+def nap(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """Something only a dispatcher brings to its end."""
+    step.sleep("nap", event.payload or 0.2)
+    return step.do("book", traces.book, event.instance_id, event.run_number, "rested")
+
+
+def sprint(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """For crowds: a step, a sleep, a step."""
+    here = (event.instance_id, event.run_number)
+    first = step.do("book 0", traces.book, *here, 0)
+    step.sleep("nap", 0.1)
+    return [first, step.do("plain 1", traces.plain, *here, 1)]
+
+
+class Traces:
+    """The bodies of the steps."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._engine: sa.Engine | None = None
+        self._pid = 0
+
+    def book(self, tx: StepTx, instance: str, run: int, value: Any, is_held: bool = False) -> Any:
+        self._begin(tx, instance, run, is_held=is_held)
+        tx.session.execute(sa.insert(ledger).values(instance=instance, run=run, step=tx.name, attempt=tx.attempt))
+        return value
+
+    def plain(self, tx: StepTx, instance: str, run: int, value: Any, is_held: bool = False) -> Any:
+        self._begin(tx, instance, run, is_held=is_held)
+        return value
+
+    def flaky(self, tx: StepTx, instance: str, run: int) -> str:
+        self._begin(tx, instance, run, is_held=False)
+        tx.session.execute(sa.insert(ledger).values(instance=instance, run=run, step=tx.name, attempt=tx.attempt))
+        if tx.attempt < 3:
+            raise OSError("not yet")
+        return "at last"
+
+    def _begin(self, tx: StepTx, instance: str, run: int, *, is_held: bool) -> None:
+        self._note({"instance": instance, "run": run, "step": tx.name, "attempt": tx.attempt, "pid": os.getpid()})
+        if is_held:
+            end = time.monotonic() + HELD_SECONDS
+            while not (self._config.path("go").exists() or self._config.path(f"go-{tx.attempt}").exists()):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+    def _note(self, row: dict[str, Any]) -> None:
+        if self._pid != os.getpid():  # a pool child makes its own
+            url = self._config.bodies_url
+            self._engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+            self._pid = os.getpid()
+        assert self._engine is not None
+        end = time.monotonic() + HELD_SECONDS
+        while True:
+            try:
+                with self._engine.connect() as connection:
+                    connection.execute(sa.insert(bodies).values(row))
+                return
+            except sa.exc.OperationalError:  # the database is being restarted
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+
+def create_tables(engine: sa.Engine) -> None:
+    _metadata.create_all(engine)
+
+
+def drop_tables(engine: sa.Engine) -> None:
+    _metadata.drop_all(engine)
+
+
+# --- dying --------------------------------------------------------------------------------------
+
+_role = ""
+
+
+class Treacherous(Runtime):
+    """Dies at a checkpoint, or has its connection cut, when a file ``orders/<role>.<what>`` says so; each once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._is_after_body = False
+
+    def checkpoint(self, name: str) -> None:
+        role = _role or self._config.role
+        if role == "child" and threading.current_thread() is not threading.main_thread():
+            return  # the keeper's renewals are no boundaries
+        if name == "after-body":
+            self._is_after_body = True
+        if name in ("before-commit", "after-commit") and role == "child" and not self._is_after_body:
+            return
+        if name == "before-commit":
+            for cut in ("cut-before", "cut-after"):
+                if self._is_ordered(role, cut):
+                    self._have_cut(cut)
+        if self._is_ordered(role, name):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "after-commit":
+            self._is_after_body = False
+
+    def _is_ordered(self, role: str, what: str) -> bool:
+        order = self._config.path("orders", f"{role}.{what}")
+        try:
+            order.rename(self._config.path("done", order.name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _have_cut(self, how: str) -> None:
+        with socket.create_connection(("127.0.0.1", self._config.control_port), timeout=10) as control:
+            control.sendall(how.encode())
+            assert control.recv(2) == b"ok"
+
+
+@signals.worker_process_init.connect
+def _is_child(**_: Any) -> None:
+    global _role
+    _role = "child"

@@ -1,0 +1,13 @@
+"""``celery -A tests.smoke.project``: the application of tests/smoke/flows.py, at home where the environment says."""
+
+from __future__ import annotations
+
+import os
+
+from tests.smoke.flows import Config, build
+
+config = Config.read(os.environ)
+app = build(config)
+app.set_current()
+if config.role == "worker":
+    app.durable.operations.list()  # the pool's processes are forked from one that has used the store

@@ -1,0 +1,181 @@
+"""docker-compose.yml, as far as it can be judged without an engine: read, resolved, and its commands tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.smoke.proc import ROOT, python
+
+yaml = pytest.importorskip("yaml")
+
+SERVERS = {"postgres", "mariadb", "redis", "rabbitmq"}
+OURS = {"migrate", "worker", "beat", "flower"}
+
+
+def resolved(text: str, environment: dict[str, str]) -> str:
+    """The file with its variables filled in, as compose does it: ${NAME:-default}, ${NAME:?complaint}, $$."""
+
+    def fill(found: re.Match[str]) -> str:
+        if found.group(0) == "$$":
+            return "$"
+        name, kind, rest = found.group(1, 2, 3)
+        value = environment.get(name, "")
+        assert value or kind == "-", f"{name}: {rest}"
+        return value or rest
+
+    return re.sub(r"\$\$|\$\{(\w+):([-?])([^}]*)\}", fill, text)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    lines = (ROOT / "docker-compose.yml").read_text().splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+@pytest.fixture(scope="module")
+def compose(text: str) -> dict[str, Any]:
+    return yaml.safe_load(resolved(text, {"FLOWER_BASIC_AUTH": "user:password"}))
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, Any]:
+    return dict(compose["services"])
+
+
+def test_no_engine_runs_the_containers_here() -> None:
+    """Where compose is installed it judges the file itself; containers are started by nobody here."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, timeout=50).returncode:
+        pytest.skip("docker-compose.yml WAS ONLY READ: there is no docker compose here, no container was started")
+    environment = {**os.environ, "FLOWER_BASIC_AUTH": "user:password"}
+    subprocess.run([docker, "compose", "config", "--quiet"], cwd=ROOT, env=environment, check=True, timeout=50)
+
+
+def test_the_services_are_four_servers_and_the_application(services: dict[str, Any]) -> None:
+    assert set(services) == SERVERS | OURS
+    for name in OURS:
+        assert services[name]["profiles"] == ["app"], name
+    for name in SERVERS:
+        assert name in services[name]["profiles"], name
+    assert {name for name in SERVERS if "app" in services[name]["profiles"]} == {"postgres", "redis"}
+
+
+def test_nothing_is_published_beyond_this_machine(services: dict[str, Any]) -> None:
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert len(published) == 6
+    for port in published:
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port), port
+    assert not [name for name, service in services.items() if "network_mode" in service]
+
+
+def test_flower_does_not_start_without_a_password(text: str) -> None:
+    with pytest.raises(AssertionError, match="FLOWER_BASIC_AUTH: set FLOWER_BASIC_AUTH=user:password"):
+        resolved(text, {})
+
+
+def test_every_variable_is_told_of(text: str) -> None:
+    used = set(re.findall(r"\$\{(\w+):", text))
+    told = set(re.findall(r"^#? ?(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
+    assert {name for name in used - told if not name.endswith("_PORT")} == set()
+    assert told <= used
+
+
+def test_what_a_service_waits_for_exists_and_can_say_that_it_is_there(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in services, (name, other)
+            if how["condition"] == "service_healthy":
+                assert services[other]["healthcheck"]["test"], (name, other)
+            else:
+                assert how["condition"] == "service_completed_successfully"
+                assert services[other]["restart"] == "no"
+
+
+def test_volumes_are_declared(compose: dict[str, Any], services: dict[str, Any]) -> None:
+    named = {volume.partition(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert named == set(compose["volumes"])
+
+
+def test_worker_beat_and_migrate_share_image_and_environment(services: dict[str, Any]) -> None:
+    """A beat that reads another database finds nothing due; one that writes to another broker wakes nobody."""
+    shared = [{key: services[name][key] for key in ("image", "build", "environment")} for name in ("worker", "beat")]
+    assert shared[0] == shared[1]
+    assert services["migrate"]["environment"] == services["worker"]["environment"]
+    flowers = services["flower"]["environment"]
+    assert {key: flowers[key] for key in services["worker"]["environment"]} == services["worker"]["environment"]
+
+
+def test_the_application_reads_that_environment(services: dict[str, Any]) -> None:
+    given = services["worker"]["environment"]
+    program = (
+        "import json; from examples.order_approval import app; "
+        "print(json.dumps([app.conf.broker_url, app.conf.durable_database_url]))"
+    )
+    told = subprocess.run(
+        python("-c", program),
+        cwd=ROOT,
+        env={**os.environ, **given, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    ).stdout
+    assert json.loads(told) == [given["CELERY_BROKER_URL"], given["DURABLE_DATABASE_URL"]]
+
+
+def test_every_command_is_one_that_exists(services: dict[str, Any], tmp_path: Path) -> None:
+    """With --help at its end a command only reads its options, and stumbles over those that do not exist."""
+    commands = [services[name]["command"] for name in OURS - {"flower"}]
+    commands.append(re.findall(r"\S+", services["worker"]["healthcheck"]["test"][1]))
+    commands.append(json.loads((ROOT / "Dockerfile").read_text().rpartition("CMD ")[2]))
+    assert {command[0] for command in commands} == {"celery"}
+    program = """
+import json, sys
+from celery.bin.celery import celery
+from click.testing import CliRunner
+from celery_durable.cli import durable
+celery.add_command(durable, "durable")  # what the entry point does where the package is installed
+for command in json.loads(sys.argv[1]):
+    ended = CliRunner().invoke(celery, [*command[1:], "--help"])
+    print(ended.exit_code, *command, "" if ended.exit_code == 0 else ended.output)
+"""
+    told = subprocess.run(
+        python("-c", program, json.dumps(commands)),
+        cwd=ROOT,
+        env={**os.environ, "DURABLE_EXAMPLES_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    ).stdout
+    assert [line for line in told.splitlines() if not line.startswith("0 celery -A examples.order_approval ")] == []
+    assert len(told.splitlines()) == len(commands)
+
+
+def test_flower_and_our_commands_come_with_what_the_image_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["celery.commands"]["durable"] == "celery_durable.cli:durable"
+    assert re.search(r'pip install "\.\[all\]" flower', (ROOT / "Dockerfile").read_text())
+
+
+def test_the_image_is_made_of_files_that_are_there_and_let_through() -> None:
+    copied = [
+        source
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ")
+        for source in line.split()[1:-1]
+    ]
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert source in let_through

@@ -1,0 +1,63 @@
+"""The whole life of an instance on a real worker and a real beat, on every broker and database."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.smoke.site import Site
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(180)]
+
+EACH_ONCE = [("redis", "postgresql"), ("rabbitmq", "mariadb")]
+THE_OTHERS = [("redis", "mariadb"), ("rabbitmq", "postgresql")]
+
+
+@pytest.mark.parametrize(
+    ("broker", "database"),
+    [*EACH_ONCE, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in THE_OTHERS)],
+    indirect=True,
+)
+def test_an_instance_lives_its_whole_life(site: Site) -> None:
+    beat = site.beat(wait=False)
+    worker = site.worker()
+    beat.wait_for_log("The durable dispatcher is running")
+    instance = site.create("lifecycle", 7)
+    instance.send_event("answer", {"is": "yes"})
+    expected = {"first": 7, "flaky": "at last", "answer": {"is": "yes"}, "branches": [0, 1, 2, None]}
+    assert instance.result("30 seconds") == expected
+    before = instance.history()
+
+    assert instance.restart() == 2
+    site.wait_for_body(instance, "book first")
+    instance.send_event("answer", {"is": "no"})
+    assert instance.result("30 seconds") == {**expected, "answer": {"is": "no"}}
+    assert instance.history(run=1) == before
+
+    flaky = next(step for step in instance.history().steps if step.name == "book flaky")
+    assert (flaky.attempts, flaky.error) == (3, None)
+    assert [line.message for line in instance.logs() if line.category == "workflow" and not line.is_replay]
+    site.finish()
+    assert "Traceback" not in worker.text() + beat.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_an_instance_lives_on_a_worker_that_forks_no_processes(site: Site, pool: str) -> None:
+    site.beat(wait=False)
+    worker = site.worker(f"--pool={pool}")
+    for number in range(3):
+        site.create("lifecycle", number).send_event("answer", number)
+    site.finish()
+    assert "Traceback" not in worker.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("broker", "database"), [("rabbitmq", "mariadb")], indirect=True)
+def test_a_beat_inside_the_worker_serves_as_well(site: Site) -> None:
+    worker = site.worker("--beat", f"--schedule={site.folder}/schedule")
+    worker.wait_for_log("The durable dispatcher is running")
+    for number in range(10):
+        site.create("nap", number / 10 + 0.1)
+    site.finish()
+    assert "Traceback" not in worker.text()

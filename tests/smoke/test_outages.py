@@ -1,0 +1,172 @@
+"""Servers that forget, stop, crash, or lose a connection in the middle of a commit; dispatchers in every number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import CreateOptions
+from celery_durable.model import Status
+from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until
+from tests.smoke.proxy import TcpProxy
+from tests.smoke.site import Site
+
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(180)]
+
+MakeSite = Callable[..., Site]
+POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+
+
+def crowd(site: Site, size: int) -> None:
+    """As many more instances of `sprint`, in batches."""
+    begin = len(site.instances)
+    for first in range(begin, begin + size, 100):
+        batch = [CreateOptions(id=f"s-{number}") for number in range(first, min(first + 100, begin + size))]
+        site.instances += site.workflow("sprint").create_batch(batch)
+
+
+def ended(site: Site) -> int:
+    try:
+        return len(site.workflow("sprint").list(status=Status.COMPLETE, limit=1000).items)
+    except sa.exc.OperationalError:  # the database is not quite back
+        return 0
+
+
+# --- the broker ---------------------------------------------------------------------------------
+
+
+@POSTGRESQL
+def test_a_redis_that_forgets_everything_again_and_again_loses_no_instance(
+    make_site: MakeSite, own_redis: RedisServer, store_url: str
+) -> None:
+    site = make_site(own_redis.url, store_url, durable_redispatch_max_seconds=1.0)
+    site.beat(wait=False)
+    site.worker()
+    crowd(site, 200)
+    flushes = 0
+
+    def flushed_until_most_ended() -> bool:
+        nonlocal flushes
+        own_redis.flush()
+        flushes += 1
+        return ended(site) >= 150
+
+    until("most of them end while Redis is flushed", flushed_until_most_ended, 60, pause=0.5)
+    assert flushes > 1
+    site.finish(60)
+
+
+@POSTGRESQL
+def test_instances_are_accepted_without_a_broker_and_run_when_it_is_back(
+    make_site: MakeSite, own_redis: RedisServer, store_url: str
+) -> None:
+    site = make_site(own_redis.url, store_url)
+    worker, beat = site.worker(wait=False), site.beat()
+    worker.wait_for_log(r"ready\.")
+    running = site.create("chain", {"steps": 4, "hold": 1})
+    site.wait_for_body(running, "plain 1")
+    waiting = site.create("lifecycle", 1)
+    until("it waits", lambda: waiting.status().status is Status.WAITING)
+    own_redis.stop()
+    crowd(site, 20)
+    assert waiting.send_event("answer", "sent without a broker")
+    site.let_go()  # a run that has begun needs none
+    assert running.result("20 seconds") == [0, 1, 2, 3]
+    own_redis.start()
+    # The worker has a new connection; it still sees its processes die.
+    site.order("child.after-body")
+    site.create("chain", {"steps": 2})
+    site.wait_until_done("child.after-body")
+    site.finish(site.durable.settings.lease_seconds - 5)
+    assert worker.is_running
+    assert beat.is_running
+
+
+# --- the database -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_workers_and_beat_survive_crashes_of_the_database(
+    make_site: MakeSite, own_database: PostgresqlCluster | MariadbServer, broker_url: str
+) -> None:
+    site = make_site(broker_url, own_database.url, durable_lease_seconds=2.0)
+    worker, beat = site.worker(wait=False), site.beat()
+    worker.wait_for_log(r"ready\.")
+    held = site.create("chain", {"steps": 5, "hold": 2})
+    site.wait_for_body(held, "book 2")
+    for turn in (1, 2):
+        crowd(site, 40)
+        own_database.restart()
+        until("what was created before it goes on", lambda turn=turn: ended(site) == 40 * turn, 60)
+    site.let_go()
+    site.finish(60, reruns=None)
+    assert worker.is_running
+    assert beat.is_running
+
+
+@pytest.fixture
+def proxy(store_url: str) -> Iterator[TcpProxy]:
+    url = sa.make_url(store_url)
+    assert url.host is not None
+    assert url.port is not None
+    proxy = TcpProxy((url.host, url.port))
+    yield proxy
+    proxy.close()
+
+
+CUTS = [("book 0", "cut-before"), ("book 0", "cut-after"), ("plain 1", "cut-before"), ("plain 1", "cut-after")]
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_commit_whose_connection_is_cut_is_decided_once(
+    make_site: MakeSite, broker_url: str, store_url: str, proxy: TcpProxy
+) -> None:
+    """Before the server got it: done again. After it: seen to be done. A body runs again only for its session."""
+    through_proxy = sa.make_url(store_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    site = make_site(broker_url, through_proxy, bodies_url=store_url, control_port=proxy.control_port)
+    site.beat(wait=False)
+    worker = site.worker(concurrency=1)
+    for number, (step, cut) in enumerate(CUTS):
+        instance = site.create("chain", {"steps": 3, "hold": number // 2})
+        site.wait_for_body(instance, step)
+        site.order(f"child.{cut}")
+        site.let_go()
+        assert instance.result("20 seconds") == [0, 1, 2], (step, cut)
+        assert len(proxy.cuts) == number + 1
+        again = [(step, 1)] if (step, cut) == ("book 0", "cut-before") else []
+        assert sorted(site.bodies(instance)) == sorted([("book 0", 1), ("plain 1", 1), ("book 2", 1), *again])
+        site.hold_again()
+    assert proxy.cuts == [cut for _, cut in CUTS]
+    assert "The outcome of a commit is unknown, looking it up" in worker.text()
+    site.finish(reruns=1)
+
+
+# --- dispatchers --------------------------------------------------------------------------------
+
+
+@REDIS_AND_POSTGRESQL
+def test_two_beats_at_once_do_everything_once(site: Site) -> None:
+    beats = [site.beat(wait=False), site.beat(wait=False)]
+    site.worker("--max-tasks-per-child=30")
+    for beat in beats:
+        beat.wait_for_log("The durable dispatcher is running")
+    crowd(site, 100)
+    for _ in range(20):
+        site.create("nap", 0.1)
+    site.finish(60)
+
+
+@pytest.mark.parametrize(("broker", "database"), [("rabbitmq", "mariadb")], indirect=True)
+def test_a_worker_that_hosts_the_dispatcher_needs_no_beat(make_site: MakeSite, broker_url: str, store_url: str) -> None:
+    site = make_site(broker_url, store_url, durable_dispatcher="worker")
+    worker = site.worker()
+    worker.wait_for_log("The durable dispatcher is running")
+    for point in ("claimed", "after-body", "after-commit"):
+        site.order(f"child.{point}")
+        site.create("nap", 0.1)
+        site.wait_until_done(f"child.{point}")
+    crowd(site, 50)
+    site.finish()

@@ -1,0 +1,186 @@
+"""What authors are promised about types. Checked, never run: mypy --strict and pyright must accept every line."""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+from celery import Celery
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from celery_durable import (
+    CreateOptions,
+    Durable,
+    History,
+    InstanceStatus,
+    NonRetryableError,
+    Page,
+    ReceivedEvent,
+    Retries,
+    Status,
+    Step,
+    StepConfig,
+    StepFailed,
+    StepFuture,
+    StepTx,
+    Workflow,
+    WorkflowEvent,
+    WorkflowInstance,
+    durable_step,
+    durable_workflow,
+)
+
+
+class OrderIn(BaseModel):
+    order_id: str
+    cents: int
+
+
+class Approval(BaseModel):
+    approved: bool
+
+
+# --- step functions -----------------------------------------------------------------------------
+
+
+def charge(tx: StepTx, order_id: str, cents: int, *, currency: str = "EUR") -> str:
+    assert_type(tx.session, Session)
+    assert_type(tx.attempt, int)
+    assert_type(tx.idempotency_key, str)
+    assert_type(tx.create(report, "x", id="r-1"), str)
+    tx.mutate(lambda session: session.flush())
+    tx.on_terminal_error(lambda session: session.flush())
+    tx.send_event(order, "o-1", "approval", {"approved": True})
+    return f"{order_id} {cents} {currency}"
+
+
+@durable_step(retries=Retries(limit=3, delay="10 seconds", backoff="linear"), timeout=timedelta(minutes=1))
+def count(text: str) -> int:
+    return len(text)
+
+
+@durable_step(retries=None, timeout=None, repeat=True)
+def nothing() -> None:
+    raise NonRetryableError("no", name="No")
+
+
+class Mailer:
+    def send(self, to: str, *, subject: str) -> bool:
+        return bool(to and subject)
+
+
+# --- workflows ----------------------------------------------------------------------------------
+
+
+@durable_workflow(name="order", queue="orders", step_defaults=StepConfig(retries=2, timeout="1 minute"), max_steps=10)
+def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
+    assert_type(event.payload, OrderIn)
+    assert_type(event.timestamp, datetime)
+    assert_type(event.instance_id, str)
+    assert_type(event.run_number, int)
+
+    # A name, a function and its arguments; StepTx is injected, so it is not among them.
+    assert_type(step.do("charge", charge, event.payload.order_id, event.payload.cents), str)
+    assert_type(step.do("charge", charge, "o-1", cents=5, currency="USD"), str)
+    assert_type(step.do("charge", StepConfig(retries=3, timeout="30s"), charge, "o-1", 5), str)
+    assert_type(step.do(charge, "o-1", 5), str)
+    assert_type(step.do("count", count, "text"), int)
+    assert_type(step.do(count, "text"), int)
+    assert_type(step.do("nothing", nothing), None)
+    assert_type(step.do("mail", Mailer().send, "ada", subject="hello"), bool)
+    assert_type(step.do("lambda", lambda: 1.5), float)
+    assert_type(step.do("partial", functools.partial(count, "text")), int)
+    assert_type(step.do("model", Approval, approved=True), Approval)
+
+    step.sleep("text", "3 days")
+    step.sleep("number", 1.5)
+    step.sleep("timedelta", timedelta(hours=1))
+    step.sleep_until("until", datetime(2030, 1, 1, tzinfo=UTC))
+
+    answer = step.wait_for_event("typed", "approval", timeout="24 hours", schema=Approval)
+    assert_type(answer, ReceivedEvent[Approval])
+    assert_type(answer.payload, Approval)
+    assert_type(step.wait_for_event("untyped", "approval").payload, Any)
+
+    assert_type(step.now(), datetime)
+    assert_type(step.random(), float)
+    assert_type(step.uuid(), str)
+    step.log.debug("said")
+    step.log.warning("said", category="orders", amount=5)
+    return event.payload.order_id
+
+
+@durable_workflow
+def report(event: WorkflowEvent[str], step: Step) -> list[int]:
+    one = step.submit("one", count, "a")
+    assert_type(one, StepFuture[int])
+    assert_type(step.submit("tx", charge, "o-1", 5), StepFuture[str])
+    assert_type(step.submit("config", StepConfig(retries=0), count, "a"), StepFuture[int])
+    assert_type(step.submit(count, "a"), StepFuture[int])
+    assert_type(one.result(), int)
+    assert_type(step.gather(one, step.submit("two", count, "b")), list[int])
+    assert_type(step.gather(one, return_exceptions=True), list[int | Exception])
+    assert_type(step.first("first", one, step.submit("three", count, "c")), int)
+
+    # Branches of several kinds together: the results are of any of them.
+    event_or_time = step.first(
+        "which", step.submit_wait_for_event("event", "approval", schema=Approval), step.submit_sleep("time", "1 h")
+    )
+    if event_or_time is not None:
+        step.log.info("came", approved=event_or_time.payload.approved)
+
+    try:
+        step.do("count", count, event.payload)
+    except StepFailed as failure:
+        assert_type(failure.attempts, int)
+        assert_type(failure.error_name, str)
+    return step.gather(*[step.submit(f"count {word}", count, word) for word in event.payload.split()])
+
+
+durable = Durable(Celery("shop"))
+
+
+@durable.workflow(name="bound")
+def bound(event: WorkflowEvent[None], step: Step) -> dict[str, int]:
+    return {"steps": step.do(lambda: event.run_number)}
+
+
+# --- handles ------------------------------------------------------------------------------------
+
+
+def operate(session: Session) -> None:
+    assert_type(order, Workflow[OrderIn, str])
+    assert_type(report, Workflow[str, list[int]])
+    assert_type(bound, Workflow[None, dict[str, int]])
+
+    made = order.create(OrderIn(order_id="1", cents=5), id="o-1", if_exists="return", session=session)
+    assert_type(made, WorkflowInstance[str])
+    assert_type(made.result(timeout="5 seconds"), str)
+    assert_type(bound.create().result(), dict[str, int])
+    assert_type(order.delay(OrderIn(order_id="1", cents=5)), WorkflowInstance[str])
+    assert_type(order.create_batch([CreateOptions("o-2", OrderIn(order_id="2", cents=6))]), list[WorkflowInstance[str]])
+    assert_type(order.get("o-1").status(), InstanceStatus)
+    assert_type(order.get("o-1").history(), History)
+    assert_type(made.send_event("approval", {"approved": True}, id="e-1"), bool)
+    assert_type(made.restart(), int)
+    made.pause()
+    made.resume()
+    made.terminate(reason="changed our mind")
+    for page in (order.list(status=Status.ERRORED, limit=5), order.list(status="errored")):
+        assert_type(page.items[0].id, str)
+        assert_type(page.cursor, str | None)
+    assert_type(durable.workflows["order"], Workflow[Any, Any])
+
+
+async def operate_async() -> None:
+    made = await order.acreate(OrderIn(order_id="1", cents=5), id="o-1")
+    assert_type(made, WorkflowInstance[str])
+    assert_type(await made.aresult(timeout=5), str)
+    assert_type(await made.astatus(), InstanceStatus)
+    assert_type(await made.asend_event("approval"), bool)
+
+
+def pages(page: Page[str]) -> Page[object]:
+    return page
