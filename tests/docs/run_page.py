@@ -1,0 +1,129 @@
+"""Run the python blocks of one page as one module: `python -m tests.docs.run_page README.md folder`.
+
+A page names servers, and none is needed: the database becomes a SQLite file in ``folder``, messages run at once in
+this process, and whoever waits for a result makes time jump to what is due next. An expression with a comment
+``# -> value`` must have that value.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import sys
+import tempfile
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+import celery_durable.app
+from celery_durable.model import to_us
+from celery_durable.runtime import Runtime
+from celery_durable.store import migrate, sweeps
+from celery_durable.store.engine import Store
+from celery_durable.tasks.publish import Publisher
+from tests.docs.blocks import Block, blocks
+
+
+class JumpingRuntime(Runtime):
+    """This machine's time, moved on by every wait."""
+
+    ahead_us = 0
+
+    def clock(self) -> int:
+        return time.time_ns() // 1000 + JumpingRuntime.ahead_us
+
+    def sleep(self, seconds: float) -> None:
+        """Somebody waits for a result: let what is due next be due. (The leases' thread really waits.)"""
+        if threading.current_thread() is not threading.main_thread():
+            super().sleep(seconds)
+            return
+        durable = celery_durable.app.current_durable("The page")
+        due_at, now = durable.store.read(sweeps.next_poll)
+        assert due_at is not None, "a result is waited for, and nothing will ever be due"
+        JumpingRuntime.ahead_us += max(0, to_us(due_at) - to_us(now))
+        durable.sweeper.sweep()
+
+
+def stand_in_for_servers() -> None:
+    real_settings, real_engine = celery_durable.app.read_settings, sa.create_engine
+
+    def read_settings(conf: Any) -> Any:
+        settings = real_settings(conf)
+        if (settings.database_url or "").startswith("sqlite"):
+            return settings
+        return dataclasses.replace(settings, database_url=URL, database_schema=None, table_prefix="")
+
+    def create_engine(url: Any, **options: Any) -> sa.Engine:
+        return real_engine(url, **options) if str(url).startswith("sqlite") else real_engine(URL)
+
+    def publish(self: Publisher, dues: Any) -> list[Any]:
+        self._run_eagerly(dues)
+        return []
+
+    celery_durable.app.read_settings = read_settings
+    celery_durable.app.Runtime = JumpingRuntime
+    celery_durable.app.Durable._queue_length = lambda *_: None
+    sa.create_engine = create_engine
+    Publisher.publish = publish
+
+
+class Checked(ast.NodeTransformer):
+    """Turns an expression statement whose last line says ``# -> value`` into a comparison."""
+
+    def __init__(self, block: Block) -> None:
+        self.lines = block.text.splitlines()
+        self.count = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        _, arrow, wanted = self.lines[node.end_lineno - 1].partition("# -> ")
+        if not arrow:
+            return node
+        self.count += 1
+        value = ast.parse(wanted, mode="eval").body
+        call = ast.Call(ast.Name("_is", ast.Load()), [node.value, value, ast.Constant(wanted)], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+
+def _is(found: Any, wanted: Any, text: str) -> None:
+    assert found == wanted, f"the page says {text}, but it is {found!r}"
+
+
+def run(page: Path) -> None:
+    module = types.ModuleType("page")
+    vars(module)["_is"] = _is
+    sys.modules["page"] = module
+    checks = 0
+    for block in blocks(page, "python"):
+        tree = ast.parse(block.text, filename=str(block))
+        checked = Checked(block)
+        tree = checked.visit(tree)
+        ast.increment_lineno(tree, block.line - 1)
+        checks += checked.count
+        exec(compile(tree, str(page), "exec"), vars(module))
+        for name in [name for name in vars(module) if name.startswith("test_")]:
+            call_test(vars(module).pop(name))
+        print(f"ran {block}")
+    print(f"checked {checks} values")
+
+
+def call_test(test: Any) -> None:
+    """Run a test that a page shows."""
+    given = {"tmp_path": Path(tempfile.mkdtemp(dir="."))} if "tmp_path" in inspect.signature(test).parameters else {}
+    test(**{name: path.resolve() for name, path in given.items()})
+
+
+if __name__ == "__main__":
+    page, where = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    os.chdir(where)
+    URL = f"sqlite:///{where}/page.sqlite3"
+    store = Store(URL)
+    migrate.upgrade(store)
+    store.close()
+    stand_in_for_servers()
+    run(page)

@@ -1,0 +1,94 @@
+"""What the documentation names exists: settings with their defaults, errors, verbs, links, and it builds."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import celery_durable
+from celery_durable import Step, StepTx, errors
+from celery_durable.app import Workflow, WorkflowInstance
+from celery_durable.cli import durable
+from celery_durable.config import Settings
+from tests.docs.blocks import PAGES, ROOT
+
+OPTIONS = ["-W", "--keep-going", "--quiet", "-b", "html"]  # as in `make docs`
+DEBUGGING = ROOT / "docs" / "debugging.md"
+TEXT = {page: re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL) for page in PAGES}
+
+
+def test_the_table_of_settings_is_the_dataclass() -> None:
+    rows = re.findall(
+        r"^\| `durable_(\w+)` \| `(.+?)` \| (.+?) \|$", TEXT[ROOT / "docs" / "operations.md"], re.MULTILINE
+    )
+    documented = [(name, ast.literal_eval(default)) for name, default, _ in rows]
+    assert documented == [(field.name, field.default) for field in dataclasses.fields(Settings)]
+    assert [type(default) for _, default in documented] == [type(f.default) for f in dataclasses.fields(Settings)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Path) -> None:
+    text = TEXT[page]
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    assert set(re.findall(r"`durable_(\w+)`", text)) - {"workflow", "step"} <= settings
+    assert set(re.findall(r"`(?:celery -A proj )?durable ([\w-]+)", text)) <= set(durable.list_commands(None))
+    given = set(inspect.signature(StepTx).parameters)
+    for owner, name in re.findall(r"`(step|tx)\.(\w+)", text):
+        assert hasattr(Step if owner == "step" else StepTx, name) or name in given | {"log"}, f"{owner}.{name}"
+    for name in re.findall(r"`(\w+)\(", text):
+        owners = (celery_durable, Workflow, WorkflowInstance, Step, StepTx)
+        assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
+
+
+def test_the_tables_of_errors_name_errors() -> None:
+    cells = re.findall(r"^\| (`[A-Z]\w+`(?:, `[A-Z]\w+`)*)", TEXT[DEBUGGING], re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) > 25
+    for name in names:
+        assert issubclass(getattr(errors, name), errors.DurableError), name
+
+
+def test_every_error_that_people_meet_is_in_the_tables() -> None:
+    """Left out: bases, and those that say all there is to say at the line that made the mistake."""
+    left_out = {"DurableError", "NonRetryableError", "RunNotFound", "StepCancelled", "StepFailed", "EventTimeout"}
+    named = {*re.findall(r"`(\w+)`", TEXT[DEBUGGING]), *left_out}
+    for found in vars(errors).values():
+        if inspect.isclass(found) and issubclass(found, errors.DurableError) and found.__name__ not in named:
+            assert issubclass(found, (errors.ValueRefused, errors.DefinitionInvalid)), found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert linked.is_relative_to(ROOT)
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", TEXT[linked], re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+@pytest.mark.timeout(180)
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *OPTIONS, "-d", str(tmp_path / "trees"), "docs", str(tmp_path / "html")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "html" / "debugging.html").exists()

@@ -1,0 +1,110 @@
+"""The SQL in the documentation runs on the database that its first line names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_durable import Durable, Step, WorkflowEvent
+from tests.docs.blocks import Block, all_blocks
+
+NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+TABLES = ["workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log"]
+
+
+def busy(event: WorkflowEvent[str], step: Step) -> str:
+    step.log.info("begun")
+    step.do("work", lambda: {"done": True})
+    if event.payload == "fails":
+        raise ValueError("no")
+    if event.payload == "retries":
+        step.do("try", lambda: 1 / 0)
+    step.wait_for_event("wait", "go")
+    return "gone"
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[Durable]:
+    """A database in which one instance has completed, one has failed, one waits and one retries."""
+    celery = Celery("sql", broker="memory://", set_as_current=False)
+    celery.conf.task_always_eager = True
+    celery.conf.durable_database_url = store_url
+    durable = Durable(celery)
+    workflow = durable.workflow(name="busy")(busy)
+    for what in ("waits", "fails", "retries", "completes"):
+        workflow.create(what, id=what)
+    workflow.get("completes").send_event("go")
+    workflow.get("waits").send_event("other")
+    yield durable
+    durable.close()
+
+
+def statements(block: Block) -> list[str]:
+    lines = [line for line in block.text.splitlines() if not line.startswith("--")]
+    return [each.strip() for each in "\n".join(lines).split(";") if each.strip()]
+
+
+def sql_for(database: str, *, deletes: bool) -> list[str]:
+    chosen = [block for block in all_blocks("sql") if block.text.startswith(f"-- {NAMES[database]}\n")]
+    return [each for block in chosen if ("DELETE" in block.text) is deletes for each in statements(block)]
+
+
+def run(durable: Durable, code: list[str]) -> list[Any]:
+    """The rows of each statement. The database's own driver, as an operator's shell would."""
+    connection = durable.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with connection:
+        found = [connection.exec_driver_sql(each) for each in code]
+        return [each.fetchall() if each.returns_rows else [] for each in found]
+
+
+def test_every_block_names_its_database() -> None:
+    for block in all_blocks("sql"):
+        assert block.text.splitlines()[0].removeprefix("-- ") in NAMES.values(), str(block)
+
+
+def test_the_queries_run(app: Durable, database: str) -> None:
+    results = run(app, sql_for(database, deletes=False))
+    assert len(results) >= 1
+    assert len(results[-1]) >= 4  # the steps, with their times
+    assert all(row.ended.year >= 2025 for row in results[-1] if hasattr(row.ended, "year"))
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_the_queries_for_monitoring_find_what_they_are_for(app: Durable) -> None:
+    with app.store.engine.begin() as connection:  # a dispatcher has been away for two minutes
+        connection.exec_driver_sql(
+            "UPDATE workflow_instance SET run_at = run_at - 86520 * 1000000::bigint WHERE instance_id = 'waits'"
+        )
+    counts, overdue, running, failed, retried, _ = run(app, sql_for("postgresql", deletes=False))
+    assert [tuple(row) for row in counts] == [("busy", "complete", 1), ("busy", "errored", 1), ("busy", "waiting", 2)]
+    assert [row.instance_id for row in overdue] == ["waits"]
+    assert running == []
+    assert [(row.instance_id, row.error_name) for row in failed] == [("fails", "ValueError")]
+    assert [(row.instance_id, row.attempts, row.error_name) for row in retried] == [("retries", 1, "ZeroDivisionError")]
+
+
+def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, database: str) -> None:
+    code = sql_for(database, deletes=True)
+    assert code
+    run(app, code)
+    assert count(app)["workflow_instance"] == 4  # nothing is that old
+
+    with app.store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE workflow_instance SET updated_at = updated_at - 7776001000000")
+    run(app, code)
+    assert [item.id for item in app.operations.list().items] == ["retries", "waits"]
+    assert count(app) == {
+        "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
+    }  # fmt: skip
+
+
+def count(durable: Durable) -> dict[str, int]:
+    with durable.store.engine.connect() as connection:
+        return {
+            name: connection.execute(sa.select(sa.func.count()).select_from(sa.table(name))).scalar_one()
+            for name in TABLES
+        }
