@@ -21,13 +21,8 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from tests.services import DATABASES, missing
 
-SERVERS = {
-    "postgresql": os.environ.get(
-        "DURABLE_TEST_POSTGRESQL_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
-    ),
-    "mariadb": os.environ.get("DURABLE_TEST_MARIADB_URL", "mysql+pymysql://root@127.0.0.1:3306/mysql"),
-}
 _NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
 
@@ -117,9 +112,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # Here, not in a fixture: the summary then folds the skips of one server into one line.
     params = getattr(item, "callspec", None)
     name = params.params.get("database") if params else None
-    if name in SERVERS and (why := _unreachable(name)):
-        text = f"NOT TESTED ON {name.upper()}: {sa.make_url(SERVERS[name])} does not answer: {why}"
-        (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
+    if name in DATABASES and (why := _unreachable(name)):
+        missing(name, f"{sa.make_url(DATABASES[name])} does not answer: {why}")
 
 
 @functools.cache
@@ -135,12 +129,12 @@ def _unreachable(name: str) -> str | None:
 
 
 def _admin(name: str) -> sa.Engine:
-    return sa.create_engine(SERVERS[name], isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
+    return sa.create_engine(DATABASES[name], isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
 
 
 @contextmanager
 def _own_database(name: str) -> Iterator[Store]:
-    server = sa.make_url(SERVERS[name])
+    server = sa.make_url(DATABASES[name])
     admin = _admin(name)
     force = " WITH (FORCE)" if name == "postgresql" else ""
     caretaker = Store(server.set(database=_NAME))

@@ -17,6 +17,7 @@ from typing import Any
 from celery import Celery
 from celery.app.routes import Router
 from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
+from kombu.exceptions import OperationalError
 
 from celery_durable.model import Due
 from celery_durable.runtime import Runtime
@@ -50,22 +51,37 @@ class Publisher:
             self.failures += len(dues)
             return list(dues)
         self._runtime.checkpoint("before-publish")
-        sent = 0
         try:
-            with self._app.producer_or_acquire() as producer, _batch(producer, len(dues)):
-                for due in dues:
-                    self._send_if_possible(due, producer)
-                    sent += 1
+            self._send_all(dues)
         except SoftTimeLimitExceeded:
             raise  # the caller's own task, which is out of time
         except Exception as exc:  # noqa: BLE001  # each transport has its own errors, and none may reach the caller
             self._rest_until = self._runtime.monotonic() + _REST_SECONDS
-            failed = list(dues if len(dues) > 1 else dues[sent:])
-            self.failures += len(failed)
-            logger.warning("The broker took no message for %d due instances, the sweep will: %r", len(failed), exc)
-            return failed
+            self.failures += len(dues)
+            logger.warning("The broker took no message for %d due instances, the sweep will: %r", len(dues), exc)
+            return list(dues)
         self._runtime.checkpoint("after-publish")
         return []
+
+    def _send_all(self, dues: Sequence[Due]) -> None:
+        """Send over a pooled connection; over a new one where that had died while it lay in the pool.
+
+        Connections die there by a broker's restart, and by each fork: the child shuts down what it inherited.
+        """
+        while True:
+            with self._app.producer_or_acquire() as producer:
+                connection = producer.connection
+                was_open = connection.connected
+                try:
+                    with _batch(producer, len(dues)):
+                        for due in dues:
+                            self._send_if_possible(due, producer)
+                except (OperationalError, *connection.connection_errors):
+                    if not was_open:
+                        raise
+                    connection.collect()
+                else:
+                    return
 
     def _send_if_possible(self, due: Due, producer: Any) -> None:
         """Send; a queue that the app does not have concerns its own instances, and must not hold up the others."""

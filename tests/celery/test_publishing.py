@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
 from celery_durable.runtime import Runtime
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, worker
+from tests.services import BROKERS, missing
 
 
 class SteppedRuntime(Runtime):
@@ -114,6 +117,35 @@ def test_after_a_failure_the_publisher_rests_and_then_tries_again(make_app: Make
     runtime.seconds += 0.2
     workflow.create()
     assert tries() == 2
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_connection_that_died_in_the_pool_is_replaced_and_the_message_sent(
+    make_app: MakeApp, broker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that restarted, or a fork: the child shuts down the connections that it inherited."""
+    app = make_app(broker_url=BROKERS[broker])
+    with app.connection_for_write() as connection:
+        try:
+            connection.ensure_connection(max_retries=0)
+        except OperationalError as error:
+            missing(broker, str(error))
+    durable = Durable(app)
+    workflow = approval(durable)
+    try:
+        workflow.create(id="i-1")
+        child = os.fork()
+        if child == 0:
+            app.pool.force_close_all()  # as Celery does after a fork
+            os._exit(0)
+        os.waitpid(child, 0)
+        workflow.create(id="i-2")
+        assert [message.payload[0][1] for message in messages(app)] == ["i-1", "i-2"]
+        assert durable.publisher.failures == 0
+        assert caplog.text == ""
+    finally:
+        with app.connection_for_write() as connection:
+            connection.default_channel.queue_delete(durable.settings.queue)
 
 
 def test_what_was_created_without_a_broker_runs_when_there_is_one(make_app: MakeApp, store_url: str) -> None:

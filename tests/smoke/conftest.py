@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,18 +11,9 @@ import pytest
 import redis
 from kombu import Connection
 
+from tests.services import BROKERS, missing
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, postgresql_programs
 from tests.smoke.site import Site
-
-REDIS_URL = os.environ.get("DURABLE_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
-RABBITMQ_URL = os.environ.get("DURABLE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//")
-
-
-def missing(what: str, why: str) -> None:
-    """Skip where people develop, fail where everything must be there."""
-    text = f"NOT TESTED ON {what.upper()}: {why}"
-    (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
-
 
 # --- brokers ------------------------------------------------------------------------------------
 
@@ -56,7 +46,7 @@ def close(sites: list[Site]) -> None:
 @pytest.fixture
 def broker_url(broker: str, site_name: str, sites: list[Site]) -> Iterator[str]:
     """The URL of a shared broker; what the site leaves there is removed."""
-    url = REDIS_URL if broker == "redis" else RABBITMQ_URL
+    url = BROKERS[broker]
     try:
         with Connection(url, connect_timeout=3) as connection:
             connection.ensure_connection(max_retries=0)

@@ -1,0 +1,25 @@
+"""The servers that tests use, where the environment says or where they usually are."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+DATABASES = {
+    "postgresql": os.environ.get(
+        "DURABLE_TEST_POSTGRESQL_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
+    ),
+    "mariadb": os.environ.get("DURABLE_TEST_MARIADB_URL", "mysql+pymysql://root@127.0.0.1:3306/mysql"),
+}
+BROKERS = {
+    "redis": os.environ.get("DURABLE_TEST_REDIS_URL", "redis://127.0.0.1:6379/0"),
+    "rabbitmq": os.environ.get("DURABLE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+}
+
+
+def missing(what: str, why: str) -> NoReturn:
+    """Skip where people develop, fail where everything must be there."""
+    text = f"NOT TESTED ON {what.upper()}: {why}"
+    (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
