@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from celery import Celery, signals
+from celery import Celery
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.runtime import Runtime
@@ -253,7 +253,7 @@ class Treacherous(Runtime):
             assert control.recv(2) == b"ok"
 
 
-@signals.worker_process_init.connect
-def _is_child(**_: Any) -> None:
+def become_child(**_: Any) -> None:
+    """What a pool's process does first, so that it dies of other orders than its parent."""
     global _role
     _role = "child"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
-from tests.smoke.flows import Config, build
+from celery import signals
+
+from tests.smoke.flows import Config, become_child, build
 
 config = Config.read(os.environ)
 app = build(config)
 app.set_current()
 if config.role == "worker":
+    signals.worker_process_init.connect(become_child)
     app.durable.operations.list()  # the pool's processes are forked from one that has used the store
