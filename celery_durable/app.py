@@ -226,7 +226,8 @@ class Durable:
 
     def _task_failed(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
         if sender.app is self._app and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
-            tasks.release_dead_claim(self.store, self.publisher.publish, task_id, args)
+            grace = self.settings.grace
+            tasks.release_dead_claim(self.store, self.publisher.publish, task_id, args, grace=grace)
 
     def _queue_length(self, queue: str) -> int | None:
         """How many messages wait in a queue; None where the broker cannot say."""

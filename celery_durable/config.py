@@ -36,7 +36,7 @@ class Settings:
     """How long the dispatcher sleeps at most; it wakes earlier for work that is due earlier."""
     sweep_batch: int = 500
     queue_high_water: int = 10_000
-    """The dispatcher publishes nothing while the queue is longer."""
+    """The dispatcher publishes nothing to a queue that is longer."""
     grace_seconds: float = 2.0
     """How long a published message may take before a sweep publishes again for the first time."""
     redispatch_seconds: float = 15.0
@@ -78,6 +78,11 @@ class Settings:
     def lease(self) -> timedelta:
         """How long a claim is good for."""
         return timedelta(seconds=self.lease_seconds)
+
+    @property
+    def grace(self) -> timedelta:
+        """How long a published message may take."""
+        return timedelta(seconds=self.grace_seconds)
 
     @property
     def max_sleep(self) -> timedelta:

@@ -11,7 +11,7 @@ import binascii
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy.orm import Session
@@ -70,7 +70,7 @@ class Operations:
     def __init__(self, store: Store, settings: Settings, registry: Registry, runtime: Runtime, wake: WakeUp) -> None:
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._wake = wake
-        self._grace = timedelta(seconds=settings.grace_seconds)
+        self._grace = settings.grace
 
     # --- create ---------------------------------------------------------------------------------
 

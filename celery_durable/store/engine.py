@@ -95,9 +95,9 @@ class Tx:
             compiled = self.store.compiled(what, self.conn.dialect)
             self.conn.exec_driver_sql(compiled.sql, [compiled.bind(row) for row in rows])
 
-    def execute(self, built: Any) -> sa.CursorResult[Any]:
+    def execute(self, built: Any, /, **params: Any) -> sa.CursorResult[Any]:
         """Run a statement whose shape depends on its arguments (lists, IN)."""
-        return self.conn.execute(built)
+        return self.conn.execute(built, {_PARAM + name: value for name, value in params.items()})
 
 
 class Store:

@@ -6,7 +6,7 @@ that dies in between has only delayed the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,8 +27,11 @@ def crash_delay(crash_count: int) -> timedelta:
     return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _LONGEST_CRASH_DELAY)
 
 
-def release_dead(tx: Tx, ref: Ref, *, task_id: str) -> Due | None:
-    """Release the claim of a Celery task whose process is known to be dead; counts as a crash."""
+def release_dead(tx: Tx, ref: Ref, *, task_id: str, grace: timedelta) -> Due | None:
+    """Release the claim of a Celery task whose process is known to be dead; counts as a crash.
+
+    Answers with what the caller publishes; the sweep looks only after ``grace``.
+    """
     i = tx.t.instance
     row = tx.execute(
         _swept_columns(i)
@@ -39,10 +42,7 @@ def release_dead(tx: Tx, ref: Ref, *, task_id: str) -> Due | None:
     if row is None or row.claim_token is None or row.claimed_by.partition(" ")[0] != task_id:
         return None
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
-    delay = crash_delay(row.crash_count + 1)
-    tx.execute(sa.update(i).where(i.c.id == row.id).values(_after_crash(tx, row, now, delay)))
-    is_due = not row.pause_requested and not delay
-    return Due(ref, row.queue) if is_due else None
+    return _release(tx, row, now, dispatches=0, again=grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,58 +84,81 @@ def _move(s: Store) -> Any:
     return sa.update(i).where(i.c.id == param("pk")).values(poll_at=param("poll_us"), dispatches=param("sent"))
 
 
-def _after_crash(tx: Tx, row: Any, now: datetime, delay: timedelta) -> dict[str, Any]:
-    run_at = now + delay
-    return {
+def _release(tx: Tx, row: Any, now: datetime, *, dispatches: int, again: timedelta) -> Due | None:
+    """Take the claim from a dead worker. Due at once it is answered, for publishing, and looked at ``again`` later."""
+    i = tx.t.instance
+    delay = crash_delay(row.crash_count + 1)
+    is_due = not row.pause_requested and not delay
+    changes = {
         **RELEASED,
         "crash_count": row.crash_count + 1,
         "status": (Status.PAUSED if row.pause_requested else Status.ACTIVE).value,
-        "run_at": to_us(run_at),
-        "poll_at": None if row.pause_requested else to_us(run_at),
+        "run_at": to_us(now + delay),
+        "poll_at": None if row.pause_requested else to_us(now + (again if is_due else delay)),
         "pause_requested": False,
-        "dispatches": 0,
+        "dispatches": dispatches if is_due else 0,
         "wake": Wake.RETRY.value,
-        "version": tx.t.instance.c.version + 1,
+        "version": i.c.version + 1,
         "updated_at": to_us(now),
     }
+    tx.execute(sa.update(i).where(i.c.id == row.id).values(changes))
+    return _due_of(row) if is_due else None
+
+
+def _due_of(row: Any) -> Due:
+    return Due(Ref(row.workflow, row.instance_id, row.run_number), row.queue)
+
+
+_LOOKS = 3
+"""At an expired claim, each a third of a lease after the one before: one lease's time, counted in the row."""
 
 
 def sweep(
-    tx: Tx, *, priority: int, limit: int, redispatch: Redispatch, may_expire: bool, lease: timedelta
+    tx: Tx,
+    *,
+    priority: int,
+    limit: int,
+    redispatch: Redispatch,
+    may_expire: bool,
+    lease: timedelta,
+    without: Sequence[str] = (),
 ) -> tuple[list[Due], int]:
     """Look after up to ``limit`` rows of one priority whose poll time has come; any number of sweeps at once.
 
     Expired claim: released as a crash. Live claim: looked at again when it ends. Due: counted, moved
     on and answered for publishing after the commit; a sweep that dies before it publishes has only
-    delayed the next. ``may_expire`` False (the database was away, and with it all heartbeats): no claim is
-    released. Answers with what to publish, and how many rows were looked at.
+    delayed the next. ``may_expire`` False (the database may have been away, and with it all heartbeats): an expired
+    claim is released only when it was looked at in vain for a lease's time. ``without``: queues whose rows are left
+    as they are. Answers with what to publish, and how many rows were looked at.
     """
-    rows = tx.run(_due, priority=priority, limit=limit).all()
+    rows = _rows(tx, priority, limit, without)
     publish: list[Due] = []
     moves: list[dict[str, Any]] = []
     for row in rows:
         now = from_us(row.now_us)
-        due = Due(Ref(row.workflow, row.instance_id, row.run_number), row.queue)
         if row.claim_token is not None:
             ends = from_us(row.lease_until)
-            if ends > now or not may_expire:
-                moves.append({"pk": row.id, "poll_us": to_us(max(ends, now + lease / 3)), "sent": row.dispatches})
-                continue
-            delay = crash_delay(row.crash_count + 1)
-            changes = _after_crash(tx, row, now, delay)
-            if not row.pause_requested and not delay:
-                changes |= {"poll_at": to_us(now + redispatch.after(1)), "dispatches": 1}
+            if ends > now:
+                moves.append({"pk": row.id, "poll_us": row.lease_until, "sent": 0})
+            elif not may_expire and row.dispatches < _LOOKS:
+                moves.append({"pk": row.id, "poll_us": to_us(now + lease / _LOOKS), "sent": row.dispatches + 1})
+            elif due := _release(tx, row, now, dispatches=1, again=redispatch.after(1)):
                 publish.append(due)
-            tx.execute(sa.update(tx.t.instance).where(tx.t.instance.c.id == row.id).values(changes))
-            continue
-        if row.run_at > row.now_us:  # too early, whoever set poll_at: nothing to publish, wake up in time
+        elif row.run_at > row.now_us:  # too early, whoever set poll_at: nothing to publish, wake up in time
             moves.append({"pk": row.id, "poll_us": row.run_at, "sent": row.dispatches})
-            continue
-        again = now + redispatch.after(row.dispatches + 1)
-        moves.append({"pk": row.id, "poll_us": to_us(again), "sent": row.dispatches + 1})
-        publish.append(due)
+        else:
+            again = now + redispatch.after(row.dispatches + 1)
+            moves.append({"pk": row.id, "poll_us": to_us(again), "sent": row.dispatches + 1})
+            publish.append(_due_of(row))
     tx.run_many(_move, moves)
     return publish, len(rows)
+
+
+def _rows(tx: Tx, priority: int, limit: int, without: Sequence[str]) -> Sequence[Any]:
+    if not without:
+        return tx.run(_due, priority=priority, limit=limit).all()
+    others = _due.build(tx.store).where(tx.t.instance.c.queue.not_in(without))
+    return tx.execute(others, priority=priority, limit=limit).all()
 
 
 def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:

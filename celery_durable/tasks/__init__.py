@@ -105,11 +105,13 @@ def _beat_entry(queue: str) -> dict[str, Any]:
     return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
 
 
-def release_dead_claim(store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any) -> None:
+def release_dead_claim(
+    store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any, *, grace: timedelta
+) -> None:
     """A pool child died in `advance`: hand its run on at once instead of waiting for the lease to end."""
     workflow, instance_id, run_number = args
     ref = Ref(workflow, instance_id, run_number)
-    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id))
+    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace))
     if due is not None:
         logger.warning("A worker process died while it advanced %s; the run is handed on", ref)
         publish([due])

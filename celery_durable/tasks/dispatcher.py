@@ -6,13 +6,15 @@ are published, and a superfluous message changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from celery_durable.config import Settings
@@ -45,41 +47,54 @@ class Sweeper:
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
-        self._expires_from = 0.0
-        self._room, self._ask_at = 0.0, 0.0
-
-    def lost_database(self) -> None:
-        """The database was away, and with it every heartbeat: give the workers one lease's time to renew."""
-        self._expires_from = self._runtime.monotonic() + self._settings.lease_seconds
+        self._looked_at, self._expires_from = -math.inf, 0.0
+        self._rooms = {settings.queue: _Room()}
 
     def seconds_to_next(self) -> float:
         """How long there is nothing to do, as far as is known now; 0 or less when something is due."""
-        due_at, now = self._store.read(sweeps.next_poll)
+        with self._looking():
+            due_at, now = self._store.read(sweeps.next_poll)
         return float("inf") if due_at is None else (due_at - now).total_seconds()
 
     def sweep(self) -> int:
         """Look after all whose poll time has come, resumed work before new; answers with how much was published."""
-        try:
+        with self._looking():
             return self._sweep()
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Who has not seen the database for a while cannot know whether it was away, and with it every heartbeat.
+
+        The first time, after a failure and after a gap, the workers get one lease's time to renew.
+        """
+        now = self._runtime.monotonic()
+        if now - self._looked_at > self._settings.lease_seconds:
+            self._expires_from = now + self._settings.lease_seconds
+        self._looked_at = now
+        try:
+            yield
         except Exception:
-            self.lost_database()
+            self._looked_at = -math.inf
             raise
 
     def _sweep(self) -> int:
         published = 0
-        while self._has_room():
-            dues, seen = self._turn()
-            failed = self._publish(dues) if dues else []
-            published += len(dues) - len(failed)
-            self._room -= len(dues)
-            if failed:
-                self._store.transact(functools.partial(sweeps.unsend, dues=failed, delay=_REST))
-                break
-            if seen < self._settings.sweep_batch:
-                break
-        return published
+        while True:
+            full = [queue for queue in self._rooms if not self._has_room(queue)]
+            dues, seen = self._turn(full)
+            rooms = {due.queue: self._has_room(due.queue) for due in dues}  # also of queues not met before
+            fitting = [due for due in dues if rooms[due.queue]]
+            failed = self._publish(fitting) if fitting else []
+            published += len(fitting) - len(failed)
+            for due in fitting:
+                self._rooms[due.queue].take()
+            left = [due for due in dues if not rooms[due.queue]] + failed
+            if left:
+                self._store.transact(functools.partial(sweeps.unsend, dues=left, delay=_REST))
+            if failed or seen < self._settings.sweep_batch:
+                return published
 
-    def _turn(self) -> tuple[list[Due], int]:
+    def _turn(self, full: Sequence[str]) -> tuple[list[Due], int]:
         """One batch: the resumed first, the rest of the batch for those that start."""
         dues: list[Due] = []
         seen = 0
@@ -95,23 +110,38 @@ class Sweeper:
                     redispatch=self._redispatch,
                     may_expire=self._runtime.monotonic() >= self._expires_from,
                     lease=self._settings.lease,
+                    without=full,
                 )
             )
             dues += found
             seen += looked_at
         return dues, seen
 
-    def _has_room(self) -> bool:
-        """Priority lives in SQL, not behind a long queue: while workers lag behind, work waits where it is sorted.
+    def _has_room(self, queue: str) -> bool:
+        """Priority lives in SQL, not behind a long queue: while its workers lag behind, work waits where it is sorted.
 
         Asked when the last answer is a second old or used up: over Redis the question takes milliseconds.
         """
         now = self._runtime.monotonic()
-        if self._room <= 0 or now >= self._ask_at:
-            length = self._queue_length(self._settings.queue)
-            self._room = math.inf if length is None else self._settings.queue_high_water - length
-            self._ask_at = now + _REST_SECONDS
-        return self._room > 0
+        room = self._rooms.setdefault(queue, _Room())
+        if now >= room.ask_at:
+            length = self._queue_length(queue)
+            room.left = math.inf if length is None else self._settings.queue_high_water - length
+            room.ask_at = now + _REST_SECONDS
+        return room.left > 0
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many messages a queue may still get, and when to ask again."""
+
+    left: float = 0.0
+    ask_at: float = -math.inf
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.ask_at = -math.inf
 
 
 class Dispatcher:
@@ -155,7 +185,6 @@ class Dispatcher:
             except Exception as exc:  # noqa: BLE001  # an outage must not end the dispatcher
                 if not is_blind:
                     logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
-                self._sweeper.lost_database()
                 is_blind, delay = True, _REST_SECONDS
                 continue
             if is_blind:
@@ -168,7 +197,7 @@ class Dispatcher:
             return left
         published = self._sweeper.sweep()
         left = self._sweeper.seconds_to_next()
-        # What a full queue leaves due must not make us spin.
+        # What full queues leave due must not make us spin.
         return left if left > 0 or published else self._settings.poll_seconds
 
 

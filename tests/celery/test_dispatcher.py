@@ -189,8 +189,16 @@ def _until_due(sweeper: Sweeper) -> None:
     until(lambda: sweeper.seconds_to_next() <= 0)
 
 
+def _settled(runtime: Outage, sweeper: Sweeper) -> None:
+    """Have the sweeper see the database for as long as it takes to trust its leases."""
+    for _ in range(2):
+        sweeper.seconds_to_next()
+        runtime.seconds += 0.05
+
+
 def test_an_expired_claim_is_released_as_a_crash(outage: Any) -> None:
-    durable, _, sweeper, published = outage
+    durable, runtime, sweeper, published = outage
+    _settled(runtime, sweeper)
     assert _claim(durable)
     _until_due(sweeper)
     assert sweeper.sweep() == 1
@@ -202,13 +210,12 @@ def test_an_expired_claim_is_released_as_a_crash(outage: Any) -> None:
 def test_after_an_outage_no_claim_expires_for_one_lease(outage: Any, first_to_see: str) -> None:
     """The database was away, and with it every heartbeat: the workers live, and get time to say so."""
     durable, runtime, sweeper, published = outage
+    _settled(runtime, sweeper)
     assert _claim(durable)
     _until_due(sweeper)
     runtime.is_down = True
     with pytest.raises(sa.exc.OperationalError):
         getattr(sweeper, first_to_see)()
-    if first_to_see == "seconds_to_next":
-        sweeper.lost_database()  # as the dispatcher does
     runtime.is_down = False
     assert sweeper.sweep() == 0
     assert (published, _crashes(durable)) == ([], 0)
@@ -221,10 +228,46 @@ def test_after_an_outage_no_claim_expires_for_one_lease(outage: Any, first_to_se
     assert _crashes(durable) == 1
 
 
+@pytest.mark.parametrize("gap", ["is new", "slept"])
+def test_a_sweeper_that_did_not_see_the_database_lately_lets_no_claim_expire_for_one_lease(
+    outage: Any, gap: str
+) -> None:
+    """Nobody told it whether the database was away: a beat that starts with it, a pool process that had no sweep."""
+    durable, runtime, sweeper, published = outage
+    if gap == "slept":
+        _settled(runtime, sweeper)
+        runtime.seconds += 0.06
+    assert _claim(durable)
+    _until_due(sweeper)
+    assert sweeper.sweep() == 0
+    assert (published, _crashes(durable)) == ([], 0)
+    for _ in range(2):
+        runtime.seconds += 0.03
+        _until_due(sweeper)
+    assert sweeper.sweep() == 1
+    assert _crashes(durable) == 1
+
+
+def test_sweepers_that_are_all_new_release_an_expired_claim_after_one_lease_in_sum(outage: Any) -> None:
+    """As pool processes that live for one task: each is as patient as if it were the first."""
+    durable, runtime, sweeper, _ = outage
+    assert _claim(durable)
+    answers = []
+    for _ in range(4):
+        new = Sweeper(durable.store, durable.settings, runtime, lambda _: [], lambda _: None)
+        _until_due(new)
+        answers.append(new.sweep())
+    assert answers == [0, 0, 0, 1]
+    assert _crashes(durable) == 1
+
+
 def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
     _, runtime, sweeper, published = outage
     _until_due(sweeper)
-    sweeper.lost_database()
+    runtime.is_down = True
+    with pytest.raises(sa.exc.OperationalError):
+        sweeper.sweep()
+    runtime.is_down = False
     assert sweeper.sweep() == 1
     assert [due.ref.instance_id for due in published] == ["n-1"]
 

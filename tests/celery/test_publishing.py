@@ -188,14 +188,65 @@ def test_a_sweep_that_published_looks_again_after_the_redispatch_time(make_app: 
 def test_while_the_queue_is_long_nothing_is_published(make_app: MakeApp) -> None:
     """Priority lives in SQL, not behind a first-in first-out queue."""
     app = make_app(durable_grace_seconds=0.001, durable_queue_high_water=3)
-    durable = Durable(app)
+    durable = Durable(app, runtime=SteppedRuntime())
     workflow = approval(durable)
     for number in range(3):
         workflow.create(id=f"i-{number}")
     _until_due(durable)
     assert durable.sweeper.sweep() == 0
     assert len(messages(app)) == 3
+    durable.runtime.seconds += 1  # the answer is a second old
     assert durable.sweeper.sweep() == 3
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["met now", "met before"])
+def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_known: bool) -> None:
+    app = make_app(durable_grace_seconds=0.001, durable_queue_high_water=3, durable_sweep_batch=2)
+    app.conf.task_create_missing_queues = True
+    durable = Durable(app, runtime=SteppedRuntime())
+    slow_queue = f"slow-{app.conf.durable_queue}"
+    quick = approval(durable)
+
+    @durable.workflow(name="slow", queue=slow_queue)
+    def slow(event: WorkflowEvent[Any], step: Step) -> Any:
+        return step.wait_for_event("wait", "approval").payload
+
+    if is_known:
+        slow.create(id="first")
+        _until_due(durable)
+        assert durable.sweeper.sweep() == 1
+        messages(app, slow_queue)
+        slow.get("first").terminate()
+        durable.runtime.seconds += 1
+    for number in range(4):
+        slow.create(id=f"s-{number}")  # older than what is quick, and more than a batch
+    quick.create(id="q-1")
+    messages(app)
+    _until_due(durable)
+    before = _dues(durable)
+    assert durable.sweeper.sweep() == 1
+    assert [message.payload[0] for message in messages(app)] == [["approval", "q-1", 1]]
+    assert len(messages(app, slow_queue)) == 4  # create's own
+    held = {key: value for key, value in _dues(durable).items() if key.startswith("s-")}
+    assert {sent for _, sent in held.values()} == {0}
+    if is_known:
+        assert held == {key: value for key, value in before.items() if key.startswith("s-")}  # not touched
+    durable.runtime.seconds += 1
+    while {sent for _, sent in _dues(durable).values()} != {1}:
+        _until_due(durable)
+        durable.sweeper.sweep()
+    published = [message.payload[0][1] for message in messages(app, slow_queue)]
+    # Of a queue that it did not know it took a batch, and put it back.
+    assert published == [f"s-{number}" for number in ([0, 1, 2, 3] if is_known else [2, 3, 0, 1])]
+
+
+def _dues(durable: Durable) -> dict[str, tuple[int, int]]:
+    """When each instance is looked at, and how often it was published."""
+    i = durable.store.tables.instance.c
+    with durable.store.engine.connect() as connection:
+        return {
+            id: (at, sent) for id, at, sent in connection.execute(sa.select(i.instance_id, i.poll_at, i.dispatches))
+        }
 
 
 def _until_due(durable: Durable) -> None:

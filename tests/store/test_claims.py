@@ -370,7 +370,7 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
 
 
 def _release_dead(world: World, ref: Ref, task_id: str = "task-1") -> Due | None:
-    return world.store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id))
+    return world.store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=GRACE))
 
 
 def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: World) -> None:
@@ -380,6 +380,8 @@ def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: 
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until, row.crash_count) == (None, None, None, 1)
     assert (row.status, row.run_at, row.wake) == (Status.ACTIVE, world.now, Wake.RETRY)
+    assert row.poll_at == world.now + GRACE  # its message is on the way
+    assert world.sweep() == []
     assert world.claim(ref).crash_count == 1
 
 
@@ -413,7 +415,8 @@ def test_repeated_deaths_make_an_instance_rest_longer(world: World) -> None:
         world.claim(ref)
         assert (_release_dead(world, ref) is not None) is (rest == 0)
         row = world.row(ref)
-        assert (row.crash_count, row.run_at, row.poll_at) == (crash, *[world.now + seconds(rest)] * 2)
+        looked_at = world.now + (seconds(rest) if rest else GRACE)
+        assert (row.crash_count, row.run_at, row.poll_at) == (crash, world.now + seconds(rest), looked_at)
         world.advance(rest)
 
 

@@ -133,6 +133,35 @@ def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
     world.commit(claim, step())  # the heartbeat that the outage held up
 
 
+def test_a_claim_that_stays_expired_for_a_lease_is_released_by_a_sweep_that_knows_of_no_outage(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.advance(30)
+    for _ in range(2):
+        assert world.sweep(may_expire=False) == []
+        world.advance(10)
+    world.store.transact(lambda tx: claims.renew(tx, [claim], lease=LEASE))
+    assert world.sweep(may_expire=False) == []
+    world.advance(30)
+    for _ in range(3):  # the count began anew
+        assert world.sweep(may_expire=False) == []
+        assert world.row(ref).claim_token == claim.token
+        world.advance(10)
+    assert world.sweep(may_expire=False) == [Due(ref, "durable")]
+    assert world.row(ref).crash_count == 1
+
+
+def test_a_sweep_leaves_the_queues_alone_that_it_is_told_to(world: World) -> None:
+    full, other = world.create("full", queue="full"), world.create("other", queue="other")
+    world.claim(world.create("claimed", queue="full"))
+    world.advance(30)
+    before = world.row(full)
+    found = world.store.transact(lambda tx: sweep_in(tx, priority=STARTING, limit=9, without=["full", "x"]))
+    assert found == ([Due(other, "other")], 1)
+    assert world.row(full) == before
+    assert {due.ref.instance_id for due in world.sweep()} == {"full", "claimed"}
+
+
 @pytest.mark.parametrize("state", ["paused", "complete", "terminated"])
 def test_what_is_at_rest_costs_a_sweep_nothing(world: World, state: str) -> None:
     ref = world.create()

@@ -210,5 +210,6 @@ def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> After:
     return claims.suspend(tx, claim, guarded, [OpenWait(written.wake_at, write.event_type)], grace=GRACE)
 
 
-def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True) -> tuple[list[Due], int]:
-    return sweeps.sweep(tx, priority=priority, limit=limit, redispatch=REDISPATCH, may_expire=may_expire, lease=LEASE)
+def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[Due], int]:
+    given = {"redispatch": REDISPATCH, "lease": LEASE} | given
+    return sweeps.sweep(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
