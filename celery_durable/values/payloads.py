@@ -5,6 +5,7 @@ What is refused is named by its path (``$.items[3].when``), never by its content
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -77,10 +78,14 @@ class Codec:
         """The JSON text of ``value``: raises NotSerializable, PayloadTooLarge."""
         if self._shape is not None and not isinstance(value, Iterator):
             try:
-                value = self._shape.dump(value)
+                plain = self._shape.dump(value)
             except _CODE_ERRORS as exc:
                 _jsonable(value, "$", what, limits.depth)  # names the place, if the value is to blame
                 raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
+            text = encode(plain, what=what, limits=limits)
+            if _MASK in text:
+                _refuse_secrets(self._shape.dump(value, mode="python"), what, "$")
+            return text
         return encode(value, what=what, limits=limits)
 
     def decode(self, text: str) -> Any:
@@ -141,8 +146,8 @@ class _Shape:
     serializer: pydantic_core.SchemaSerializer
     by_alias: bool
 
-    def dump(self, value: Any) -> Any:
-        return self.serializer.to_python(value, mode="json", by_alias=self.by_alias, round_trip=True, warnings=False)
+    def dump(self, value: Any, mode: str = "json") -> Any:
+        return self.serializer.to_python(value, mode=mode, by_alias=self.by_alias, round_trip=True, warnings=False)
 
 
 def _shape(annotation: Any) -> _Shape | None:
@@ -184,10 +189,31 @@ def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
     text = _encode_plain(value, limits.depth)
     if text is None:
         text = _dumps(_jsonable(value, "$", what, limits.depth))
+        if _MASK in text:
+            _refuse_secrets(_ANY.to_python(value), what, "$")
     size = len(text) if text.isascii() else len(text.encode())
     if size > limits.size_bytes:
         raise PayloadTooLarge(what, size, limits.size_bytes)
     return text
+
+
+_MASK = "*" * 10
+"""What pydantic writes for a secret."""
+_SECRETS = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
+_ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
+
+
+def _refuse_secrets(value: Any, what: str, path: str) -> None:
+    """Raise for a secret in what pydantic makes of a value for Python: a serializer that reveals it is obeyed."""
+    if isinstance(value, _SECRETS):
+        kind = next(kind for kind in _SECRETS if isinstance(value, kind))
+        raise NotSerializable(what, path, f"is a {kind.__name__}, of which JSON would keep nothing but asterisks")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_secrets(item, what, f"{path}.{key}")
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        for index, item in enumerate(value):
+            _refuse_secrets(item, what, f"{path}[{index}]")
 
 
 def _encode_plain(value: Any, depth: int) -> str | None:

@@ -244,9 +244,8 @@ def _dues(durable: Durable) -> dict[str, tuple[int, int]]:
     """When each instance is looked at, and how often it was published."""
     i = durable.store.tables.instance.c
     with durable.store.engine.connect() as connection:
-        return {
-            id: (at, sent) for id, at, sent in connection.execute(sa.select(i.instance_id, i.poll_at, i.dispatches))
-        }
+        rows = connection.execute(sa.select(i.instance_id, i.poll_at, i.dispatches)).all()
+    return {row.instance_id: (row.poll_at, row.dispatches) for row in rows}
 
 
 def _until_due(durable: Durable) -> None:

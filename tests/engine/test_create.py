@@ -17,6 +17,7 @@ from celery_durable.errors import (
     InvalidInstanceId,
     NotSerializable,
     PayloadTooLarge,
+    StepFailed,
     StoreMismatch,
     ValueRefused,
     WorkflowNotFound,
@@ -29,6 +30,11 @@ from tests.engine.world import START, World, insert_name, on_one_database
 class OrderIn(pydantic.BaseModel):
     order_id: str
     cents: int = 5
+
+
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
 
 
 @pytest.fixture
@@ -168,6 +174,31 @@ def test_untyped_params_are_any_json_and_nothing_else(world: World) -> None:
         assert order.run(params, id=f"i-{number}").output == params
     with pytest.raises(NotSerializable):
         order.create({"socket": object()}, id="no")
+
+
+def test_a_secret_is_refused_before_anything_is_written(world: World) -> None:
+    """In parameters, in a step's result and in what the workflow returns: pydantic would write asterisks."""
+
+    @world.workflow
+    def login(event: WorkflowEvent[Login], step: Step):
+        return event.payload.user
+
+    @world.workflow
+    def leak(event: WorkflowEvent, step: Step):
+        given = Login(user="eve", password=pydantic.SecretStr("hunter2"))
+        try:
+            step.do("log in", lambda: given)
+        except StepFailed as failed:
+            assert failed.error_message.startswith("Result of step 'log in' cannot be stored as JSON: $.password is a ")
+            return given
+        return None
+
+    with pytest.raises(NotSerializable) as refused:
+        login.create({"user": "eve", "password": "hunter2"}, id="no")
+    assert (refused.value.path, ids(world)) == ("$.password", [])
+    leaked = leak.run()
+    assert (leaked.status, leaked.error.split(":")[0]) == ("errored", "NotSerializable")
+    assert leaked.statuses() == {"log in": "errored"}
 
 
 def test_a_workflow_that_nobody_registered_is_refused(world: World, order) -> None:

@@ -704,3 +704,64 @@ def test_a_codec_of_ours_looks_for_its_type_when_it_is_first_needed() -> None:
     assert late.decode('{"lives":9}') == late.check({"lives": 9}) == Cat(lives=9)
     assert late.is_typed
     assert asked == [1]
+
+
+# --- secrets ------------------------------------------------------------------------------------
+
+
+class Login(BaseModel):
+    user: str
+    password: pydantic.SecretStr = pydantic.SecretStr("")
+
+
+@dataclasses.dataclass
+class Logins:
+    items: list[Login]
+
+
+class Told(BaseModel):
+    password: pydantic.SecretStr
+
+    @pydantic.field_serializer("password")
+    def reveal(self, value: pydantic.SecretStr) -> str:
+        return value.get_secret_value()
+
+
+SECRET = Login(user="eve", password=pydantic.SecretStr(MARK))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "path", "kind"),
+    [
+        (Login, SECRET, "$.password", "SecretStr"),
+        (Login | None, SECRET, "$.password", "SecretStr"),
+        (tuple[int, Login], (1, SECRET), "$[1].password", "SecretStr"),
+        (Logins, Logins([SECRET]), "$.items[0].password", "SecretStr"),
+        (dict[str, Any], {"a": {"b": SECRET}}, "$.a.b.password", "SecretStr"),
+        (pydantic.SecretBytes, pydantic.SecretBytes(MARK.encode()), "$", "SecretBytes"),
+        (pydantic.Secret[int], pydantic.Secret[int](4111), "$", "Secret"),
+        (None, SECRET, "$.password", "SecretStr"),
+        (None, {"a": [1, SECRET]}, "$.a[1].password", "SecretStr"),
+        (None, pydantic.SecretStr(MARK), "$", "SecretStr"),
+    ],
+)
+def test_a_secret_is_refused_by_name_instead_of_being_stored_as_asterisks(
+    annotation: Any, value: Any, path: str, kind: str
+) -> None:
+    with pytest.raises(NotSerializable) as refused:
+        codec(annotation).encode(value, what="Result", limits=LIMITS)
+    assert str(refused.value) == (
+        f"Result cannot be stored as JSON: {path} is a {kind}, of which JSON would keep nothing but asterisks. {REMEDY}"
+    )
+
+
+@pytest.mark.parametrize("annotation", [None, dict[str, str]])
+def test_asterisks_that_hide_nothing_are_stored(annotation: Any) -> None:
+    value = {"stars": "*" * 20}
+    assert codec(annotation).decode(codec(annotation).encode(value, what="Result", limits=LIMITS)) == value
+
+
+def test_a_secret_whose_model_says_how_to_write_it_is_stored_as_it_says() -> None:
+    value = Told(password=pydantic.SecretStr(f"{MARK}{'*' * 10}"))
+    text = codec(Told).encode(value, what="Result", limits=LIMITS)
+    assert (json.loads(text), codec(Told).decode(text)) == ({"password": f"{MARK}{'*' * 10}"}, value)
