@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -25,6 +26,7 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
+from celery_durable.store.schema import Tables
 
 
 def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
@@ -72,19 +74,6 @@ def instances(
     tx: Tx, *, workflow: str | None, status: Status | None, before_pk: int | None, limit: int
 ) -> list[tuple[int, InstanceSummary]]:
     """Instances, newest first, that come after ``before_pk`` in this order; with their keys."""
-    i, r = tx.t.instance, tx.t.run
-    query = (
-        sa.select(i, r.c.error_name, r.c.error_message)
-        .join(r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number))
-        .order_by(i.c.id.desc())
-        .limit(limit)
-    )
-    if workflow is not None:
-        query = query.where(i.c.workflow == workflow)
-    if status is not None:
-        query = query.where(i.c.status == status.value)
-    if before_pk is not None:
-        query = query.where(i.c.id < before_pk)
     return [
         (
             row.id,
@@ -99,8 +88,28 @@ def instances(
                 updated_at=from_us(row.updated_at),
             ),
         )
-        for row in tx.execute(query)
+        for row in tx.execute(listing(tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit))
     ]
+
+
+def listing(
+    t: Tables, *, workflow: str | None, status: Status | None, before_pk: int | None, limit: int
+) -> sa.Select[Any]:
+    """The query of a page: each choice of filters has an index that is read backwards, newest first."""
+    i, r = t.instance, t.run
+    query = (
+        sa.select(i, r.c.error_name, r.c.error_message)
+        .join(r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number))
+        .order_by(i.c.id.desc())
+        .limit(limit)
+    )
+    if workflow is not None:
+        query = query.where(i.c.workflow == workflow)
+    if status is not None:
+        query = query.where(i.c.status == status.value)
+    if before_pk is not None:
+        query = query.where(i.c.id < before_pk)
+    return query
 
 
 def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:

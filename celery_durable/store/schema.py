@@ -111,6 +111,8 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
             postgresql_where=sa.text("poll_at IS NOT NULL"),
             sqlite_where=sa.text("poll_at IS NOT NULL"),
         ),
+        # For lists, newest first.
+        sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
         sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
         sqlite_autoincrement=True,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_durable.model import Ref
-from celery_durable.store import claims, instances, journal, sweeps
+from celery_durable.store import claims, history, instances, journal, sweeps
 from celery_durable.store.engine import Statement, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import LEASE, World, seconds
@@ -31,7 +31,8 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
 _ASLEEP = """
 INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, poll_at, wake, priority,
                                dispatches, crash_count, pause_requested, version, queue, created_at, updated_at)
-SELECT 'order', concat('s-', n), 'replay', 1, 'waiting', {at} + n, {at} + n, 'wake', mod(n, 2),
+SELECT CASE mod(n, 100) WHEN 0 THEN '{rare}' ELSE 'order' END,
+       concat('s-', n), 'replay', 1, 'waiting', {at} + n, {at} + n, 'wake', mod(n, 2),
        0, 0, false, 2, 'durable', 0, 0 FROM {numbers}
 """
 _STEPS = """
@@ -48,12 +49,12 @@ SELECT id, 1, 1, 'e-1', 'refusal', '1', 0 FROM workflow_instance
 """
 
 
-def fill(world: World) -> None:
+def fill(world: World, *, rare: str = "order") -> None:
     at = world.store.runtime.clock() + 3_600_000_000 if world.store.runtime.clock else 4_000_000_000_000_000
     is_postgresql = world.store.database.name == "postgresql"
     numbers = {True: f"generate_series(1, {SLEEPERS}) n", False: f"(SELECT seq AS n FROM seq_1_to_{SLEEPERS}) n"}
     with world.store.engine.begin() as connection:
-        asleep = _ASLEEP.format(at=at, numbers=numbers[is_postgresql])
+        asleep = _ASLEEP.format(at=at, rare=rare, numbers=numbers[is_postgresql])
         for statement in (asleep, _RUNS, _STEPS, _EVENTS):
             connection.exec_driver_sql(statement)
     tables = "workflow_instance, workflow_run, workflow_step, workflow_event"
@@ -105,6 +106,22 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
                 used = {row["key"] for row in rows if row["table"]}
                 assert used == {"ix_workflow_instance_due"}, name
                 assert not any("filesort" in (row["Extra"] or "") for row in rows), name
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first page", "later page"])
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_list_of_one_workflow_reads_only_its_own_rows(live: World, is_first: bool) -> None:
+    """A few instances among many: a walk down the primary key would read them all."""
+    fill(live, rare="refund")
+    newest = live.store.read(lambda tx: instances.find_pk(tx, "order", f"s-{SLEEPERS - 1}"))
+    before = None if is_first else newest
+    query = history.listing(live.store.tables, workflow="refund", status=None, before_pk=before, limit=26)
+    compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
+    with live.store.engine.begin() as connection:
+        told = connection.exec_driver_sql(f"EXPLAIN {compiled}".replace("%", "%%")).all()
+    text = "\n".join(" ".join(map(str, row)) for row in told)
+    assert "ix_workflow_instance_list" in text, text
+    assert not re.search("Seq Scan|Sort|filesort", text), text
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

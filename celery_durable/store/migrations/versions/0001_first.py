@@ -72,6 +72,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sqlite_where=sa.text("poll_at IS NOT NULL"),
         **index,
     )
+    op.create_index(f"{prefix}ix_workflow_instance_list", f"{prefix}workflow_instance", ["workflow", "id"], **index)
     op.create_index(
         f"{prefix}ix_workflow_instance_status", f"{prefix}workflow_instance", ["workflow", "status", "id"], **index
     )
