@@ -207,8 +207,8 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
                 "keepalives_count": 3,
                 "tcp_user_timeout": 30_000,
             }
-        if prepared_statements:  # a pooler in transaction mode accepts no session settings either
-            connect_args["options"] = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS * 1000}"
+        if prepared_statements:
+            connect_args["options"] = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS}s"
     else:
         connect_args = {
             "connect_timeout": 5,
@@ -217,7 +217,7 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
         }
     # Kept connections (one for each thread that advances) come out of the same pool: no upper bound here,
     # the pool of workers is the bound.
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
         connect_args=connect_args,
@@ -225,6 +225,18 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
         max_overflow=-1,
         pool_recycle=1800,
     )
+    if database is POSTGRESQL and not prepared_statements:
+        event.listen(engine, "begin", _bound_lock_waits)
+    return engine
+
+
+def _bound_lock_waits(connection: sa.Connection) -> None:
+    """A pooler in transaction mode refuses settings for a session: set it for each transaction.
+
+    A statement in autocommit is bounded by the role's setting alone.
+    """
+    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_SECONDS}s'")
 
 
 def for_writing(engine: sa.Engine, *, is_ours: bool) -> sa.Engine:

@@ -608,3 +608,28 @@ def test_a_constraint_of_ours_that_is_violated_means_superseded(world: World) ->
     with pytest.raises(Superseded):
         world.store.transact(work, single=True)
     assert len(world.steps(claim)) == 1
+
+
+# --- lock timeouts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("prepared", [True, False], ids=["of our own", "behind a pooler"])
+def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: bool) -> None:
+    """Behind a pooler without a setting of the session: what it hands to others is as it was."""
+
+    def lock_timeout(tx: Tx) -> str:
+        return str(tx.conn.exec_driver_sql("SHOW lock_timeout").scalar_one())
+
+    store = Store(store_url, prepared_statements=prepared)
+    try:
+        session = store.open_session()
+        in_a_step = session.execute(sa.text("SHOW lock_timeout")).scalar_one()
+        store.close_session(session)
+        in_a_transaction = store.transact(lock_timeout)
+        in_a_single_statement = store.transact(lock_timeout, single=True)
+        assert (in_a_step, in_a_transaction) == ("5s", "5s")
+        assert in_a_single_statement == ("5s" if prepared else "0")
+        assert store.read(lock_timeout) == in_a_single_statement
+    finally:
+        store.close()
