@@ -62,7 +62,11 @@ def status_of(status: Status, run_: RunRow) -> InstanceStatus:
 
 
 def past_status(instance: InstanceRow, run_: RunRow) -> Status:
-    """How a run stands: the instance's status for the current one, what is on record for a prior one."""
+    """How a run stands: the instance's status for the current one, what is on record for a prior one.
+
+    What completes writes an output, if only ``null``, and what fails an error's name: a prior run with neither
+    was terminated, or restarted while it lived, which ends it the same way.
+    """
     if run_.run_number == instance.run_number:
         return instance.status
     if run_.error_name is not None:

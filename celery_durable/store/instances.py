@@ -236,7 +236,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     tx.execute(
         sa.update(r)
         .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        .values(completed_at=tx.store.clock(), reason=reason)
+        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)  # else why it was begun
     )
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
@@ -257,7 +257,7 @@ def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reaso
         tx.execute(
             sa.update(r)
             .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-            .values(completed_at=now, reason=reason or "restarted")
+            .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
     number = row.run_number + 1
     _change(

@@ -194,6 +194,24 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
         assert (first.reason, first.completed_at) == ("again", world.now)
 
 
+@pytest.mark.parametrize("end", ["terminate", "restart"])
+def test_why_a_run_began_is_kept_when_it_ends_without_a_reason(world: World, end: str) -> None:
+    ref = world.create()
+    world.restart(ref, reason="the bug is fixed")
+    {"terminate": world.terminate, "restart": world.restart}[end](ref)
+    assert [history.past_status(world.row(ref), run) for run in _runs(world, ref, 2)] == ["terminated"] * 2
+    assert [run.reason for run in _runs(world, ref, 2)] == ["the bug is fixed"] * 2
+    other = world.create("o-2")
+    world.restart(other, reason="the bug is fixed")
+    {"terminate": world.terminate, "restart": world.restart}[end](other, reason="it is not")
+    assert [run.reason for run in _runs(world, other, 2)] == ["the bug is fixed", "it is not"]
+
+
+def _runs(world: World, ref: Ref, count: int) -> list[Any]:
+    pk = world.row(ref).pk
+    return [world.store.read(lambda tx, n=n: history.run(tx, pk, n)) for n in range(1, count + 1)]
+
+
 def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
     ref = world.create()
     assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="create-o-1")) is True
