@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from celery_durable import tasks, values
 from celery_durable.config import Settings, read_settings
 from celery_durable.definitions import SHARED, Registry, WorkflowDefinition, define
-from celery_durable.errors import ConfigInvalid, NotConfigured, ResultTimeout, WorkflowFailed
+from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured, ResultTimeout, WorkflowFailed
 from celery_durable.model import (
     CreateOptions,
     History,
@@ -193,10 +193,15 @@ class Durable:
     def _beat_started(self, sender: Any, **_: Any) -> None:
         if sender.app is not self._app:
             return
-        if self.settings.dispatcher != "none":
-            tasks.ensure_beat_entry(sender.scheduler, self.settings.queue)
-        if self.settings.dispatcher in ("beat", "both"):
-            self.dispatcher.start()
+        try:
+            if self.settings.dispatcher != "none":
+                tasks.ensure_beat_entry(sender.scheduler, self.settings.queue)
+            if self.settings.dispatcher in ("beat", "both"):
+                self.dispatcher.start()
+        except DurableError as exc:
+            # Celery only logs what a signal's receiver raises: beat would run on and look after nothing.
+            logger.critical("celery beat does not start: %s", exc)
+            raise SystemExit(1) from exc
 
     def _worker_made(self, instance: Any, **_: Any) -> None:
         """Before the worker looks at its queues."""

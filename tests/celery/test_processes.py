@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,40 @@ def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_ur
         store_url,
     )
     assert printed == "22\n"
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("durable_leese_seconds = 3", "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?"),
+        (
+            "durable_poll_seconds = 0",
+            "Setting durable_poll_seconds=0 cannot be used: use a number of seconds above 0",
+        ),
+        (
+            "durable_database_url = None",
+            "Setting durable_database_url=None cannot be used: set it to your database, for example "
+            "postgresql+psycopg://user@host/db",
+        ),
+    ],
+)
+def test_beat_does_not_start_under_settings_that_cannot_be_used(
+    tmp_path: Path, store_url: str, setting: str, sentence: str
+) -> None:
+    """It would run on without a dispatcher, and nobody would notice before a sleep does not end."""
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\nfrom celery_durable import Durable\n"
+        f"app = Celery('shop', broker='memory://')\napp.conf.durable_database_url = {store_url!r}\n"
+        f"app.conf.{setting}\ndurable = Durable(app)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "shop", "beat"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 1
+    assert f"CRITICAL/MainProcess] celery beat does not start: {sentence}\n" in ended.stderr
