@@ -80,7 +80,12 @@ def _stand_in(durable: Durable) -> list[Remark]:
             told.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
         else:
             told.append(("store", durable.store.engine.url.render_as_string(), ""))
+    asked = durable.settings.lease_seconds
     embedded.host_dispatcher(durable)
+    if durable.settings.lease_seconds != asked:
+        told.append(
+            ("lease", f"{durable.settings.lease_seconds:g} s", Styled(f"(durable_lease_seconds is {asked:g})", "dim"))
+        )
     if app.conf.task_always_eager:
         app.conf.task_always_eager = False
         told.append(("eager", "off", Styled("(task_always_eager is on in your settings)", "dim")))

@@ -58,7 +58,7 @@ class Publisher:
         except Exception as exc:  # noqa: BLE001  # each transport has its own errors, and none may reach the caller
             self._rest_until = self._runtime.monotonic() + _REST_SECONDS
             self.failures += len(dues)
-            logger.warning("The broker took no message for %d due instances, the sweep will: %r", len(dues), exc)
+            logger.warning("The broker did not take %s, the sweep tries again: %r", _messages(len(dues)), exc)
             return list(dues)
         self._runtime.checkpoint("after-publish")
         return []
@@ -128,6 +128,10 @@ class Publisher:
                 self._app.tasks[self._task].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
         finally:
             del self._eager.queue
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
 
 
 def _batch(producer: Any, size: int) -> contextlib.AbstractContextManager[Any]:

@@ -76,7 +76,7 @@ def test_every_verb_succeeds_without_a_broker(brokerless: Celery, caplog: pytest
     assert {item.id for item in workflow.list().items} == {"i-1", "i-2", "i-3"}
     warnings = [record.getMessage() for record in caplog.records if record.name == "celery_durable.tasks"]
     assert len(warnings) == 1  # then the publisher rests, and calls no longer wait for a broker
-    assert warnings[0].startswith("The broker took no message for 1 due instances, the sweep will: OperationalError(")
+    assert warnings[0].startswith("The broker did not take 1 message, the sweep tries again: OperationalError(")
     assert durable.publisher.failures == 5  # create, resume, restart and two of the batch; nobody awaited the event
 
 

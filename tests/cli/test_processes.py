@@ -137,9 +137,10 @@ def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:
 
 def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev")
-    assert folder.await_log("Ctrl-C").splitlines()[:6] == [
+    assert folder.await_log("Ctrl-C").splitlines()[:7] == [
         "broker      this process's memory   (not redis://127.0.0.1:1/0, your broker_url)",
         "store       ./durable-dev.sqlite   (durable_database_url is not set)",
+        "lease       5 s   (durable_lease_seconds is 30)",
         "beat        none   (not run here: nightly)",
         "workflows   hold, order",
         "start one   celery -A shop durable start hold",
@@ -179,7 +180,7 @@ def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder:
     folder.path.joinpath("held").unlink()
     assert dev.wait(20) == 0
     assert "step\tcompleted\tfirst" in folder.log()
-    assert "second" not in folder.log()
+    assert "\tsecond" not in folder.log()
 
     again = folder.start("-A", "shop", "durable", "dev")
     folder.await_log("run\tcomplete", 1)

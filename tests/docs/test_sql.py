@@ -48,9 +48,17 @@ def statements(block: Block) -> list[str]:
     return [each.strip() for each in "\n".join(lines).split(";") if each.strip()]
 
 
-def sql_for(database: str, *, deletes: bool) -> list[str]:
-    chosen = [block for block in all_blocks("sql") if block.text.startswith(f"-- {NAMES[database]}\n")]
-    return [each for block in chosen if ("DELETE" in block.text) is deletes for each in statements(block)]
+def sql_for(database: str, verb: str) -> list[str]:
+    chosen = [block for block in all_blocks("sql") if NAMES[database] in names(block)]
+    return [each for block in chosen if kind(block) == verb for each in statements(block)]
+
+
+def names(block: Block) -> list[str]:
+    return block.text.splitlines()[0].removeprefix("-- ").split(", ")
+
+
+def kind(block: Block) -> str:
+    return next((verb for verb in ("DELETE", "UPDATE") if verb in block.text), "SELECT")
 
 
 def run(durable: Durable, code: list[str]) -> list[Any]:
@@ -63,11 +71,11 @@ def run(durable: Durable, code: list[str]) -> list[Any]:
 
 def test_every_block_names_its_database() -> None:
     for block in all_blocks("sql"):
-        assert block.text.splitlines()[0].removeprefix("-- ") in NAMES.values(), str(block)
+        assert set(names(block)) <= set(NAMES.values()), str(block)
 
 
 def test_the_queries_run(app: Durable, database: str) -> None:
-    results = run(app, sql_for(database, deletes=False))
+    results = run(app, sql_for(database, "SELECT"))
     assert len(results) >= 1
     assert len(results[-1]) >= 4  # the steps, with their times
     assert all(row.ended.year >= 2025 for row in results[-1] if hasattr(row.ended, "year"))
@@ -79,7 +87,7 @@ def test_the_queries_for_monitoring_find_what_they_are_for(app: Durable) -> None
         connection.exec_driver_sql(
             "UPDATE workflow_instance SET run_at = run_at - 86520 * 1000000::bigint WHERE instance_id = 'waits'"
         )
-    counts, overdue, running, failed, retried, _ = run(app, sql_for("postgresql", deletes=False))
+    counts, overdue, running, failed, retried, _ = run(app, sql_for("postgresql", "SELECT"))
     assert [tuple(row) for row in counts] == [("busy", "complete", 1), ("busy", "errored", 1), ("busy", "waiting", 2)]
     assert [row.instance_id for row in overdue] == ["waits"]
     assert running == []
@@ -88,7 +96,7 @@ def test_the_queries_for_monitoring_find_what_they_are_for(app: Durable) -> None
 
 
 def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, database: str) -> None:
-    code = sql_for(database, deletes=True)
+    code = sql_for(database, "DELETE")
     assert code
     run(app, code)
     assert count(app)["workflow_instance"] == 4  # nothing is that old
@@ -100,6 +108,40 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
     assert count(app) == {
         "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
     }  # fmt: skip
+
+
+def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: Durable, database: str) -> None:
+    (again,) = [code for code in sql_for(database, "UPDATE") if "queue" not in code]
+    i = app.store.tables.instance
+    with app.store.engine.begin() as connection:
+        connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(dispatches=7, poll_at=i.c.run_at + 99))
+        before = rows(connection, i)
+    run(app, [again])
+    with app.store.engine.begin() as connection:
+        after = rows(connection, i)
+    assert (after["waits"].poll_at, after["waits"].dispatches) == (after["waits"].run_at, 0)
+    assert {name for name in after if after[name] != before[name]} == {"waits"}
+
+
+def test_instances_can_be_moved_to_another_queue(app: Durable, database: str) -> None:
+    (move,) = [code for code in sql_for(database, "UPDATE") if "queue" in code]
+    i = app.store.tables.instance
+    with app.store.engine.begin() as connection:
+        connection.execute(sa.update(i).where(i.c.instance_id == "fails").values(queue="slow"))
+        connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(poll_at=i.c.run_at + 99))
+        connection.execute(sa.update(i).where(i.c.instance_id == "retries").values(claim_token="t", poll_at=99))
+    run(app, [move])
+    with app.store.engine.begin() as connection:
+        after = rows(connection, i)
+    assert {name: row.queue for name, row in after.items()} == {
+        "waits": "shop-durable", "fails": "slow", "retries": "shop-durable", "completes": "shop-durable",
+    }  # fmt: skip
+    assert after["waits"].poll_at == after["waits"].run_at
+    assert (after["retries"].poll_at, after["completes"].poll_at) == (99, None)
+
+
+def rows(connection: sa.Connection, instance: sa.Table) -> dict[str, sa.Row[Any]]:
+    return {row.instance_id: row for row in connection.execute(sa.select(instance))}
 
 
 def count(durable: Durable) -> dict[str, int]:
