@@ -473,7 +473,7 @@ class StepCancelled(NonRetryableError):
 
 
 class StepCommitConflict(NonRetryableError):
-    """The step's own database writes violate a unique constraint; a retry would do so again (seed 000 9.1.5)."""
+    """The step's own database writes violate a unique constraint; a retry would do so again."""
 
     def __init__(self, step: str, detail: str) -> None:
         self.step = step

@@ -1,7 +1,7 @@
 """The pure brain of a pass: recorded steps and a step call -> replay, run, wait or give up.
 
 No clock, no SQL, no threads: ``now`` comes in, verdicts go out, so that the rules of replay can be
-read and tested by themselves (seed 000 9.2, 9.3).
+read and tested by themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Dead workers used up all attempts: end the step without running it (seed 002 4.3)."""
+    """Dead workers used up all attempts: end the step without running it."""
 
     attempts: int
 

@@ -30,7 +30,7 @@ def span_us(span: timedelta) -> int:
 
 
 class Status(StrEnum):
-    """What an instance is doing (seed 000 6.3)."""
+    """What an instance is doing."""
 
     ACTIVE = "active"  # eligible to run, or running
     WAITING = "waiting"  # hibernating: a sleep, a retry's delay, an event
@@ -49,7 +49,7 @@ TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
 
 
 class StepType(StrEnum):
-    """The verbs that record a step, in the seed's spelling."""
+    """The verbs that record a step."""
 
     DO = "do"
     SLEEP = "sleep"
@@ -80,7 +80,7 @@ class LogLevel(StrEnum):
 
     DEBUG = "debug"
     INFO = "info"
-    WARNING = "warn"  # the seed's spelling at the edges
+    WARNING = "warn"  # as people type it
     ERROR = "error"
 
 

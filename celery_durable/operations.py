@@ -114,7 +114,7 @@ class Operations:
     def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
         """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
 
-        Ids that exist, and repetitions within the batch, are skipped (seed 000 11.4); one invalid item rejects all.
+        Ids that exist, and repetitions within the batch, are skipped; one invalid item rejects all.
         """
         definition = self._definition(workflow)
         if len(batch) > self._settings.max_batch:
@@ -177,7 +177,7 @@ class Operations:
         self._store.transact(work)
 
     def resume(self, workflow: str, instance_id: str) -> None:
-        """Go on after a pause, or take back one that has not happened yet; otherwise nothing (seed 000 9.4)."""
+        """Go on after a pause, or take back one that has not happened yet; otherwise nothing."""
 
         def work(tx: Tx) -> list[Due]:
             row = _lock(tx, workflow, instance_id)

@@ -1,4 +1,4 @@
-"""Time, chance, threads and crash points: all that a test replaces. Nothing else asks for them (STYLE rule 7)."""
+"""Time, chance, threads and crash points: all that a test replaces. Nothing else asks for them."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
 
 
 def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
-    """Whether a wait whose deadline has not passed is for such an event; an expired one is not woken (seed 002 4.4)."""
+    """Whether a wait whose deadline has not passed is for such an event; an expired one is not woken."""
     if row.status is not Status.WAITING or row.claim_token is not None:
         return False
     return tx.run(_live_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None

@@ -1,7 +1,7 @@
 """What callers write, checked before anything is stored: durations, names, JSON, retry policies.
 
 A value is refused with an error that names it and the remedy; payloads are named by path
-(``$.items[3].when``), never by content (seed 000 13).
+(``$.items[3].when``), never by content.
 """
 
 from celery_durable.values.durations import Duration, aware, duration

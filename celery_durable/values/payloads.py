@@ -1,6 +1,6 @@
 """Payloads: values of declared types to canonical JSON text and back.
 
-What is refused is named by its path (``$.items[3].when``), never by its content (seed 000 13).
+What is refused is named by its path (``$.items[3].when``), never by its content.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _validated(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
 
 
 def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
-    # include_input=False: the message goes to logs and history, the value must not (DESIGN 8).
+    # include_input=False: the message goes to logs and history, the value must not.
     return [
         (
             "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]),

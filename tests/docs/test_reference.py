@@ -64,6 +64,18 @@ def test_every_error_that_people_meet_is_in_the_tables() -> None:
             assert issubclass(found, (errors.ValueRefused, errors.DefinitionInvalid)), found
 
 
+def test_the_names_that_comments_and_tests_use_are_on_the_page_about_the_inside() -> None:
+    page = TEXT[ROOT / "docs" / "design.md"]
+    code = "\n".join(path.read_text() for room in ("celery_durable", "tests") for path in (ROOT / room).rglob("*.py"))
+    laws = set(re.findall(r"^\*\*(LAW \w+)\.", page, re.MULTILINE))
+    assert laws >= set(re.findall(r"\bLAW \d\w?", code))
+    assert set(re.findall(r"\bI\d+", page)) >= set(re.findall(r"\"(I\d+)", code))
+    hazards = page.partition("## Hazards")[2].partition("## ")[0]
+    tested = (ROOT / "tests" / "engine" / "test_hazards.py").read_text()
+    named = re.findall(r"^\| ([a-z][a-z ]+) \|", hazards, re.MULTILINE)
+    assert named == re.findall(r"^# --- (.+?) -+$", tested, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):

@@ -1,7 +1,7 @@
 """What must hold of any database that the engine leaves behind, as SQL that answers with the rows that break it.
 
-I1..I12 of the fault model: lost or doubled steps, mixed owners, wrong order, events and steps that disagree,
-work that nobody will look after, wake-ups that got lost, prior runs that changed.
+The names are those of docs/design.md: lost or doubled steps, mixed owners, wrong order, events and steps that
+disagree, work that nobody will look after, wake-ups that got lost, prior runs that changed.
 """
 
 from __future__ import annotations

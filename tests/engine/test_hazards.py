@@ -1,4 +1,4 @@
-"""The hazards H1 to H12 that were found in the engine's ancestors, each by its number."""
+"""The hazards of docs/design.md, each under its name there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from celery_durable import EventTimeout, Step, StepConfig, StepFailed, WorkflowE
 from celery_durable.errors import SchemaOutdated
 from tests.engine.world import START, Crash, World
 
+# --- reason trusted -------------------------------------------------------------------------------
 
-def test_h1_what_came_due_while_paused_ends_on_resume_whatever_the_wake_up_was_for(world: World) -> None:
+
+def test_what_came_due_while_paused_ends_on_resume_whatever_the_wake_up_was_for(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.sleep("rest", 3600)
@@ -27,7 +29,7 @@ def test_h1_what_came_due_while_paused_ends_on_resume_whatever_the_wake_up_was_f
     assert instance.output == "rested"
 
 
-def test_h1_a_wake_up_for_any_reason_does_what_is_due_and_no_more(world: World) -> None:
+def test_a_wake_up_for_any_reason_does_what_is_due_and_no_more(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.do("charge", lambda tx: 1 / (tx.attempt - 1))  # a retry in 10 s
@@ -45,7 +47,10 @@ def test_h1_a_wake_up_for_any_reason_does_what_is_due_and_no_more(world: World) 
     assert (charge.finished_at, rest.finished_at) == (START + timedelta(seconds=10), START + timedelta(seconds=70))
 
 
-def test_h2_several_suspended_branches_wake_the_instance_for_the_earliest(world: World) -> None:
+# --- first instead of earliest --------------------------------------------------------------------
+
+
+def test_several_suspended_branches_wake_the_instance_for_the_earliest(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
 
     @world.workflow
@@ -61,7 +66,10 @@ def test_h2_several_suspended_branches_wake_the_instance_for_the_earliest(world:
     assert instance.run_at == START + timedelta(hours=24)
 
 
-def test_h3_one_wake_up_ends_only_those_branches_whose_time_has_come(world: World) -> None:
+# --- woken all ------------------------------------------------------------------------------------
+
+
+def test_one_wake_up_ends_only_those_branches_whose_time_has_come(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
 
     @world.workflow
@@ -81,7 +89,10 @@ def test_h3_one_wake_up_ends_only_those_branches_whose_time_has_come(world: Worl
     assert instance.error == "EventTimeout: No event 'approval' came within 1 day, 0:00:00"
 
 
-def test_h4_a_step_that_returned_nothing_does_not_run_again(world: World) -> None:
+# --- nothing returned -----------------------------------------------------------------------------
+
+
+def test_a_step_that_returned_nothing_does_not_run_again(world: World) -> None:
     ran = []
 
     @world.workflow
@@ -94,7 +105,10 @@ def test_h4_a_step_that_returned_nothing_does_not_run_again(world: World) -> Non
     assert ran == [1]
 
 
-def test_h5_a_sleep_until_is_found_by_its_name_when_its_time_has_passed(world: World) -> None:
+# --- past instant ---------------------------------------------------------------------------------
+
+
+def test_a_sleep_until_is_found_by_its_name_when_its_time_has_passed(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.sleep_until("morning", START + timedelta(hours=8))
@@ -108,8 +122,11 @@ def test_h5_a_sleep_until_is_found_by_its_name_when_its_time_has_passed(world: W
     assert list(instance.statuses()) == ["morning", "more"]
 
 
+# --- dead sweeper ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("checkpoint", ["before-commit", "after-commit"])
-def test_h6_a_sweep_that_dies_around_its_commit_loses_no_wake_up(world: World, checkpoint: str) -> None:
+def test_a_sweep_that_dies_around_its_commit_loses_no_wake_up(world: World, checkpoint: str) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.sleep("rest", 60)
@@ -127,7 +144,7 @@ def test_h6_a_sweep_that_dies_around_its_commit_loses_no_wake_up(world: World, c
     assert instance.output == "rested"
 
 
-def test_h6_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -> None:
+def test_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         return step.wait_for_event("approval", "approval").payload
@@ -139,8 +156,11 @@ def test_h6_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -
     assert instance.output == "yes"
 
 
+# --- two sweepers ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_h7_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritten(world: World) -> None:
+def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritten(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         return step.do("work", lambda: event.instance_id)
@@ -160,7 +180,10 @@ def test_h7_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwri
     assert order.of("o-5").output == "o-5"
 
 
-def test_h8_events_of_the_same_moment_keep_the_order_of_their_arrival(world: World) -> None:
+# --- same moment ----------------------------------------------------------------------------------
+
+
+def test_events_of_the_same_moment_keep_the_order_of_their_arrival(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         return [step.wait_for_event(f"{n}", "page").payload for n in range(20)]
@@ -172,7 +195,10 @@ def test_h8_events_of_the_same_moment_keep_the_order_of_their_arrival(world: Wor
     assert instance.output == list(range(20))
 
 
-def test_h9_a_database_that_fails_in_the_middle_of_a_pass_ends_no_instance(world: World) -> None:
+# --- outage blamed on the author ------------------------------------------------------------------
+
+
+def test_a_database_that_fails_in_the_middle_of_a_pass_ends_no_instance(world: World) -> None:
     broken = []
 
     @world.workflow
@@ -199,7 +225,7 @@ def test_h9_a_database_that_fails_in_the_middle_of_a_pass_ends_no_instance(world
     assert instance.output == "yes"
 
 
-def test_h9_an_error_of_the_authors_outside_steps_ends_the_instance_and_a_restart_tries_again(world: World) -> None:
+def test_an_error_of_the_authors_outside_steps_ends_the_instance_and_a_restart_tries_again(world: World) -> None:
     fixed = []
 
     @world.workflow
@@ -216,7 +242,10 @@ def test_h9_an_error_of_the_authors_outside_steps_ends_the_instance_and_a_restar
     assert instance.output == "fixed"
 
 
-def test_h10_a_suspension_passes_every_except_exception(world: World) -> None:
+# --- suspension swallowed -------------------------------------------------------------------------
+
+
+def test_a_suspension_passes_every_except_exception(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         for n, verb in enumerate(
@@ -244,7 +273,10 @@ def test_h10_a_suspension_passes_every_except_exception(world: World) -> None:
     assert instance.output == "done"
 
 
-def test_h11_a_wait_that_timed_out_takes_no_event_from_the_next(world: World) -> None:
+# --- stolen event ---------------------------------------------------------------------------------
+
+
+def test_a_wait_that_timed_out_takes_no_event_from_the_next(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         try:
@@ -260,8 +292,11 @@ def test_h11_a_wait_that_timed_out_takes_no_event_from_the_next(world: World) ->
     assert instance.events() == [("approval", "yes", "second")]
 
 
+# --- falsy value ----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("falsy", [None, 0, False, "", [], {}])
-def test_h12_falsy_values_are_values_wherever_they_travel(world: World, falsy: object) -> None:
+def test_falsy_values_are_values_wherever_they_travel(world: World, falsy: object) -> None:
     ran = []
 
     @world.workflow

@@ -1,4 +1,4 @@
-"""The validation list of seed 002, section 5: eight bugs that smoke tests once found in an ancestor."""
+"""Promises under load and failure that an engine of this kind once broke, each as its smoke tests found it."""
 
 from __future__ import annotations
 
