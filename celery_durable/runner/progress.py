@@ -1,7 +1,7 @@
 """Where a pass stands: what it has seen and recorded, and the commits by which it gets further.
 
 Only the thread of the pass commits. What fails in a commit and is not the author's doing ends the pass; it
-must never look like a failed step (H9).
+must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Progress:
             self.env.wake(list(committed.dues))
 
     def guarded(self, commit: Callable[[], Any]) -> Any:
-        """Run a commit; what goes wrong in it and is not the author's must not look like a failed step (H9)."""
+        """Run a commit; what goes wrong in it and is not the author's must not look like a failed step."""
         try:
             return commit()
         except (AuthorWriteFailed, BodyMustRunAgain):

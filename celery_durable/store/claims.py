@@ -262,7 +262,7 @@ def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *
     """Let the instance sleep until the earliest of ``waits``; due at once where one is satisfied already.
 
     Runs after `guard` in the same transaction: whoever sent an event before us is seen here, whoever
-    sends one after us finds our waiting rows (LAW 2b). The earliest counts, not the first (H2).
+    sends one after us finds our waiting rows (LAW 2b). The earliest counts, not the first.
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)

@@ -1,6 +1,6 @@
 """What a run did: load it, and commit its step boundaries, events and logs under the guard.
 
-A boundary is one commit: the author's writes first, then the guard, then these rows (LAW 3, DESIGN 4).
+A boundary is one commit: the author's writes first, then the guard, then these rows (LAW 3).
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ def _oldest(s: Store) -> Any:
 
 
 def oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> Arrived | None:
-    """The oldest unconsumed event of a type accepted by the deadline, however late it is now (seed 002 4.4)."""
+    """The oldest unconsumed event of a type accepted by the deadline, however late it is now."""
     row = tx.run(_oldest, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)).first()
     return None if row is None else Arrived(row.seq, row.type, row.payload, from_us(row.created_at))
 
