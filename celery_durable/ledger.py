@@ -124,11 +124,12 @@ class Ledger:
         self._in_flight.discard(key)
 
     def record(self, row: StepRow) -> None:
-        """A boundary committed this row; it also tells that no crash is older than it."""
+        """A boundary committed this row. Crashes are counted since the last step that got further."""
         if row.status is StepStatus.CANCELLED and not row.is_timer_step:
             self._counted -= 1
         self._rows[row.step_key] = row
-        self._crash_count = 0
+        if row.status is not StepStatus.PENDING:
+            self._crash_count = 0
 
     def row(self, key: str) -> StepRow | None:
         """What is recorded under a key by now."""

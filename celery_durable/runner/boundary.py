@@ -59,6 +59,10 @@ class Boundary:
     sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
 
     @property
+    def is_progress(self) -> bool:
+        return any(write.is_progress for write in self.writes)
+
+    @property
     def is_plain(self) -> bool:
         return (
             len(self.writes) == 1
@@ -128,7 +132,7 @@ class Committer:
             if pk < self.claim.pk:
                 instances.lock(tx, workflow, instance_id)
         with self._store.losing_a_race():
-            guarded = claims.guard(tx, self.claim, lease=self._lease.length)
+            guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)
             rows = [journal.write_step(tx, self.claim, guarded, write) for write in boundary.writes]
         journal.write_logs(tx, self.claim, guarded, boundary.logs, room=self._log_room)
         for pk, workflow, instance_id in targets:

@@ -155,31 +155,31 @@ class Guarded:
     pause_requested: bool
 
 
-def guard_update(s: Store, *, is_progress: bool = True) -> Any:
+def guard_update(s: Store) -> Any:
     """The fence: lock the row, renew the lease, note progress. Touches no indexed column (HOT)."""
     i = s.tables.instance
-    guard = (
+    return (
         sa.update(i)
         .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
-        .values(lease_until=s.clock() + param("lease_us", type_=sa.BigInteger), version=i.c.version + 1)
+        .values(
+            lease_until=s.clock() + param("lease_us", type_=sa.BigInteger),
+            crash_count=sa.case((param("is_progress", type_=sa.Boolean), 0), else_=i.c.crash_count),
+            version=i.c.version + 1,
+        )
     )
-    return guard.values(crash_count=0) if is_progress else guard
 
 
-def _returning(s: Store, guard: Any) -> Any:
-    if s.database.update_returns:
-        return guard.returning(s.tables.instance.c.pause_requested, s.clock().label("now_us"))
-    return guard
+def fence(claim: Claim, *, lease: timedelta, is_progress: bool) -> dict[str, Any]:
+    """The parameters of `guard_update`."""
+    return {"pk": claim.pk, "token": claim.token, "lease_us": span_us(lease), "is_progress": is_progress}
 
 
 @statement
 def _guard(s: Store) -> Any:
-    return _returning(s, guard_update(s))
-
-
-@statement
-def _hold(s: Store) -> Any:
-    return _returning(s, guard_update(s, is_progress=False))
+    guard = guard_update(s)
+    if s.database.update_returns:
+        return guard.returning(s.tables.instance.c.pause_requested, s.clock().label("now_us"))
+    return guard
 
 
 @statement
@@ -191,9 +191,9 @@ def _guarded(s: Store) -> Any:
 def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> Guarded:
     """Lock the instance under our claim and renew it; raises Superseded. What this decides is read later (LAW 2b).
 
-    ``is_progress`` False: nothing is recorded with it, so workers that died before us stay counted.
+    ``is_progress`` False: no step gets further with it, so workers that died before us stay counted.
     """
-    found = tx.run(_guard if is_progress else _hold, pk=claim.pk, token=claim.token, lease_us=span_us(lease))
+    found = tx.run(_guard, **fence(claim, lease=lease, is_progress=is_progress))
     if tx.store.database.update_returns:
         row = found.first()
     else:

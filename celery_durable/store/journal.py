@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLine, StepRow, StepStatus, StepType, from_us, span_us, to_us
-from celery_durable.store.claims import Guarded, guard, guard_update
+from celery_durable.store.claims import Guarded, fence, guard, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
 
 # --- load ---------------------------------------------------------------------------------------
@@ -126,6 +126,11 @@ class StepWrite:
         """Whether the step has ended with this."""
         return self.status in (StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED)
 
+    @property
+    def is_progress(self) -> bool:
+        """Whether the run gets further with this: not by announcing an attempt, which may kill its worker."""
+        return self.status is not StepStatus.PENDING
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -232,13 +237,13 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     Raises Superseded.
     """
     if not tx.store.database.fuses_writes:
-        guarded = guard(tx, claim, lease=lease)
+        guarded = guard(tx, claim, lease=lease, is_progress=write.is_progress)
         return Written(write_step(tx, claim, guarded, write), guarded.pause_requested)
-    fence = {"pk": claim.pk, "token": claim.token, "lease_us": span_us(lease)}
+    given = fence(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
     if write.is_new:
-        found = tx.run(_fused_insert, **fence, **_parameters(write), **_new_parameters(write)).first()
+        found = tx.run(_fused_insert, **given, **_new_parameters(write)).first()
     else:
-        found = tx.run(_fused_update, **fence, **_parameters(write)).first()
+        found = tx.run(_fused_update, **given).first()
     if found is None:
         raise Superseded(str(claim.ref))
     return Written(_as_row(write, found), found.pause_requested)

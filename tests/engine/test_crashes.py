@@ -335,6 +335,62 @@ def test_a_deadly_branch_uses_up_its_attempts_whatever_is_open_beside_it(world: 
     assert instance.step("deadly").error.name == "StepMaxAttemptsExceeded"
 
 
+def test_a_deadly_branch_that_may_be_tried_for_ever_is_given_up_with_growing_pauses(world: World) -> None:
+    world.exempt["I4"] = "branches end in any order"
+    attempts = []
+
+    def die(tx: StepTx) -> None:
+        attempts.append(tx.attempt)
+        world.worker.die()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        deadly = step.submit("deadly", StepConfig(retries=Retries(limit=None)), die)
+        step.gather(deadly, step.submit_wait_for_event("approval", "approval"))
+
+    instance = order.create()
+    # The wait is recorded by the first pass; from then on each pass only announces the next attempt.
+    assert let_workers_die(world, instance) == [0, 1, 2, 4, 8]
+    assert attempts == [1, 2, 3, 4, 5]
+    assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row ")
+
+
+class Leaving(BaseException):
+    """The worker is told to stop while a body runs."""
+
+
+def test_deploys_between_the_deaths_of_a_branch_neither_count_nor_forget_them(world: World) -> None:
+    world.exempt["I4"] = "branches end in any order"
+    attempts, is_deploying = [], False
+
+    def work(tx: StepTx) -> None:
+        attempts.append(tx.attempt)
+        if is_deploying:
+            raise Leaving
+        world.worker.die()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        deadly = step.submit("deadly", StepConfig(retries=Retries(limit=None)), work)
+        step.gather(deadly, step.submit_wait_for_event("approval", "approval"))
+
+    instance = order.create()
+    for deaths in range(1, 5):
+        world.run_until_idle()  # one worker dies
+        world.advance(LEASE)
+        world.sweeper.sweep()
+        world.advance(60)
+        is_deploying = True
+        with pytest.raises(Leaving):
+            world.new_worker(interruptions=(Leaving,)).advance(instance.ref)
+        is_deploying = False
+        assert (instance.row.crash_count, instance.step("deadly").attempts) == (deaths, deaths)
+        world.new_worker()
+    let_workers_die(world, instance)
+    assert attempts == [1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row ")
+
+
 def test_a_branch_beside_a_deadly_one_keeps_its_own_count(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
     attempts = []

@@ -98,7 +98,7 @@ def test_no_history_of_failures_and_dead_workers_runs_a_step_too_often(
             break
         ran.append(verdict.attempt)
         if verdict.announce:
-            row, crashes = body(StepStatus.PENDING, verdict.attempt), 0
+            row = body(StepStatus.PENDING, verdict.attempt)
         if fate == "fails":
             row, crashes = body(StepStatus.WAITING, verdict.attempt, NOW), 0
         else:
@@ -142,6 +142,12 @@ def test_a_boundary_takes_the_blame_for_crashes_off_what_comes_after_it() -> Non
     book = ledger(2)
     book.record(StepRow("other", 1, "other", StepType.DO, StepStatus.COMPLETED))
     assert book.decide_do(None, max_attempts=2, alone=True, now=NOW) == Run(1, announce=False)
+
+
+def test_announcing_an_attempt_takes_the_blame_for_crashes_off_nobody() -> None:
+    book = ledger(2)
+    book.record(StepRow("other", 1, "other", StepType.DO, StepStatus.PENDING, attempts=1))
+    assert book.decide_do(None, max_attempts=2, alone=True, now=NOW) == GiveUp(2)
 
 
 # --- timers -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Due, LogLevel, LogLine, Ref, Status, Wake
+from celery_durable.model import Claim, Due, LogLevel, LogLine, Ref, Status, StepStatus, Wake
 from celery_durable.store import claims, history, instances, journal, sweeps
 from celery_durable.store.claims import After, Ending, OpenWait
 from tests.store.world import GRACE, LEASE, World, seconds, step
@@ -146,6 +146,16 @@ def test_the_guard_renews_the_lease_and_forgets_crashes(world: World) -> None:
     row = world.row(ref)
     assert row.lease_until == world.now + LEASE
     assert (row.crash_count, row.version) == (0, version + 1)
+
+
+@pytest.mark.parametrize("status", StepStatus)
+def test_only_a_step_that_gets_further_forgets_crashes(world: World, status: StepStatus) -> None:
+    ref = world.create()
+    world.claim(ref)
+    world.advance(30)
+    claim = world.claim(ref)
+    world.commit(claim, step("charge", status))
+    assert world.row(ref).crash_count == (1 if status is StepStatus.PENDING else 0)
 
 
 def test_the_guard_tells_that_a_pause_is_wanted(world: World) -> None:

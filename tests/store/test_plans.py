@@ -22,7 +22,7 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "next poll": (sweeps._next_poll, {}),
     "claim": (claims._take, KEY | {"run": 1, "token": "t", "claimed_by": "w", "lease_us": 30_000_000}),
     "lock": (instances._lock, KEY),
-    "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000}),
+    "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
     "load": (journal._load, {"pk": 777, "run": 1}),
     "event": (journal._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
     "live wait": (instances._live_wait, {"pk": 777, "run": 1, "type": "approval"}),
