@@ -93,12 +93,12 @@ class Keeper:
         asked_at = self._runtime.monotonic()
         wanted = [lease.claim for lease in held.values()]
         try:
-            kept = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length))
+            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length))
         except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
             logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
             return
         for token, lease in held.items():
-            if token in kept:
+            if token in found.renewed:
                 lease.renewed(asked_at=asked_at)
-            else:
+            elif token not in found.held:
                 lease.is_lost = True

@@ -203,20 +203,35 @@ def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -
     return Guarded(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
 
 
-def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> set[str]:
-    """Renew these leases, those excepted that somebody has locked; answers with the tokens that still hold.
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of leases, by token. Held and not renewed: somebody had the row locked."""
+
+    renewed: frozenset[str]
+    held: frozenset[str]
+
+
+def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
+    """Renew these leases, those excepted that somebody has locked.
 
     A locked row is being worked on: its writer renews it, or takes it away.
     """
     i = tx.t.instance
     tokens = {claim.token for claim in claims}
     wanted = sa.and_(i.c.id.in_([claim.pk for claim in claims]), i.c.claim_token.in_(tokens))
-    free = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
-    ids = [row.id for row in tx.execute(free)]
-    if ids:
+    free = (
+        sa.select(i.c.id, i.c.claim_token)
+        .where(wanted)
+        .order_by(i.c.id)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    locked = tx.execute(free).all()
+    if locked:
         until = tx.store.clock() + span_us(lease)
-        tx.execute(sa.update(i).where(i.c.id.in_(ids), i.c.claim_token.in_(tokens)).values(lease_until=until))
-    return {row.claim_token for row in tx.execute(sa.select(i.c.claim_token).where(wanted))}
+        ours = sa.and_(i.c.id.in_([row.id for row in locked]), i.c.claim_token.in_(tokens))
+        tx.execute(sa.update(i).where(ours).values(lease_until=until))
+    held = tx.execute(sa.select(i.c.claim_token).where(wanted)).scalars()
+    return Renewal(frozenset(row.claim_token for row in locked), frozenset(held))
 
 
 # --- suspend and release ------------------------------------------------------------------------

@@ -320,6 +320,28 @@ def test_a_body_that_outlasts_its_lease_keeps_it_by_heartbeats(make_world) -> No
     assert instance.step("work").attempts == 1
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_renewal_that_was_skipped_does_not_make_a_worker_believe_in_its_lease(world: World) -> None:
+    slow, fast = world.new_worker(), world.new_worker()
+    ran = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        if not fast.runtime.passed:
+            i = world.store.tables.instance
+            with world.store.engine.begin() as somebody:
+                somebody.execute(sa.select(i.c.id).with_for_update())
+                world.advance(20)
+                slow.runner._keeper._renew(dict(slow.runner._keeper._leases))  # a heartbeat that finds the row locked
+            world.advance(11)
+            assert fast.advance(instance.ref) == "complete"
+        step.do("work", lambda: ran.append(1))
+
+    instance = order.create()
+    assert slow.advance(instance.ref) == SUPERSEDED
+    assert ran == [1]
+
+
 # --- handing on ---------------------------------------------------------------------------------
 
 

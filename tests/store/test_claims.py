@@ -11,7 +11,7 @@ import pytest
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, Due, LogLevel, LogLine, Ref, Status, StepStatus, Wake
 from celery_durable.store import claims, history, instances, journal, sweeps
-from celery_durable.store.claims import After, Ending, OpenWait
+from celery_durable.store.claims import After, Ending, OpenWait, Renewal
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_runner_that_lost_its_claim_changes_nothing(world: World, loss: str) -
 # --- renew --------------------------------------------------------------------------------------
 
 
-def _renew(world: World, *held: Claim) -> set[str]:
+def _renew(world: World, *held: Claim) -> Renewal:
     return world.store.transact(lambda tx: claims.renew(tx, held, lease=LEASE))
 
 
@@ -229,7 +229,7 @@ def test_renewing_moves_the_leases_and_tells_which_claims_still_hold(world: Worl
     world.settle(ended, Ending(Status.COMPLETE, output="1"))
     world.restart(lost.ref)
     world.advance(10)
-    assert _renew(world, kept, ended, lost) == {kept.token}
+    assert _renew(world, kept, ended, lost) == Renewal(renewed=frozenset({kept.token}), held=frozenset({kept.token}))
     assert world.row(kept.ref).lease_until == world.now + LEASE
     assert world.row(lost.ref).lease_until is None
 

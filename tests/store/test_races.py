@@ -291,13 +291,13 @@ def test_a_sweep_does_not_expire_a_claim_that_is_writing(world: World) -> None:
 
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
-def test_renewing_skips_what_somebody_has_locked_and_still_counts_it_as_held(world: World) -> None:
+def test_renewing_skips_what_somebody_has_locked_and_tells_that_it_is_held_but_not_renewed(world: World) -> None:
     busy, idle = world.claim(world.create("busy")), world.claim(world.create("idle"))
     world.advance(10)
     with world.holding() as tx:
         lock(tx, busy.ref)
-        held = world.store.transact(lambda tx: claims.renew(tx, [busy, idle], lease=LEASE))
-    assert held == {busy.token, idle.token}
+        found = world.store.transact(lambda tx: claims.renew(tx, [busy, idle], lease=LEASE))
+    assert (found.renewed, found.held) == ({idle.token}, {busy.token, idle.token})
     assert world.row(busy.ref).lease_until == world.now + seconds(20)
     assert world.row(idle.ref).lease_until == world.now + seconds(30)
 
