@@ -70,10 +70,11 @@ def _take(s: Store) -> Any:
 @statement
 def _taken(s: Store) -> Any:
     i = s.tables.instance.c
-    return sa.select(*_claimed_columns(s)).where(
-        i.workflow == param("workflow"),
-        i.instance_id == param("instance"),
-        i.claim_token == param("token"),
+    # Not by the token: who looks for what is not committed yet finds nothing, and waits for nobody.
+    return (
+        sa.select(i.claim_token, *_claimed_columns(s))
+        .where(i.workflow == param("workflow"), i.instance_id == param("instance"))
+        .with_for_update(key_share=True)
     )
 
 
@@ -93,20 +94,18 @@ def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta) ->
         lease_us=span_us(lease),
     )
     if tx.store.database.update_returns:
-        return _as_claim(found.first(), ref, token, lease)
+        row = found.first()
+        return None if row is None else _as_claim(row, ref, token, lease)
     return find_claim(tx, ref, token=token, lease=lease) if found.rowcount else None
 
 
 def find_claim(tx: Tx, ref: Ref, *, token: str, lease: timedelta) -> Claim | None:
-    """The claim that this token made; None where it made none."""
-    return _as_claim(
-        tx.run(_taken, workflow=ref.workflow, instance=ref.instance_id, token=token).first(), ref, token, lease
-    )
+    """The claim that this token made, after any commit in doubt was decided; None where it made none."""
+    row = tx.run(_taken, workflow=ref.workflow, instance=ref.instance_id).first()
+    return None if row is None or row.claim_token != token else _as_claim(row, ref, token, lease)
 
 
-def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim | None:
-    if row is None:
-        return None
+def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim:
     return Claim(
         pk=row.id,
         ref=ref,

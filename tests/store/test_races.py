@@ -239,6 +239,21 @@ def test_a_message_that_waited_for_a_claim_that_failed_gets_it(world: World) -> 
     assert rival.result() is not None
 
 
+@pytest.mark.parametrize("end", ["commits", "rolls back"])
+def test_looking_for_a_claim_waits_for_whoever_may_still_commit_it(world: World, end: str) -> None:
+    ref = world.create()
+
+    def find(tx: Tx) -> Claim | None:
+        return claims.find_claim(tx, ref, token="in doubt", lease=LEASE)
+
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        made = claim_in(Tx(connection, world.store), ref, "in doubt")
+        looking = world.start_blocked(world.store.transact, find)
+        transaction.commit() if end == "commits" else transaction.rollback()
+    assert looking.result() == (made if end == "commits" else None)
+
+
 def test_of_two_that_take_over_an_expired_claim_one_succeeds(world: World) -> None:
     ref = world.create()
     world.claim(ref)
