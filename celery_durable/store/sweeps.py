@@ -183,8 +183,12 @@ def _next_poll(s: Store) -> Any:
 def unsend(tx: Tx, dues: Iterable[Due], *, delay: timedelta) -> None:
     """The broker took none of these: let the sweep offer them again after ``delay``, not after the redispatch time."""
     i = tx.t.instance
-    poll_at = tx.store.clock() + span_us(delay)
-    for due in dues:
-        where = sa.and_(i.c.workflow == due.ref.workflow, i.c.instance_id == due.ref.instance_id, *still_due(tx.store))
+    runs = [(due.ref.workflow, due.ref.instance_id, due.ref.run_number) for due in dues]
+    wanted = sa.and_(sa.tuple_(i.c.workflow, i.c.instance_id, i.c.run_number).in_(runs), *still_due(tx.store))
+    # Who has locked one is about to claim or to move it: there is nothing to take back, and nobody to wait for.
+    free = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
+    ids = tx.execute(free).scalars().all()
+    if ids:
         less = sa.case((i.c.dispatches > 0, i.c.dispatches - 1), else_=0)
-        tx.execute(sa.update(i).where(where).values(poll_at=poll_at, dispatches=less))
+        poll_at = tx.store.clock() + span_us(delay)
+        tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(poll_at=poll_at, dispatches=less))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable.model import Due, Ref, Status, Wake
-from celery_durable.store import claims, sweeps
+from celery_durable.store import claims, instances, sweeps
 from celery_durable.store.claims import Ending
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
@@ -257,3 +257,24 @@ def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> 
     before = world.everything()
     _unsend(world, claimed, paused, asleep)
     assert world.everything() == before
+
+
+def test_a_run_that_was_restarted_meanwhile_is_left_alone(world: World) -> None:
+    ref = world.create()
+    world.restart(ref)
+    before = world.everything()
+    _unsend(world, ref)
+    assert world.everything() == before
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_what_somebody_has_locked_is_neither_waited_for_nor_changed(world: World) -> None:
+    free, busy = world.create("free"), world.create("busy")
+    world.advance(2)
+    assert len(world.sweep()) == 2
+    before = world.row(busy)
+    with world.holding() as tx:
+        instances.lock(tx, busy.workflow, busy.instance_id)
+        _unsend(world, busy, free)
+    assert (world.row(free).dispatches, world.row(free).poll_at) == (0, world.now + seconds(1))
+    assert world.row(busy) == before
