@@ -29,6 +29,8 @@ class Attempts:
     def __init__(self, at: Progress) -> None:
         self._at = at
         self._sessions = SessionGate() if at.env.store.database.has_one_writer else None
+        self._lost: list[tuple[Branch, Body, str]] = []
+        """Bodies whose transaction was lost, and by what."""
 
     def advance(self, branches: list[Branch], *, alone: bool, sole: bool) -> None:
         """Run the bodies that are due. ``alone``: no other step is open. ``sole``: nothing else is waited for."""
@@ -70,8 +72,20 @@ class Attempts:
             committed = self._at.guarded(lambda: self._at.committer.commit(Boundary(announced, self._at.take_logs())))
             self._at.note(committed)
             self._at.announced += [branch for branch, run in runs if run.announce]
+        todo = [(branch, run.attempt) for branch, run in runs]
+        for _ in range(_SESSION_RERUNS + 1):
+            self._lost.clear()
+            self._run_once([(branch, self._body(branch, attempt)) for branch, attempt in todo], sole=sole)
+            todo = [(branch, body.attempt) for branch, body, _ in self._lost]
+            if not todo:
+                return
+        for branch, body, why in self._lost:
+            text = f"the step's transaction was lost {_SESSION_RERUNS + 1} times, at last by: {why}"
+            self._fail(branch, body, ("StepTransactionLost", text), sole=sole)
+
+    def _run_once(self, made: list[tuple[Branch, Body]], *, sole: bool) -> None:
+        """Run these bodies at the same time; those whose transaction was lost are noted, to be run again."""
         self._at.guarded(lambda: self._at.lease.check(self._at.env.store))
-        made = [(branch, self._body(branch, run.attempt)) for branch, run in runs]
         self._at.env.runtime.checkpoint("before-body")
         if len(made) == 1 and (bodies.can_use_timer() or made[0][0].policy.timeout is None):
             branch, body = made[0]
@@ -149,23 +163,16 @@ class Attempts:
                 self._sessions.leave(buffer)
 
     def _finish(self, branch: Branch, body: Body, outcome: Outcome | None, *, sole: bool) -> None:
-        """Record what came of an attempt; a body whose transaction was lost through no fault of its own runs again."""
-        for left in reversed(range(_SESSION_RERUNS + 1)):
-            try:
-                self._record(branch, body, outcome, sole=sole)
-                return
-            except BodyMustRunAgain as exc:
-                self._close_session(body.buffer)
-                self._at.append(LogLevel.WARNING, f"The transaction of step {branch.name!r} was lost: {exc}", "system")
-                if left:
-                    body = self._body(branch, body.attempt)
-                    outcome = body.run_timed(branch.policy.timeout) if bodies.can_use_timer() else body.run()
-                else:
-                    text = f"the step's transaction was lost {_SESSION_RERUNS + 1} times, at last by: {exc}"
-                    self._fail(branch, body, ("StepTransactionLost", text), sole=sole)
-            except BaseException:
-                body.abandon()
-                raise
+        """Record what came of an attempt; or note that it was none, since its transaction was lost."""
+        try:
+            self._record(branch, body, outcome, sole=sole)
+        except BodyMustRunAgain as exc:
+            self._close_session(body.buffer)
+            self._at.append(LogLevel.WARNING, f"The transaction of step {branch.name!r} was lost: {exc}", "system")
+            self._lost.append((branch, body, str(exc)))
+        except BaseException:
+            body.abandon()
+            raise
 
     def _record(self, branch: Branch, body: Body, outcome: Outcome | None, *, sole: bool) -> None:
         self._at.env.runtime.checkpoint("after-body")

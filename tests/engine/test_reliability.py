@@ -17,7 +17,7 @@ from celery_durable import (
     StepTx,
     WorkflowEvent,
 )
-from tests.engine.world import START, World, insert_name
+from tests.engine.world import START, SerializationFailure, World, insert_name
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -172,12 +172,6 @@ def test_the_second_page_of_a_list_and_of_a_log_follows_the_first(world: World) 
     page = world.operations.logs("order", "o-0", limit=3)
     rest = world.operations.logs("order", "o-0", limit=3, after_id=page[-1].id)
     assert [line.message for line in (*page, *rest)] == ["0", "1", "2", "3", "4"]
-
-
-class SerializationFailure(Exception):
-    """What a driver raises for SQLSTATE 40001."""
-
-    sqlstate = "40001"
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -6,9 +6,10 @@ import signal
 import threading
 
 import pytest
+import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTimeout, StepTx, WorkflowEvent
-from tests.engine.world import World, on_one_database
+from tests.engine.world import SerializationFailure, World, insert_name, on_one_database
 
 SHORT = 0.05
 LONG = 10
@@ -80,6 +81,28 @@ def test_a_timeout_is_the_same_error_on_both_passes(world: World, drive, release
     text = "attempt 1 took longer than 0:00:00.050000"
     assert instance.error == f"StepTimeout: {text}"
     assert seen == [(StepTimeout, f"Step 'work' failed after 1 attempt: StepTimeout: {text}")] * 2
+
+
+def test_a_body_that_runs_again_because_its_transaction_was_lost_has_its_timeout_too(
+    world: World, drive, release
+) -> None:
+    attempts = []
+
+    def work(tx: StepTx) -> None:
+        attempts.append(tx.attempt)
+        if len(attempts) == 1:
+            insert_name("lost")(tx.session)
+            raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
+        release.wait(LONG)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("work", ONCE, work)
+
+    instance = order.create()
+    drive()
+    assert instance.error == "StepTimeout: attempt 1 took longer than 0:00:00.050000"
+    assert attempts == [1, 1]
 
 
 def test_a_late_result_is_refused(world: World, release) -> None:

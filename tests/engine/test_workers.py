@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.definitions import Registry
 from celery_durable.model import Ref
-from tests.engine.world import World
+from tests.engine.world import SerializationFailure, World
 
 NOT_DUE = "noop: not due, or another worker is at it"
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -340,6 +340,30 @@ def test_a_renewal_that_was_skipped_does_not_make_a_worker_believe_in_its_lease(
     instance = order.create()
     assert slow.advance(instance.ref) == SUPERSEDED
     assert ran == [1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_body_whose_transaction_was_lost_does_not_run_again_where_the_lease_is_lost_too(world: World) -> None:
+    slow, fast = world.new_worker(), world.new_worker()
+    ran = []
+
+    def work(tx: StepTx) -> str:
+        ran.append(1)
+        tx.session.execute(sa.select(1))
+        if len(ran) == 1:
+            world.advance(31)
+            assert fast.advance(instance.ref) == "complete"
+            raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
+        return "worked"
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("work", work)
+
+    instance = order.create()
+    assert slow.advance(instance.ref) == SUPERSEDED
+    assert len(ran) == 2
+    assert instance.output == "worked"
 
 
 # --- handing on ---------------------------------------------------------------------------------

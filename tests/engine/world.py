@@ -51,6 +51,12 @@ names = sa.Table("author_names", _authors, sa.Column("name", sa.String(100), pri
 """A table with a unique key, to violate."""
 
 
+class SerializationFailure(Exception):
+    """What a driver raises for SQLSTATE 40001."""
+
+    sqlstate = "40001"
+
+
 class Crash(BaseException):
     """The worker's process dies here."""
 
