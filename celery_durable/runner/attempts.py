@@ -95,6 +95,8 @@ class Attempts:
         jobs = [self._job(branch, body, gate, sole=sole) for branch, body in made]
         try:
             self._at.env.runtime.run_branches(jobs)
+            if gate is not None:
+                gate.finish_rest()
         except BaseException:
             for _, body in made:
                 body.abandon()

@@ -89,12 +89,21 @@ class SessionGate:
             self._later.append(finish)
             return
         self._holder = None  # the pass has the gate: no other session opens while it commits
+        self._later.insert(0, finish)
+        self._finish_all()
+
+    def finish_rest(self) -> None:
+        """Record what is left: a body that was given up may have had the gate for a moment."""
+        if self._later:
+            self._lock.acquire()
+            self._finish_all()
+
+    def _finish_all(self) -> None:
         try:
-            finish()
-            later, self._later = self._later, []
-            for each in later:
-                each()
+            while self._later:
+                self._later.pop(0)()
         finally:
+            self._later.clear()  # whose race is lost has nothing to record
             self._lock.release()
 
 

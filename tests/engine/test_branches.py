@@ -6,9 +6,12 @@ import threading
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import NonRetryableError, StepCancelled, StepNameReused
+from celery_durable.runner.branches import SessionGate
+from celery_durable.step import TxBuffer
 from tests.engine.world import World, on_one_database
 
 SECONDS = 10
@@ -597,6 +600,43 @@ def test_a_race_between_sessions_has_one_writer_in_the_end(world: World) -> None
     assert instance.output == "done"
     assert len(world.booked()) == 2
     assert sorted(instance.statuses().values()) == ["cancelled", "cancelled", "completed", "completed", "completed"]
+
+
+def test_a_loser_that_waited_for_its_record_is_not_recorded_with_a_later_branch(world: World) -> None:
+    holds, has_ended = threading.Event(), threading.Event()
+
+    def hold(tx: StepTx) -> str:
+        tx.session.execute(sa.select(1))
+        holds.set()
+        has_ended.wait(SECONDS)
+        threading.Event().wait(0.05)  # the other's end has reached the pass
+        return "held"
+
+    def end() -> str:
+        holds.wait(SECONDS)
+        has_ended.set()
+        return "ended"
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.first("race", step.submit("hold", hold), step.submit("end", end))
+        return step.gather(step.submit("one", lambda: 1), step.submit("two", lambda: 2))
+
+    instance = order.run()
+    assert instance.output == [1, 2]
+    assert sorted(instance.statuses()[name] for name in ("hold", "end")) == ["cancelled", "completed"]
+
+
+def test_what_a_body_that_was_given_up_kept_from_being_recorded_is_recorded_in_the_end() -> None:
+    gate, given_up, recorded = SessionGate(), TxBuffer(), []
+    late = threading.Thread(target=gate.enter, args=(given_up,))
+    late.start()
+    late.join(SECONDS)
+    gate.finish(TxBuffer(), lambda: recorded.append(1))
+    assert recorded == []
+    gate.leave(given_up)
+    gate.finish_rest()
+    assert recorded == [1]
 
 
 def test_what_a_cancelled_body_still_does_goes_nowhere(world: World) -> None:
