@@ -140,6 +140,7 @@ class Attempts:
             tx=tx,
             buffer=buffer,
             close_session=self._close_session,
+            abandon_session=self._abandon_session,
             interruptions=self._at.env.interruptions,
             monotonic=self._at.env.runtime.monotonic,
         )
@@ -150,12 +151,17 @@ class Attempts:
         if gate is not None:
             gate.enter(body.buffer)
         try:
+            body.buffer.session = self._at.env.store.open_session()
             body.check_wanted()
-            return self._at.env.store.open_session()
         except BaseException:
             if gate is not None:
                 gate.leave(body.buffer)
             raise
+        return body.buffer.session
+
+    def _abandon_session(self, buffer: TxBuffer) -> None:
+        if buffer.session is not None:
+            self._at.env.store.abandon_session(buffer.session)
 
     def _close_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:

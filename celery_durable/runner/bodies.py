@@ -59,13 +59,15 @@ class Body:
         tx: StepTx | None,
         buffer: TxBuffer,
         close_session: Callable[[TxBuffer], None],
+        abandon_session: Callable[[TxBuffer], None],
         interruptions: tuple[type[BaseException], ...],
         monotonic: Callable[[], float],
     ) -> None:
         self.step_key, self.attempt, self.buffer = step_key, attempt, buffer
         self.logs: list[LogLine] = []
         self._call, self._tx = call, tx
-        self._close_session, self._interruptions = close_session, interruptions
+        self._close_session, self._abandon_session = close_session, abandon_session
+        self._interruptions = interruptions
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = False
@@ -133,16 +135,20 @@ class Body:
         return TimedOut() if went_off and not isinstance(outcome, Interrupted) else outcome
 
     def check_wanted(self) -> None:
-        """Stop a body that was left behind before it opens a transaction that nobody would end."""
-        if self._is_abandoned:
-            raise StepInterrupted
+        """Stop a body that was left behind while it opened its session."""
+        with self._lock:
+            if self._is_abandoned:
+                self._abandon_session(self.buffer)
+                raise StepInterrupted
 
     def abandon(self) -> None:
-        """Nobody will commit this attempt: roll its session back, now or when the body comes back."""
+        """Nobody will commit this attempt: end its session, now or when the body comes back."""
         with self._lock:
             self._is_abandoned = True
             if self._is_over:
                 self._close_session(self.buffer)
+            else:
+                self._abandon_session(self.buffer)
 
 
 def can_use_timer() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,6 +15,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from celery_durable.errors import UnsupportedDatabase
+
+logger = logging.getLogger("celery_durable.store")
 
 CLOCK_PARAM = "durable_clock_us"
 
@@ -253,6 +256,20 @@ def begin_immediate(connection: sa.Connection) -> None:
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def disarm(connection: sqlite3.Connection) -> None:
+    """End the transaction of a connection that another thread uses, and let it write nothing more.
+
+    In this order: between a rollback and the end of all writing, each of its statements would commit by itself.
+    A statement that is running is waited for. Not interrupted: while a half-read query is open, SQLite would go on
+    to interrupt every later statement of the connection, ours too.
+    """
+    try:
+        connection.execute("PRAGMA query_only=ON")
+        connection.rollback()
+    except sqlite3.Error as error:
+        logger.warning("SQLite's write lock is kept by a body that outlived its step, until it ends: %s", error)
 
 
 def _begin_immediate(connection: sa.Connection) -> None:

@@ -293,7 +293,9 @@ class Store:
             session = self.session_factory()
             self._check_place(session)
         if self.database.has_one_writer:
-            dialects.begin_immediate(session.connection())
+            connection = session.connection()
+            dialects.begin_immediate(connection)
+            session.info[_DRIVER] = connection.connection.driver_connection
             session.info[_THREAD] = threading.get_ident()
             self._session_threads.add(threading.get_ident())
         elif self.session_factory is not None:
@@ -319,11 +321,23 @@ class Store:
         self.runtime.checkpoint("after-commit")
         return result
 
+    def abandon_session(self, session: Session) -> None:
+        """Roll back a session that a body left behind still has: where it keeps all others from writing, now.
+
+        Its thread may be using it, and gets an error when it next writes. Elsewhere nothing: `close_session` does it.
+        """
+        if (driver := session.info.pop(_DRIVER, None)) is not None:
+            session.info[_ABANDONED] = True
+            dialects.disarm(driver)
+
     def close_session(self, session: Session) -> None:
         """Give a step's session back, rolling back what is left in it."""
         self._session_threads.discard(session.info.pop(_THREAD, 0))
+        session.info.pop(_DRIVER, None)
+        # The instance's own verbs are refused to authors. A connection that cannot write must not be used again.
+        end = type(session).invalidate if session.info.pop(_ABANDONED, False) else type(session).close
         try:
-            type(session).close(session)  # the instance's own close() is refused to authors
+            end(session)
         except exc.DBAPIError as error:
             logger.info("A step's session was closed after its connection was lost: %s", error.orig)
 
@@ -423,6 +437,8 @@ class Store:
 
 
 _THREAD = "celery_durable.thread"
+_DRIVER = "celery_durable.driver_connection"
+_ABANDONED = "celery_durable.is_abandoned"
 _TELL = "celery_durable.after_commit"
 
 
