@@ -102,9 +102,7 @@ class Operations:
             if is_new and run_at is None:
                 self._store.after_commit(session, lambda: self._wake([due]))
         else:
-            is_new = self._store.transact(
-                lambda tx: instances.insert(tx, **row), resolve=lambda tx: self._was_created(tx, row)
-            )
+            is_new = self._store.transact(lambda tx: instances.insert(tx, **row))
             if is_new and run_at is None:
                 self._wake([due])
         if not is_new and if_exists == "error":
@@ -124,10 +122,7 @@ class Operations:
             instance_id = values.instance_id(item.id, self._settings.max_instance_id)
             rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item=instance_id))
         # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
-        created = self._store.transact(
-            lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])},
-            resolve=lambda tx: {key for key in rows if self._was_created(tx, rows[key])} or None,
-        )
+        created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
         made = [key for key in rows if key in created]
         self._wake([self._due(definition, key) for key in made])
         return made
@@ -156,14 +151,6 @@ class Operations:
 
     def _due(self, definition: WorkflowDefinition, instance_id: str) -> Due:
         return Due(Ref(definition.name, instance_id, 1), definition.queue or self._settings.queue)
-
-    @staticmethod
-    def _was_created(tx: Tx, row: dict[str, Any]) -> bool | None:
-        """Whether the create in doubt was applied: True, or None to do it again."""
-        if instances.find_pk(tx, row["workflow"], row["instance_id"]) is None:
-            return None
-        instance = instances.lock(tx, row["workflow"], row["instance_id"])
-        return True if instances.has_run(tx, instance, commit_id=row["commit_id"]) else None
 
     # --- change ---------------------------------------------------------------------------------
 
@@ -194,13 +181,18 @@ class Operations:
         """End it for good; of a body that runs on nothing is recorded. Raises InstanceTerminal."""
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
+        meant: list[int] = []
+
         def work(tx: Tx) -> bool:
             row = self._lock_live(tx, workflow, instance_id, "terminate")
+            meant[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
             return True
 
         def was_applied(tx: Tx) -> bool | None:
-            return True if _lock(tx, workflow, instance_id).status is Status.TERMINATED else None
+            row = _lock(tx, workflow, instance_id)
+            # A restart meanwhile has ended the run that was meant, and begun one that was not.
+            return True if row.status is Status.TERMINATED or row.run_number not in meant else None
 
         self._store.transact(work, resolve=was_applied)
 
@@ -215,7 +207,8 @@ class Operations:
 
         def was_applied(tx: Tx) -> Due | None:
             row = _lock(tx, workflow, instance_id)
-            return Due(row.ref, row.queue) if instances.has_run(tx, row, commit_id=commit_id) else None
+            number = instances.find_run(tx, row, commit_id=commit_id)
+            return None if number is None else Due(Ref(workflow, instance_id, number), row.queue)
 
         due = self._store.transact(work, resolve=was_applied)
         self._wake([due])
@@ -240,16 +233,22 @@ class Operations:
         event_id = self._runtime.new_id() if id is None else values.label("Event id", id, 255)
         text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
 
+        sent: list[instances.Sent | None] = []
+
         def work(tx: Tx) -> tuple[bool, list[Due]]:
             row = self._lock_live(tx, workflow, instance_id, "send an event to")
-            is_new = instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)
-            if is_new and instances.is_awaited(tx, row, type_):
+            sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
+            if sent[0] is not None and instances.is_awaited(tx, row, type_):
                 return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
-            return is_new, []
+            return sent[0] is not None, []
 
         def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
             row = _lock(tx, workflow, instance_id)
-            return (True, [Due(row.ref, row.queue)]) if instances.has_event(tx, row, event_id=event_id) else None
+            ours = sent[0]
+            if ours is None:
+                return False, []  # it had been accepted before: nothing was to be written
+            is_there = instances.was_sent(tx, row, ours, event_id=event_id)
+            return (True, [Due(row.ref, row.queue)]) if is_there else None
 
         if session is not None:
             is_new, dues = work(self._store.join(session))

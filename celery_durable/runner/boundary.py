@@ -254,7 +254,7 @@ class Committer:
                 params=params,
                 queue=queue,
                 grace=self._grace,
-                commit_id=write.commit_id,
+                commit_id=self._store.runtime.new_token(),
                 parent=(claim.pk, claim.ref.run_number, write.key),
             )
             if not is_new:
@@ -277,8 +277,8 @@ class Committer:
                 raise AuthorWriteFailed(
                     InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
                 )
-            is_new = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
-            if is_new and instances.is_awaited(tx, row, event.type):
+            sent = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
+            if sent is not None and instances.is_awaited(tx, row, event.type):
                 dues.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
         return dues
 

@@ -5,6 +5,7 @@ Every change here locks the mutex row first and decides from what it then reads 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -78,6 +79,18 @@ def _insert_run(s: Store) -> Any:
     return sa.insert(s.tables.run).values(values).inline()
 
 
+@statement
+def _creator(s: Store) -> Any:
+    """Who created an instance: its first run tells, which no restart changes."""
+    i, r = s.tables.instance.c, s.tables.run.c
+    return sa.select(r.commit_id).where(
+        i.workflow == param("workflow"),
+        i.instance_id == param("instance"),
+        r.instance_pk == i.id,
+        r.run_number == 1,
+    )
+
+
 def insert(
     tx: Tx,
     *,
@@ -93,6 +106,7 @@ def insert(
     """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
 
     A taken id leaves the surrounding transaction unhurt. ``parent``: (pk, run, step key) of the step that creates it.
+    May be done again after a commit in doubt: what this ``commit_id`` has created is not taken.
     """
     parent_pk, parent_run, parent_key = parent or (None, None, None)
     pk = tx.run(
@@ -108,7 +122,8 @@ def insert(
         parent_key=parent_key,
     ).scalar()
     if pk is None:
-        return False
+        creator = tx.run(_creator, workflow=workflow, instance=instance_id).scalar()
+        return bool(creator == commit_id)
     tx.run(_insert_run, pk=pk, run=1, params=params, reason=None, commit_id=commit_id)
     return True
 
@@ -279,11 +294,11 @@ def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reaso
     return Due(Ref(row.workflow, row.instance_id, number), row.queue)
 
 
-def has_run(tx: Tx, row: InstanceRow, *, commit_id: str) -> bool:
-    """Whether the instance's current run was begun by the transaction with this id."""
+def find_run(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
+    """The number of the run that the transaction with this id began."""
     r = tx.t.run.c
-    found = tx.execute(sa.select(r.commit_id).where(r.instance_pk == row.pk, r.run_number == row.run_number)).scalar()
-    return bool(found == commit_id)
+    query = sa.select(r.run_number).where(r.instance_pk == row.pk, r.commit_id == commit_id)
+    return tx.execute(query).scalar()
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -308,7 +323,7 @@ def _insert_event(s: Store) -> Any:
         "created_at": s.clock(),
     }
     once = dialects.insert_or_nothing(s.database, e, values, ("instance_pk", "run_number", "event_id"))
-    return once.returning(e.c.seq)
+    return once.returning(e.c.seq, e.c.created_at)
 
 
 @statement
@@ -324,22 +339,32 @@ def _live_wait(s: Store) -> Any:
     return dialects.latest(s.database, sa.select(st.step_key).where(*live).limit(1))
 
 
-def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> bool:
-    """Buffer an event for the current run; False where this event id was accepted before.
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An event that a transaction of ours inserted, told apart from any that another inserted under its id."""
+
+    run_number: int
+    seq: int
+    created_us: int
+
+
+def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> Sent | None:
+    """Buffer an event for the current run; None where this event id was accepted before.
 
     The order of events is the instance's version, counted under the lock: never a clock, never an id. Nothing is
     read for it: in a caller's REPEATABLE READ session that would be the past.
     """
     tx.run(_count_event, pk=row.pk)
     inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
-    return inserted.first() is not None
+    new = inserted.first()
+    return None if new is None else Sent(row.run_number, new.seq, new.created_at)
 
 
-def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
-    """Whether the current run was sent an event of this id."""
+def was_sent(tx: Tx, row: InstanceRow, sent: Sent, *, event_id: str) -> bool:
+    """Whether the transaction that inserted this event was committed."""
     e = tx.t.event.c
-    query = sa.select(e.seq).where(e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
-    return tx.execute(query).first() is not None
+    ours = (e.run_number == sent.run_number, e.seq == sent.seq, e.created_at == sent.created_us, e.event_id == event_id)
+    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *ours)).first() is not None
 
 
 def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:

@@ -214,10 +214,24 @@ def _runs(world: World, ref: Ref, count: int) -> list[Any]:
 
 def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
     ref = world.create()
-    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="create-o-1")) is True
-    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="another")) is False
+    world.change(ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
     world.restart(ref)
-    assert world.change(ref, lambda tx, row: instances.has_run(tx, row, commit_id="create-o-1")) is False
+    found = [
+        world.change(ref, lambda tx, row, by=by: instances.find_run(tx, row, commit_id=by))
+        for by in ("create-o-1", "second", "another")
+    ]
+    assert found == [1, 2, None]
+
+
+def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> None:
+    def insert(commit_id: str) -> bool:
+        given = {"workflow": "order", "instance_id": "o-1", "params": "{}", "queue": "durable", "grace": GRACE}
+        return world.store.transact(lambda tx: instances.insert(tx, **given, commit_id=commit_id))
+
+    assert (insert("mine"), insert("mine"), insert("another")) == (True, True, False)
+    world.restart(Ref("order", "o-1", 1))
+    assert (insert("mine"), insert("another")) == (True, False)
+    assert len(world.everything()["workflow_instance"]) == 1
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -243,7 +257,7 @@ def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
 
     def send(payload: str) -> bool:
         return world.change(
-            ref, lambda tx, row: instances.insert_event(tx, row, type_="a", payload=payload, event_id="e-1")
+            ref, lambda tx, row: instances.insert_event(tx, row, type_="a", payload=payload, event_id="e-1") is not None
         )
 
     assert (send("1"), send("2")) == (True, False)
@@ -257,7 +271,8 @@ def test_several_events_fit_in_one_transaction_under_one_lock(world: World) -> N
     ref = world.create()
 
     def work(tx: Any, row: Any) -> list[bool]:
-        return [instances.insert_event(tx, row, type_="a", payload=f"{n}", event_id=f"e-{n}") for n in (1, 2, 1, 3)]
+        sent = [instances.insert_event(tx, row, type_="a", payload=f"{n}", event_id=f"e-{n}") for n in (1, 2, 1, 3)]
+        return [each is not None for each in sent]
 
     assert world.change(ref, work) == [True, True, False, True]
     assert [event.payload for event in _events(world, ref)] == [1, 2, 3]

@@ -50,7 +50,8 @@ def test_look_alike_event_ids_are_different_events(world: World) -> None:
     ref = world.create()
 
     def send(id: str) -> bool:
-        return world.change(ref, lambda tx, row: instances.insert_event(tx, row, type_="a", payload="1", event_id=id))
+        given = {"type_": "a", "payload": "1", "event_id": id}
+        return world.change(ref, lambda tx, row: instances.insert_event(tx, row, **given) is not None)
 
     assert [send(name) for name in LOOK_ALIKES] == [True] * len(LOOK_ALIKES)
     assert [send(name) for name in LOOK_ALIKES] == [False] * len(LOOK_ALIKES)

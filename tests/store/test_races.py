@@ -322,10 +322,10 @@ def test_renewing_skips_what_somebody_has_locked_and_tells_that_it_is_held_but_n
 
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
 def test_of_two_that_create_one_id_the_second_waits_for_the_first(world: World, first: str) -> None:
-    given = {"workflow": "order", "instance_id": "o-1", "queue": "durable", "grace": GRACE, "commit_id": "c"}
+    given = {"workflow": "order", "instance_id": "o-1", "queue": "durable", "grace": GRACE}
 
     def create(tx: Tx, params: str) -> bool:
-        return instances.insert(tx, params=params, **given)
+        return instances.insert(tx, params=params, commit_id=f"commit-{params}", **given)
 
     with world.store.engine.connect() as connection:
         transaction = connection.begin()

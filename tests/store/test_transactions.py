@@ -6,8 +6,6 @@ import gc
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,26 +16,11 @@ from celery_durable.errors import StoreMismatch, Superseded
 from celery_durable.model import Ref
 from celery_durable.store import claims, instances, journal
 from celery_durable.store.engine import Store, Tx
+from tests.store.cuts import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
 
 SERVERS = ["postgresql", "mariadb"]
 servers_only = pytest.mark.parametrize("database", SERVERS, indirect=True)
-
-
-def session_id(connection: Any) -> int:
-    """The server's number for a connection."""
-    query = "SELECT pg_backend_pid()" if connection.dialect.name == "postgresql" else "SELECT connection_id()"
-    return int(connection.exec_driver_sql(query).scalar_one())
-
-
-def kill(store: Store, session: int) -> None:
-    """End a session of the server from another connection."""
-    engine = sa.create_engine(store.engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        if store.database.name == "postgresql":
-            connection.exec_driver_sql(f"SELECT pg_terminate_backend({session}, 5000)")
-        else:
-            connection.exec_driver_sql(f"KILL {session}")
 
 
 # --- repetition ---------------------------------------------------------------------------------
@@ -150,7 +133,7 @@ def test_work_whose_connection_is_killed_is_repeated_on_another(world: World) ->
         row = instances.lock(tx, ref.workflow, ref.instance_id)
         if len(ids) == 1:
             kill(world.store, ids[0])
-        return instances.insert_event(tx, row, type_="a", payload="1", event_id="e-1")
+        return instances.insert_event(tx, row, type_="a", payload="1", event_id="e-1") is not None
 
     assert world.store.transact(work) is True
     assert len(set(ids)) == 2
@@ -186,34 +169,6 @@ def test_connections_that_died_in_a_shared_pool_are_replaced(world: World) -> No
             kill(store, victim)
         assert use(read) == "o-1"
     engine.dispose()
-
-
-@contextmanager
-def cut_commit(store: Store, *, when: str) -> Iterator[list[str]]:
-    """Kill the connection of the next transaction that commits, ``when`` before or after the server did it."""
-    cuts: list[str] = []
-    do_commit = store.engine.dialect.do_commit
-
-    def commit(dbapi_connection: Any) -> None:
-        if cuts:
-            do_commit(dbapi_connection)
-            return
-        cuts.append(when)
-        if when == "after":
-            do_commit(dbapi_connection)
-        query = "SELECT pg_backend_pid()" if store.database.name == "postgresql" else "SELECT connection_id()"
-        cursor = dbapi_connection.cursor()
-        cursor.execute(query)
-        victim = cursor.fetchone()[0]
-        cursor.close()
-        kill(store, victim)
-        do_commit(dbapi_connection)  # nobody answers
-
-    store.engine.dialect.do_commit = commit
-    try:
-        yield cuts
-    finally:
-        store.engine.dialect.do_commit = do_commit
 
 
 def _send(ref: Ref, calls: list[str]) -> Callable[[Tx], str]:

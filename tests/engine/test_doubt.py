@@ -1,0 +1,103 @@
+"""Operations whose commit is in doubt: the connection broke, and meanwhile others went on."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_durable import CreateOptions, Step, WorkflowEvent
+from tests.engine.world import World
+from tests.store.cuts import cut_commit
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+cuts = pytest.mark.parametrize("when", ["before", "after"])
+
+
+@pytest.fixture
+def order(world: World):
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("approval", "approval").payload
+
+    return order
+
+
+@pytest.fixture
+def others(world: World):
+    """Another process, which does its part while the outcome is unknown."""
+    return world.new_producer().operations
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(("when", "is_restarted"), [("before", False), ("after", False), ("after", True)])
+def test_a_create_is_its_own_whatever_has_become_of_it(world: World, order, others, when, is_restarted) -> None:
+    then = (lambda: others.restart("order", "o-1")) if is_restarted else nothing
+    with cut_commit(world.store, when=when, then=then) as cut:
+        assert world.operations.create("order", id="o-1") == "o-1"
+    assert cut == [when]
+    assert order.of("o-1").row.run_number == (2 if is_restarted else 1)
+
+
+def test_a_batch_answers_with_what_it_created_also_when_one_was_restarted(world: World, order, others) -> None:
+    order.create(id="o-2")
+    batch = [CreateOptions(id=f"o-{n}") for n in (1, 2, 3)]
+    with cut_commit(world.store, when="after", then=lambda: others.restart("order", "o-1")):
+        assert world.operations.create_batch("order", batch) == ["o-1", "o-3"]
+
+
+@cuts
+def test_an_event_in_doubt_is_new_where_it_is_ours(world: World, order, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when) as cut:
+        assert instance.send("approval", "yes", id="e-1") is True
+    assert cut == [when]
+    assert instance.send("approval", "again", id="e-1") is False
+    world.run_until_idle()
+    assert instance.output == "yes"
+
+
+@cuts
+def test_an_event_in_doubt_whose_id_had_been_accepted_before_is_not_new(world: World, order, when) -> None:
+    instance = order.run()
+    instance.send("approval", "yes", id="e-1")
+    with cut_commit(world.store, when=when):
+        assert instance.send("approval", "again", id="e-1") is False
+    assert [payload for _, payload, _ in instance.events()] == ["yes"]
+
+
+def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: World, order, others) -> None:
+    instance = order.run()
+
+    def send() -> None:
+        world.advance(1)
+        others.send_event("order", instance.id, "approval", "another", id="e-1")
+
+    with cut_commit(world.store, when="before", then=send):
+        assert instance.send("approval", "mine", id="e-1") is False
+    assert [payload for _, payload, _ in instance.events()] == ["another"]
+
+
+@cuts
+def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when, then=lambda: others.restart("order", instance.id)):
+        assert instance.send("approval", "yes") is True
+    sent = [[payload for _, payload, _ in instance.events(run)] for run in (1, 2)]
+    assert sent == ([["yes"], []] if when == "after" else [[], ["yes"]])
+
+
+@cuts
+def test_a_termination_in_doubt_does_not_end_the_next_run(world: World, order, others, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when, then=lambda: others.restart("order", instance.id)):
+        instance.terminate()
+    assert (instance.row.run_number, instance.status) == (2, "active")
+
+
+def test_a_restart_in_doubt_is_found_behind_another(world: World, order, others) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when="after", then=lambda: others.restart("order", instance.id)):
+        assert world.operations.restart("order", instance.id) == 2
+    assert instance.row.run_number == 3

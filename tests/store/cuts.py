@@ -1,0 +1,59 @@
+"""Connections that break: sessions that the server ends, and commits of which nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.store.engine import Store
+
+
+def session_id(connection: Any) -> int:
+    """The server's number for a connection."""
+    query = "SELECT pg_backend_pid()" if connection.dialect.name == "postgresql" else "SELECT connection_id()"
+    return int(connection.exec_driver_sql(query).scalar_one())
+
+
+def kill(store: Store, session: int) -> None:
+    """End a session of the server from another connection."""
+    engine = sa.create_engine(store.engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        if store.database.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend({session}, 5000)")
+        else:
+            connection.exec_driver_sql(f"KILL {session}")
+
+
+@contextmanager
+def cut_commit(store: Store, *, when: str, then: Callable[[], object] = lambda: None) -> Iterator[list[str]]:
+    """Kill the connection of the next transaction that commits, ``when`` before or after the server did it.
+
+    ``then``: what others do before anybody asks what has become of it.
+    """
+    cuts: list[str] = []
+    do_commit = store.engine.dialect.do_commit
+
+    def commit(dbapi_connection: Any) -> None:
+        if cuts:
+            do_commit(dbapi_connection)
+            return
+        cuts.append(when)
+        if when == "after":
+            do_commit(dbapi_connection)
+        query = "SELECT pg_backend_pid()" if store.database.name == "postgresql" else "SELECT connection_id()"
+        cursor = dbapi_connection.cursor()
+        cursor.execute(query)
+        victim = cursor.fetchone()[0]
+        cursor.close()
+        kill(store, victim)
+        then()
+        do_commit(dbapi_connection)  # nobody answers
+
+    store.engine.dialect.do_commit = commit
+    try:
+        yield cuts
+    finally:
+        store.engine.dialect.do_commit = do_commit
