@@ -138,6 +138,8 @@ class StepRow:
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    commit_id: str = ""
+    """The boundary that wrote it."""
 
     @property
     def is_settled(self) -> bool:

@@ -105,9 +105,7 @@ class Committer:
         if session is not None:
             committed = self._commit_session(boundary, session)
         elif boundary.is_plain:
-            committed = self._store.transact(
-                lambda tx: self._plain(tx, boundary.writes[0]), resolve=self._resolver(boundary), single=True
-            )
+            committed = self._commit_plain(boundary)
         else:
             committed = self._commit_redoable(boundary)
         self._log_room -= len(boundary.logs)
@@ -116,10 +114,21 @@ class Committer:
             self._has_started = True
         return committed
 
-    def _plain(self, tx: Tx, write: StepWrite) -> Committed:
-        with self._store.losing_a_race():
-            written = journal.commit_step(tx, self.claim, write, lease=self._lease.length)
-        return Committed([written.row], pause_requested=written.pause_requested)
+    def _commit_plain(self, boundary: Boundary) -> Committed:
+        def work(tx: Tx) -> Committed:
+            with self._store.losing_a_race():
+                written = journal.commit_step(tx, self.claim, boundary.writes[0], lease=self._lease.length)
+            return Committed([written.row], pause_requested=written.pause_requested)
+
+        resolve = self._resolver(boundary)
+        try:
+            return self._store.transact(work, resolve=resolve, single=True)
+        except Superseded:
+            # Perhaps by ourselves: a first try, given up with its connection, may have arrived before the second.
+            found = self._store.transact(resolve)
+            if found is None:
+                raise
+            return found
 
     def _in_order(self, tx: Tx, boundary: Boundary, session: Session | None) -> Committed:
         """Author rows first, mutex rows last and by ascending id.
@@ -200,7 +209,7 @@ class Committer:
                 for write in boundary.writes
             ]
             found = [row for row in rows if row is not None]
-            if len(found) == len(boundary.writes) and (found or not is_held):
+            if len(found) == len(boundary.writes):
                 return Committed(found, after=None if boundary.sleep is None else After.WAITING)
             if not is_held:
                 raise Superseded(str(self.claim.ref))

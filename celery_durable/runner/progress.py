@@ -94,6 +94,7 @@ class Progress:
         commit_id: str | None = None,
         **fields: Any,
     ) -> StepWrite:
+        row = self.ledger.row(branch.key)
         is_body = isinstance(branch.call, BodyCall)
         type_ = StepType.DO if is_body else StepType.SLEEP if isinstance(branch.call, SleepCall) else StepType.WAIT
         return StepWrite(
@@ -102,7 +103,7 @@ class Progress:
             name=branch.name,
             type=type_,
             status=status,
-            is_new=self.ledger.row(branch.key) is None,
+            replaces=None if row is None else row.commit_id,
             commit_id=commit_id or self.env.runtime.new_token(),
             max_attempts=branch.policy.max_attempts if is_body else None,
             timeout=branch.policy.timeout if is_body else None,
@@ -201,7 +202,7 @@ class Progress:
             name=race.entry.name,
             type=StepType.DO,
             status=StepStatus.COMPLETED,
-            is_new=True,
+            replaces=None,
             commit_id=new(),
             attempts=1,
             result=result,

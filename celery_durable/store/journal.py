@@ -42,7 +42,7 @@ def _load(s: Store) -> Any:
         sa.select(
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
             r.c.started_at.label("run_started_at"), r.c.logs,
-            *(c for c in st.c if c.name not in ("instance_pk", "run_number", "commit_id")),
+            *(c for c in st.c if c.name not in ("instance_pk", "run_number")),
         )
         .select_from(joined)
         .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
@@ -83,6 +83,7 @@ def step_of(row: Any) -> StepRow:
         created_at=maybe_at(row.created_at),
         started_at=maybe_at(row.started_at),
         finished_at=maybe_at(row.finished_at),
+        commit_id=row.commit_id,
     )
 
 
@@ -98,8 +99,9 @@ def maybe_at(us: int | None) -> datetime | None:
 class StepWrite:
     """A step row to be written at a boundary.
 
-    ``is_new``: no row of this key exists. ``ran_for``: the time since the body began, None where there is
-    none. ``retry_in`` and ``wake_in`` count from the boundary's own time; ``wake_at`` is absolute.
+    ``replaces``: the commit id of the row that it overwrites, None where there is none of this key. ``ran_for``: the
+    time since the body began, None where there is none. ``retry_in`` and ``wake_in`` count from the boundary's own
+    time; ``wake_at`` is absolute.
     """
 
     key: str
@@ -107,7 +109,7 @@ class StepWrite:
     name: str
     type: StepType
     status: StepStatus
-    is_new: bool
+    replaces: str | None
     commit_id: str
     attempts: int = 0
     max_attempts: int | None = None
@@ -120,6 +122,10 @@ class StepWrite:
     error_name: str | None = None
     error_message: str | None = None
     ran_for: timedelta | None = None
+
+    @property
+    def is_new(self) -> bool:
+        return self.replaces is None
 
     @property
     def is_final(self) -> bool:
@@ -203,6 +209,15 @@ def _times(st: sa.Table) -> list[Any]:
     return [st.c.next_retry_at, st.c.wake_at, st.c.created_at, st.c.started_at, st.c.finished_at]
 
 
+def _replaced(st: sa.Table) -> list[Any]:
+    """The row as the claim last saw it.
+
+    The token is not enough: a statement of our own may be held up when its connection breaks, and arrive when the
+    step has got further.
+    """
+    return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
+
+
 @statement
 def _fused_insert(s: Store) -> Any:
     i, st = s.tables.instance, s.tables.step
@@ -222,7 +237,7 @@ def _fused_update(s: Store) -> Any:
         .where(
             st.c.instance_pk == held.c.id,
             st.c.run_number == held.c.run_number,
-            st.c.step_key == param("key", sa.String),
+            *_replaced(st),
         )
         .values(_values(s.clock()))
         .returning(*_times(st))
@@ -234,7 +249,7 @@ def _fused_update(s: Store) -> Any:
 def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> Written:
     """A boundary without anything else in it: the guard and one step row, fused into one statement.
 
-    Raises Superseded.
+    Raises Superseded: the claim is lost, or the row is no longer the one that this was to overwrite.
     """
     if not tx.store.database.fuses_writes:
         guarded = guard(tx, claim, lease=lease, is_progress=write.is_progress)
@@ -243,7 +258,7 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     if write.is_new:
         found = tx.run(_fused_insert, **given, **_new_parameters(write)).first()
     else:
-        found = tx.run(_fused_update, **given).first()
+        found = tx.run(_fused_update, **given, replaces=write.replaces).first()
     if found is None:
         raise Superseded(str(claim.ref))
     return Written(_as_row(write, found), found.pause_requested)
@@ -264,7 +279,7 @@ def _update(s: Store) -> Any:
         .where(
             st.c.instance_pk == param("pk", sa.BigInteger),
             st.c.run_number == param("run", sa.Integer),
-            st.c.step_key == param("key", sa.String),
+            *_replaced(st),
         )
         .values(_values(param("now_us", sa.BigInteger)))
     )
@@ -288,7 +303,7 @@ def write_step(tx: Tx, claim: Claim, guarded: Guarded, write: StepWrite) -> Step
     given = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
     if write.is_new:
         tx.run(_insert, **given, **_new_parameters(write))
-    elif tx.run(_update, **given).rowcount == 0:
+    elif tx.run(_update, **given, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
 
     def after(us: int | None) -> int | None:
@@ -323,6 +338,7 @@ def _as_row(write: StepWrite, times: Any) -> StepRow:
         created_at=maybe_at(times.created_at),
         started_at=maybe_at(times.started_at),
         finished_at=maybe_at(times.finished_at),
+        commit_id=write.commit_id,
     )
 
 

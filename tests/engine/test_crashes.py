@@ -442,6 +442,43 @@ def test_a_connection_that_is_lost_is_no_failure_of_the_step(world: World, where
     assert ran == [1]
 
 
+class ConnectionLost(Exception):
+    sqlstate = "57P01"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("form", ["INSERT INTO workflow_step", "UPDATE workflow_step"])
+def test_a_boundary_that_arrives_after_it_was_given_up_is_recognised(world: World, form: str) -> None:
+    """Something between us and the server breaks our connection and hands on later what it had taken."""
+    worker, attempts, held_up = world.new_worker(), [], []
+
+    def hold_up(connection, cursor, statement, parameters, *_) -> None:
+        if statement.startswith("WITH") and form in statement and not held_up:
+            held_up.append((statement, parameters))
+            raise sa.exc.OperationalError(statement, {}, ConnectionLost())
+
+    def arrive(times: int) -> None:
+        with world.store.engine.begin() as connection:
+            connection.exec_driver_sql(*held_up[0])
+
+    sa.event.listen(worker.store.engine, "before_cursor_execute", hold_up)
+    worker.runtime.back_off = arrive  # it was looked up, and not there; now it comes, and then it is done again
+
+    def work(tx: StepTx) -> str:
+        attempts.append(tx.attempt)
+        if tx.attempt == 1 and form.startswith("UPDATE"):
+            raise OSError("once")
+        return "worked"
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("work", StepConfig(retries=Retries(limit=1, delay=0)), work)
+
+    assert order.run().output == "worked"
+    assert len(held_up) == 1
+    assert attempts == ([1, 2] if form.startswith("UPDATE") else [1])
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_body_whose_session_lost_its_connection_runs_again_as_the_same_attempt(world: World) -> None:
     world.exempt["I9"] = "the body runs again on purpose"

@@ -184,7 +184,7 @@ def _mark_log(world: World, claim: Claim) -> None:
 LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
     "guard": lambda w, c: w.store.transact(lambda tx: claims.guard(tx, c, lease=LEASE)),
     "new step": lambda w, c: w.commit(c, step("late")),
-    "step again": lambda w, c: w.commit(c, step("charge", is_new=False, result="2")),
+    "step again": lambda w, c: w.commit(c, step("charge", replaces="commit-charge", result="2")),
     "several steps": lambda w, c: w.write(c, step("late"), step("later", seq=2)),
     "log": _mark_log,
     "wait": lambda w, c: w.wait(c, "late"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType
 from celery_durable.store import claims, history, journal
 from celery_durable.store.journal import Arrived, StepWrite
@@ -43,7 +44,7 @@ def test_a_step_that_goes_on_reads_back_as_it_was_returned(world: World, form: s
     begun = world.now
     world.commit(claim, step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(10), error_name="OSError"))
     world.advance(100)
-    again = step(is_new=False, attempts=2, result="7", ran_for=seconds(1), commit_id="commit-2")
+    again = step(replaces="commit-charge", attempts=2, result="7", ran_for=seconds(1), commit_id="commit-2")
     written = world.commit(claim, again).row if form == "plain" else world.write(claim, again)[0]
     (read,) = world.steps(claim)
     assert read == _expected(again, world.now, created_at=begun)
@@ -90,6 +91,20 @@ def test_a_step_key_is_recorded_once(world: World) -> None:
     assert world.steps(claim) == (first,)
 
 
+@pytest.mark.parametrize("form", ["plain", "in order"])
+def test_a_write_that_was_held_up_overwrites_nothing_newer(world: World, form: str) -> None:
+    claim = world.claim(world.create())
+    write = world.commit if form == "plain" else world.write
+    write(claim, step(status=StepStatus.PENDING, attempts=1, commit_id="announced"))
+    failed = step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(1), replaces="announced", commit_id="failed")
+    write(claim, failed)  # the second try; the first is still on its way
+    write(claim, step(attempts=2, result="7", replaces="failed", commit_id="done"))
+    before = world.steps(claim)
+    with pytest.raises(Superseded):
+        write(claim, failed)
+    assert world.steps(claim) == before
+
+
 def test_a_boundary_in_doubt_is_found_by_its_commit_id(world: World) -> None:
     claim = world.claim(world.create())
     written = world.commit(claim, step()).row
@@ -122,6 +137,7 @@ def _expected(write: StepWrite, now: datetime, *, created_at: datetime | None) -
         created_at=created_at,
         started_at=None if write.ran_for is None else now - write.ran_for,
         finished_at=now if write.is_final else None,
+        commit_id=write.commit_id,
     )
 
 

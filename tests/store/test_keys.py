@@ -32,7 +32,7 @@ def test_look_alike_steps_are_different(world: World) -> None:
         world.commit(claim, step(name, seq=seq, result=f"{seq}"))
     assert [row.step_key for row in world.steps(claim)] == LOOK_ALIKES
     for name in LOOK_ALIKES:
-        world.commit(claim, step(name, is_new=False, result=f'"{name}"'))
+        world.commit(claim, step(name, replaces=f"commit-{name}", result=f'"{name}"'))
     assert {row.step_key: row.result for row in world.steps(claim)} == {name: f'"{name}"' for name in LOOK_ALIKES}
 
 

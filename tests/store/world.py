@@ -31,7 +31,7 @@ def seconds(number: float) -> timedelta:
 
 def step(key: str = "charge", status: StepStatus = StepStatus.COMPLETED, **given: Any) -> StepWrite:
     """A boundary's step row, new and completed unless said otherwise."""
-    given = {"seq": 1, "type": StepType.DO, "is_new": True, "commit_id": f"commit-{key}"} | given
+    given = {"seq": 1, "type": StepType.DO, "replaces": None, "commit_id": f"commit-{key}"} | given
     return StepWrite(key=key, name=given.pop("name", key), status=status, **given)
 
 
