@@ -129,8 +129,11 @@ def _work(jobs: _Jobs) -> None:
         report(run())
 
 
+_MOST_IDLE = 4
+
+
 class _Companions(threading.local):
-    """The idle companions of the calling thread."""
+    """The idle companions of the calling thread; those of a wide gather beyond a few end with their bodies."""
 
     def __init__(self) -> None:
         self.idle: list[_Companion] = []
@@ -142,7 +145,10 @@ class _Companions(threading.local):
         self.idle.clear()
 
     def give_back(self, companion: _Companion) -> None:
-        self.idle.append(companion)
+        if len(self.idle) < _MOST_IDLE:
+            self.idle.append(companion)
+        else:
+            companion.dismiss()
 
 
 _companions = _Companions()

@@ -52,6 +52,23 @@ def test_branches_run_at_the_same_time_and_results_come_in_the_order_of_the_argu
     assert instance.statuses() == dict.fromkeys("abc", "completed")
 
 
+def test_a_wide_gather_leaves_few_threads_behind(world: World) -> None:
+    threads, meet = [], threading.Barrier(12)
+
+    def work() -> None:
+        threads.append(threading.current_thread())
+        meet.wait(SECONDS)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.gather(*(step.submit(f"{n}", work) for n in range(12)))
+
+    assert order.run().status == "complete"
+    assert len(threads) == 12
+    while sum(thread.is_alive() for thread in threads) > 4:  # the others were told to end
+        threading.Event().wait(0.01)
+
+
 def test_gather_of_nothing_is_nothing(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
