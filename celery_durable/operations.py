@@ -53,7 +53,6 @@ WakeUp = Callable[[Sequence[Due]], None]
 IfExists = Literal["error", "return"]
 
 _LARGEST_PAGE = 1000
-_LONGEST_ID = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ class Operations:
         InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable, PayloadTooLarge.
         """
         values.event_type(type_, self._settings.max_event_type)
-        event_id = self._runtime.new_id() if id is None else values.label("Event id", id, 255)
+        event_id = self._runtime.new_id() if id is None else values.label("Event id", id, values.LONGEST_ID)
         text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
 
         sent: list[instances.Sent | None] = []
@@ -357,8 +356,8 @@ def _read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 def _possible(workflow: str, instance_id: str) -> str:
     """An id that no instance can have is not asked for: databases differ in what they make of a NUL or a number."""
     try:
-        values.identifier("Workflow name", workflow, _LONGEST_ID)
-        return values.instance_id(instance_id, _LONGEST_ID)
+        values.identifier("Workflow name", workflow, values.LONGEST_ID)
+        return values.instance_id(instance_id, values.LONGEST_ID)
     except NameInvalid:
         raise InstanceNotFound(workflow, instance_id) from None
 

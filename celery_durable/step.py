@@ -45,11 +45,11 @@ class BodyCall:
 
 @dataclass(frozen=True, slots=True)
 class SleepCall:
-    """A call of `sleep` (``span``) or `sleep_until` (``until``)."""
+    """A call of `sleep`, or of `sleep_until`: then ``until`` counts, and ``span`` says nothing."""
 
     name: str
-    span: Duration | None
-    until: datetime | None
+    span: Duration
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class Step:
 
     def sleep(self, name: str, duration: Duration) -> None:
         """Hibernate for ``duration`` (timedelta, seconds, or text); no worker is held."""
-        self._host.call(SleepCall(name, duration, None))
+        self._host.call(SleepCall(name, duration))
 
     def sleep_until(self, name: str, when: datetime) -> None:
         """Hibernate until ``when``, which carries a time zone; the past ends at once."""
-        self._host.call(SleepCall(name, None, when))
+        self._host.call(SleepCall(name, 0, when))
 
     @overload
     def wait_for_event(
@@ -188,7 +188,7 @@ class Step:
 
     def submit_sleep(self, name: str, duration: Duration) -> StepFuture[None]:
         """As `sleep`, but as a branch."""
-        return self._host.submit(SleepCall(name, duration, None))
+        return self._host.submit(SleepCall(name, duration))
 
     @overload
     def submit_wait_for_event(
@@ -211,8 +211,9 @@ class Step:
     def gather(self, *futures: StepFuture[Any], return_exceptions: bool = False) -> list[Any]:
         """Run branches at the same time and return their results in order.
 
-        Waits until each has ended or hibernates; then raises the first failure in the order of the arguments,
-        or with ``return_exceptions`` puts failures into the list. A branch that has ended never runs again.
+        While one is still to come (it sleeps, waits or is to be tried again) the workflow hibernates. When all have
+        ended, raises the first failure in the order of the arguments, or with ``return_exceptions`` puts failures into
+        the list. A branch that has ended never runs again.
         """
         return self._host.gather(futures, return_exceptions=return_exceptions)
 

@@ -39,7 +39,6 @@ from celery_durable.store.engine import Store
 
 logger = logging.getLogger("celery_durable.runner")
 
-_LONGEST_ERROR = 10_000
 NOT_DUE = "noop: not due, or another worker is at it"
 
 
@@ -135,19 +134,19 @@ class Runner:
         try:
             output = self._call(definition, host, at, loaded.params)
         except Interruption as reason:
-            return self._let_go(host, at, at.over or reason)
+            return self._after_interruption(host, at, at.over or reason)
         except Exception as error:
             if isinstance(error, self._interruptions):
                 self._hand_on(at)
                 raise
             if at.over is not None:
-                return self._swallowed(definition, host, at, at.over)
+                return self._after_ignoring(definition, host, at, at.over)
             return _settle(at, _errored(error))
         except BaseException:
             self._hand_on(at)
             raise
         if at.over is not None:
-            return self._swallowed(definition, host, at, at.over)
+            return self._after_ignoring(definition, host, at, at.over)
         return self._complete(definition, at, output)
 
     def _call(self, definition: WorkflowDefinition, host: Pass, at: Progress, params: str) -> Any:
@@ -176,7 +175,7 @@ class Runner:
             return _settle(at, _errored(exc))
         return _settle(at, Ending(Status.COMPLETE, output=text))
 
-    def _let_go(self, host: Pass, at: Progress, reason: Interruption) -> str:
+    def _after_interruption(self, host: Pass, at: Progress, reason: Interruption) -> str:
         """The function was interrupted: by a suspension, by losing the claim, or by something that broke."""
         match reason:
             case Suspend():
@@ -223,10 +222,10 @@ class Runner:
         except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
             logger.warning("%s could not be handed on, its lease will end: %s", at.lease.claim.ref, exc)
 
-    def _swallowed(self, definition: WorkflowDefinition, host: Pass, at: Progress, reason: Interruption) -> str:
+    def _after_ignoring(self, definition: WorkflowDefinition, host: Pass, at: Progress, reason: Interruption) -> str:
         """The function went on after it was interrupted. For a suspension that is its error; else the reason counts."""
         if not isinstance(reason, Suspend):
-            return self._let_go(host, at, reason)
+            return self._after_interruption(host, at, reason)
         return _settle(at, _errored(SuspensionSwallowed(definition.name)))
 
     def _wake_self(self, claim: Claim) -> None:
@@ -249,6 +248,5 @@ def _errored(error: Exception) -> Ending:
     else:
         name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
         message = str(error)
-    return Ending(
-        Status.ERRORED, error_name=values.storable(name, 255), error_message=values.storable(message, _LONGEST_ERROR)
-    )
+    name, message = values.storable_error(name, message)
+    return Ending(Status.ERRORED, error_name=name, error_message=message)

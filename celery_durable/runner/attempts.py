@@ -19,7 +19,6 @@ from celery_durable.step import BodyCall, StepTx, TxBuffer, allow_to_end
 from celery_durable.store.claims import OpenWait
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
-_LONGEST_ERROR = 10_000
 _SESSION_RERUNS = 3
 
 
@@ -54,7 +53,7 @@ class Attempts:
                     runs.append((branch, verdict))
                 case _:
                     assert_never(verdict)
-        if runs and not (self._at.race is not None and self._at.race.is_won):
+        if runs:
             self._run(runs, sole=sole)
 
     def _exhausted(self, branch: Branch, attempts: int) -> tuple[str, str]:
@@ -254,12 +253,11 @@ class Attempts:
         """Record a failed attempt: for good, or with the time of the next one."""
         policy = branch.policy
         is_final = is_final or (policy.max_attempts is not None and body.attempt >= policy.max_attempts)
-        described = (values.storable(described[0], 255), values.storable(described[1], _LONGEST_ERROR))
         write = self._at.write(
             branch,
             StepStatus.ERRORED if is_final else StepStatus.WAITING,
             attempts=body.attempt,
-            error=described,
+            error=values.storable_error(*described),
             retry_in=None if is_final else policy.delay_after(body.attempt),
             ran_for=body.took,
         )

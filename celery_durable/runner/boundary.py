@@ -32,8 +32,6 @@ from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
 
-_LONGEST_ID = 255
-
 
 class AuthorWriteFailed(Exception):
     """The author's part of a boundary failed with ``error``; nothing was committed."""
@@ -49,7 +47,7 @@ class BodyMustRunAgain(Exception):
 
 @dataclass(slots=True)
 class Boundary:
-    """What one commit holds. ``writes`` in order; ``sleep``: let go in the same commit, asleep for these waits."""
+    """What one commit holds. ``writes``: at least one, in order; ``sleep``: let go in it, asleep for these waits."""
 
     writes: list[StepWrite]
     logs: list[LogLine] = field(default_factory=list)
@@ -226,8 +224,8 @@ class Committer:
         found = set()
         for event in boundary.events:
             try:
-                values.instance_id(event.instance_id, _LONGEST_ID)
-                values.label("Event id", event.event_id, _LONGEST_ID)
+                values.instance_id(event.instance_id, values.LONGEST_ID)
+                values.label("Event id", event.event_id, values.LONGEST_ID)
             except DurableError as exc:
                 raise AuthorWriteFailed(exc) from exc
             pk = instances.find_pk(tx, event.workflow, event.instance_id)
@@ -239,9 +237,8 @@ class Committer:
 
     def _create(self, tx: Tx, boundary: Boundary) -> list[Due]:
         dues = []
-        claim, write = self.claim, boundary.writes[0] if boundary.writes else None
+        parent = (self.claim.pk, self.claim.ref.run_number, boundary.writes[0].key)
         for new in boundary.instances:
-            assert write is not None
             definition = new.definition
             try:
                 checked = definition.params.check(new.params)
@@ -264,7 +261,7 @@ class Committer:
                 queue=queue,
                 grace=self._grace,
                 commit_id=self._store.runtime.new_token(),
-                parent=(claim.pk, claim.ref.run_number, write.key),
+                parent=parent,
             )
             if not is_new:
                 raise AuthorWriteFailed(InstanceAlreadyExists(definition.name, instance_id))

@@ -50,12 +50,12 @@ class RaceWon(Interruption):
     """Stops the other branches of a race; never leaves the pass."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Race:
+    """A call of `first` that is being decided."""
+
     entry: Call
     branches: list[Branch]
-    in_flight: bool = False
-    is_won: bool = False
 
 
 class SessionGate:

@@ -7,6 +7,7 @@ step call of the function raises again and does nothing, so that ``finally: step
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
@@ -165,7 +166,7 @@ class Pass:
                 if call.until is not None:
                     identity = values.aware(call.until, "sleep_until")
                 else:
-                    identity = values.duration(_given(call.span), maximum=settings.max_sleep)
+                    identity = values.duration(call.span, maximum=settings.max_sleep)
             case WaitCall():
                 name, type_ = call.name, StepType.WAIT
                 values.event_type(call.event_type, settings.max_event_type)
@@ -241,8 +242,6 @@ class Pass:
                     self._waits.event(branch, branch.call, sole=sole)
                 case BodyCall():
                     ready.append(branch)
-            if self._at.race is not None and self._at.race.is_won:
-                return
         self._attempts.advance(ready, alone=alone, sole=sole)
 
     def _settle_race(self, race: Race) -> None:
@@ -254,11 +253,8 @@ class Pass:
             boundary = Boundary(self._at.race_writes(settled), self._at.take_logs())
             self._at.note(self._at.guarded(lambda: self._at.committer.commit(boundary)))
             return
-        race.in_flight = True
-        try:
+        with suppress(RaceWon):
             self._advance(race.branches)
-        except RaceWon:
-            return
 
 
 def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
@@ -268,8 +264,3 @@ def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
         limits = values.PayloadLimits(2**31, 10_000)
         payload = decoded(step, schema, values.encode(payload, what="Event payload", limits=limits))
     return ReceivedEvent(type=stored["type"], payload=payload, timestamp=from_us(stored["at"]))
-
-
-def _given(span: values.Duration | None) -> values.Duration:
-    assert span is not None
-    return span

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import values
@@ -92,8 +93,15 @@ class Progress:
         *,
         error: tuple[str, str] | None = None,
         commit_id: str | None = None,
-        **fields: Any,
+        attempts: int = 0,
+        retry_in: timedelta | None = None,
+        wake_in: timedelta | None = None,
+        wake_at: datetime | None = None,
+        event_type: str | None = None,
+        result: str | None = None,
+        ran_for: timedelta | None = None,
     ) -> StepWrite:
+        """The row of a branch as it is to be recorded; ``error``: name and message."""
         row = self.ledger.row(branch.key)
         is_body = isinstance(branch.call, BodyCall)
         type_ = StepType.DO if is_body else StepType.SLEEP if isinstance(branch.call, SleepCall) else StepType.WAIT
@@ -109,7 +117,13 @@ class Progress:
             timeout=branch.policy.timeout if is_body else None,
             error_name=None if error is None else error[0],
             error_message=None if error is None else error[1],
-            **fields,
+            attempts=attempts,
+            retry_in=retry_in,
+            wake_in=wake_in,
+            wake_at=wake_at,
+            event_type=event_type,
+            result=result,
+            ran_for=ran_for,
         )
 
     def commit(self, branch: Branch, write: StepWrite) -> None:
@@ -142,10 +156,8 @@ class Progress:
             due_at = row.next_retry_at if row.type is StepType.DO else row.wake_at
             if due_at is not None:
                 branch.wait = OpenWait(due_at, row.wait_event_type)
-        if branch.row is not None and self.race is not None and not self.race.is_won:
-            self.race.is_won = True
-            if self.race.in_flight:
-                raise RaceWon
+        if branch.row is not None and self.race is not None:
+            raise RaceWon
 
     def note(self, committed: Committed) -> None:
         """What every commit tells us."""
@@ -192,7 +204,7 @@ class Progress:
     def race_writes(self, winner: Branch) -> list[StepWrite]:
         """The winner's name and the end of the losers: they ride in the commit that settles the winner."""
         race = self.race
-        if race is None or race.is_won:
+        if race is None:
             return []
         new = self.env.runtime.new_token
         result = values.encode(winner.key, what="Winner", limits=self.env.settings.limits)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from celery_durable import values
 from celery_durable.ledger import Finish, Open, Replay, Wait
@@ -39,19 +39,12 @@ class Waits:
 
     def _begin_sleep(self, branch: Branch, call: SleepCall, *, sole: bool) -> None:
         """Fix the wake time, now and for every replay; what has passed already ends at once."""
-        times: dict[str, Any]
-        if call.until is not None:
-            wake_at = values.aware(call.until, "sleep_until")
-            left = max(wake_at - self._at.now, timedelta(0))
-            times = {"wake_at": wake_at}
-        else:
-            left = values.duration(_given(call.span))
-            times = {"wake_in": left}
-        if not left:
-            self._at.commit(branch, self._at.write(branch, StepStatus.COMPLETED, **times))
-            return
-        write = self._at.write(branch, StepStatus.WAITING, **times)
-        if sole:
+        wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
+        wake_in = values.duration(call.span) if wake_at is None else None
+        left = wake_in if wake_at is None else max(wake_at - self._at.now, timedelta(0))
+        status = StepStatus.WAITING if left else StepStatus.COMPLETED
+        write = self._at.write(branch, status, wake_at=wake_at, wake_in=wake_in)
+        if left and sole:
             self._at.defer(Boundary([write], self._at.take_logs(), sleep=_until_wake))
         else:
             self._at.commit(branch, write)
@@ -64,20 +57,19 @@ class Waits:
             return row.wake_at if row is not None and row.wake_at is not None else guarded.now + timeout
 
         def write(guarded: Guarded, event: Arrived | None) -> list[StepWrite]:
-            common: dict[str, Any] = {
-                "wake_at": deadline(guarded),
-                "event_type": call.event_type,
-                "commit_id": commit_id,
-            }
+            until = deadline(guarded)
+            settle = functools.partial(
+                self._at.write, branch, wake_at=until, event_type=call.event_type, commit_id=commit_id
+            )
             if event is not None:
-                return [self._received_write(branch, event, schema, common), *self._at.race_writes(branch)]
-            if deadline(guarded) <= guarded.now:
+                return [_received(settle, branch.name, event, schema), *self._at.race_writes(branch)]
+            if until <= guarded.now:
                 text = f"No event {call.event_type!r} came within {values.duration(call.timeout)}"
-                late = self._at.write(branch, StepStatus.ERRORED, error=("EventTimeout", text), attempts=1, **common)
+                late = settle(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
                 return [late, *self._at.race_writes(branch)]
-            return [] if is_recorded else [self._at.write(branch, StepStatus.WAITING, **common)]
+            return [] if is_recorded else [settle(StepStatus.WAITING)]
 
-        def settle(*, sleeps: bool) -> Committed:
+        def commit(*, sleeps: bool) -> Committed:
             return self._at.committer.commit_wait(
                 event_type=call.event_type,
                 deadline=deadline,
@@ -93,12 +85,12 @@ class Waits:
         wake_at = None if row is None else row.wake_at
         if (wake_at is None or wake_at > self._at.now) and not self._has_event(call.event_type):
             if sole:
-                self._at.deferred = lambda: settle(sleeps=True)
+                self._at.deferred = lambda: commit(sleeps=True)
                 return
             if is_recorded and wake_at is not None:  # nothing to write; the suspension looks once more, under the lock
                 branch.wait = OpenWait(wake_at, call.event_type)
                 return
-        committed = self._at.guarded(lambda: settle(sleeps=False))
+        committed = self._at.guarded(lambda: commit(sleeps=False))
         if not committed.rows:
             assert committed.until is not None
             branch.wait = OpenWait(committed.until, call.event_type)
@@ -113,22 +105,18 @@ class Waits:
         )
         return found is not None
 
-    def _received_write(self, branch: Branch, event: Arrived, schema: Codec, common: dict[str, Any]) -> StepWrite:
-        try:
-            schema.decode(event.payload)
-        except Misfit as exc:
-            problems = "; ".join(f"{where}: {what}" for where, what in exc.problems[:5])
-            text = f"The payload of event {event.type!r} does not fit the schema of wait {branch.name!r}: {problems}"
-            return self._at.write(branch, StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1, **common)
-        # The payload is JSON text already; it is stored as it came.
-        result = f'{{"type":"{event.type}","at":{to_us(event.created_at)},"payload":{event.payload}}}'
-        return self._at.write(branch, StepStatus.COMPLETED, result=result, **common)
+
+def _received(settle: functools.partial[StepWrite], name: str, event: Arrived, schema: Codec) -> StepWrite:
+    try:
+        schema.decode(event.payload)
+    except Misfit as exc:
+        problems = "; ".join(f"{where}: {what}" for where, what in exc.problems[:5])
+        text = f"The payload of event {event.type!r} does not fit the schema of wait {name!r}: {problems}"
+        return settle(StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1)
+    # The payload is JSON text already; it is stored as it came.
+    result = f'{{"type":"{event.type}","at":{to_us(event.created_at)},"payload":{event.payload}}}'
+    return settle(StepStatus.COMPLETED, result=result)
 
 
 def _until_wake(rows: list[StepRow]) -> list[OpenWait]:
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
-
-
-def _given(span: values.Duration | None) -> values.Duration:
-    assert span is not None
-    return span

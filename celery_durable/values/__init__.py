@@ -5,11 +5,12 @@ A value is refused with an error that names it and the remedy; payloads are name
 """
 
 from celery_durable.values.durations import Duration, aware, duration
-from celery_durable.values.names import event_type, identifier, instance_id, label, storable
+from celery_durable.values.names import LONGEST_ID, event_type, identifier, instance_id, label, storable, storable_error
 from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
 from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
 
 __all__ = [
+    "LONGEST_ID",
     "UNSET",
     "Backoff",
     "Codec",
@@ -27,4 +28,5 @@ __all__ = [
     "instance_id",
     "label",
     "storable",
+    "storable_error",
 ]

@@ -9,6 +9,10 @@ from celery_durable.errors import InvalidEventType, InvalidInstanceId, NameInval
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
 _NO_LABEL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
+LONGEST_ID = 255
+"""What the columns of ids and names hold, whatever the settings allow."""
+_LONGEST_ERROR = 10_000
+
 UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 """What some database refuses in text: NUL, and half a surrogate pair."""
 
@@ -46,3 +50,8 @@ def storable(text: str, limit: int) -> str:
     """Free text, such as an error message, made fit for every database: no NUL, no lone surrogates, bounded."""
     clean = UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", ""))
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def storable_error(name: str, message: str) -> tuple[str, str]:
+    """An error's name and message, made fit for every database."""
+    return storable(name, LONGEST_ID), storable(message, _LONGEST_ERROR)
