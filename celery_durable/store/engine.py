@@ -383,10 +383,14 @@ class Store:
         return isinstance(error, _Unknown)
 
     def close(self) -> None:
-        """Close the connections of an engine of our own; only when no other thread is at work."""
+        """Close the connections of an engine of our own; only when no other thread is at work.
+
+        What a body that was left behind still holds is closed when it comes back.
+        """
         while self._kept:
             self._kept.popitem()[1].close()
         if self._owns_engine:
+            event.listen(self.engine.pool, "checkin", lambda _, record: record.invalidate())
             self.engine.dispose()
 
     # --- connections ----------------------------------------------------------------------------

@@ -41,3 +41,15 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         f"Setting durable_database_url={url!r} cannot be used: "
         "in memory each thread has a database of its own; name a file"
     )
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_what_a_body_still_holds_when_the_store_is_closed_is_closed_when_it_comes_back(store_url: str) -> None:
+    store = Store(store_url)
+    session = store.open_session()
+    session.execute(sa.text("SELECT 1"))
+    driver = session.connection().connection.driver_connection
+    store.close()
+    assert not driver.closed
+    store.close_session(session)
+    assert driver.closed
