@@ -6,14 +6,20 @@ import functools
 import os
 import queue
 import random
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
 
 import uuid_utils
+
+T = TypeVar("T")
+Purpose = Literal["sleep", "retry", "event"]
+"""What a span of waiting is for: `step.sleep`, the pause before a retry, the timeout of a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,43 @@ class Runtime:
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread, between two looks at something."""
         time.sleep(seconds)
+
+    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        """Call ``work`` on a daemon thread after every pause of ``seconds``, until it answers False."""
+
+        def loop() -> None:
+            self.sleep(seconds)
+            while work():
+                self.sleep(seconds)
+
+        threading.Thread(target=loop, name=name, daemon=True).start()
+
+    def span(
+        self,
+        length: timedelta,
+        *,
+        purpose: Purpose,  # noqa: ARG002  # for runtimes that let some waits be short
+        workflow: str,  # noqa: ARG002
+        step: str,  # noqa: ARG002
+    ) -> timedelta:
+        """How long a step waits: as long as its author wrote."""
+        return length
+
+    def attempt(
+        self,
+        body: Callable[[], T],
+        *,
+        workflow: str,  # noqa: ARG002  # for runtimes that put something in the body's place
+        instance_id: str,  # noqa: ARG002
+        step: str,  # noqa: ARG002
+        number: int,  # noqa: ARG002
+    ) -> T:
+        """Run the author's body for the ``number``-th time and return what it returns."""
+        return body()
+
+    def can_interrupt(self) -> bool:
+        """Whether a timer signal can interrupt a body on this thread: it is the one that gets signals."""
+        return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
 
     def checkpoint(self, name: str) -> None:
         """A named place between two effects where tests stop, crash or look. Does nothing."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any, assert_never
 
 from celery_durable import values
 from celery_durable.errors import DurableError, NonRetryableError, StepCommitConflict, StepResultInvalid, ValueRefused
 from celery_durable.ledger import GiveUp, Replay, Run, Wait
 from celery_durable.model import LogLevel, StepRow, StepStatus
-from celery_durable.runner import bodies
 from celery_durable.runner.bodies import Body, Interrupted, Outcome, Raised, Returned, TimedOut
 from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary
 from celery_durable.runner.branches import Branch, SessionGate, Stopped, decoded
@@ -86,7 +86,7 @@ class Attempts:
         """Run these bodies at the same time; those whose transaction was lost are noted, to be run again."""
         self._at.guarded(lambda: self._at.lease.check(self._at.env.store))
         self._at.env.runtime.checkpoint("before-body")
-        if len(made) == 1 and (bodies.can_use_timer() or made[0][0].policy.timeout is None):
+        if len(made) == 1 and (self._at.env.runtime.can_interrupt() or made[0][0].policy.timeout is None):
             branch, body = made[0]
             self._finish(branch, body, body.run_timed(branch.policy.timeout), sole=sole)
             return
@@ -130,13 +130,17 @@ class Attempts:
                 buffer=buffer,
                 open_session=lambda: self._open_session(body),
             )
+        given = call.args if tx is None else (tx, *call.args)
         body = Body(
             step_key=branch.key,
             attempt=attempt,
-            call=(lambda tx: call.fn(tx, *call.args, **call.kwargs))
-            if fn.wants_tx
-            else (lambda _: call.fn(*call.args, **call.kwargs)),
-            tx=tx,
+            call=lambda: self._at.env.runtime.attempt(
+                lambda: call.fn(*given, **call.kwargs),
+                workflow=ref.workflow,
+                instance_id=ref.instance_id,
+                step=branch.name,
+                number=attempt,
+            ),
             buffer=buffer,
             close_session=self._close_session,
             abandon_session=self._abandon_session,
@@ -258,7 +262,7 @@ class Attempts:
             StepStatus.ERRORED if is_final else StepStatus.WAITING,
             attempts=body.attempt,
             error=values.storable_error(*described),
-            retry_in=None if is_final else policy.delay_after(body.attempt),
+            retry_in=None if is_final else self._pause(branch, body.attempt),
             ran_for=body.took,
         )
         branch.cause = error
@@ -281,6 +285,11 @@ class Attempts:
             boundary.mutations, boundary.logs = (), [*boundary.logs, *self._at.take_logs()]
             committed = self._at.guarded(lambda: self._at.committer.commit(boundary))
         self._at.committed(branch, committed)
+
+    def _pause(self, branch: Branch, attempt: int) -> timedelta:
+        """How long to wait after a failed attempt."""
+        delay, workflow = branch.policy.delay_after(attempt), self._at.lease.claim.ref.workflow
+        return self._at.env.runtime.span(delay, purpose="retry", workflow=workflow, step=branch.name)
 
 
 def _until_retry(rows: list[StepRow]) -> list[OpenWait]:

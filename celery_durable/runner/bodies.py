@@ -16,7 +16,7 @@ from typing import Any
 
 from celery_durable.errors import StepInterrupted
 from celery_durable.model import LogLine
-from celery_durable.step import StepTx, TxBuffer
+from celery_durable.step import TxBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,7 @@ class Body:
         *,
         step_key: str,
         attempt: int,
-        call: Callable[[StepTx | None], Any],
-        tx: StepTx | None,
+        call: Callable[[], Any],
         buffer: TxBuffer,
         close_session: Callable[[TxBuffer], None],
         abandon_session: Callable[[TxBuffer], None],
@@ -65,7 +64,7 @@ class Body:
     ) -> None:
         self.step_key, self.attempt, self.buffer = step_key, attempt, buffer
         self.logs: list[LogLine] = []
-        self._call, self._tx = call, tx
+        self._call = call
         self._close_session, self._abandon_session = close_session, abandon_session
         self._interruptions = interruptions
         self._monotonic = monotonic
@@ -86,7 +85,7 @@ class Body:
         token = current_body.set(self)
         self._began = self._monotonic()
         try:
-            outcome: Outcome = Returned(self._call(self._tx))
+            outcome: Outcome = Returned(self._call())
         except self._interruptions as exc:
             outcome = Interrupted(exc)
         except Exception as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure
@@ -149,8 +148,3 @@ class Body:
                 self._close_session(self.buffer)
             else:
                 self._abandon_session(self.buffer)
-
-
-def can_use_timer() -> bool:
-    """Whether this thread is the one that gets signals."""
-    return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")

@@ -69,7 +69,8 @@ class Keeper:
             self._begin()  # after a fork: neither the thread nor the parent's leases are ours
         with self._lock:
             if not self._is_running:
-                threading.Thread(target=self._loop, name="durable-leases", daemon=True).start()
+                # Not on a condition: every pass that begins would end the wait, and be renewed at once.
+                self._runtime.repeat(self._length.total_seconds() / 3, self._look, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
         try:
@@ -78,16 +79,15 @@ class Keeper:
             with self._lock:
                 self._leases.pop(lease.claim.token, None)
 
-    def _loop(self) -> None:
-        while True:
-            # Not on a condition: every pass that begins would end the wait, and be renewed at once.
-            self._runtime.sleep(self._length.total_seconds() / 3)
-            with self._lock:
-                held = dict(self._leases)
-                if not held:
-                    self._is_running = False
-                    return
-            self._renew(held)
+    def _look(self) -> bool:
+        """Renew what is held; False ends the thread: nothing is."""
+        with self._lock:
+            held = dict(self._leases)
+            if not held:
+                self._is_running = False
+                return False
+        self._renew(held)
+        return True
 
     def _renew(self, held: dict[str, Lease]) -> None:
         asked_at = self._runtime.monotonic()

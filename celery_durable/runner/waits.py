@@ -11,6 +11,7 @@ from celery_durable.model import StepRow, StepStatus, to_us
 from celery_durable.runner.boundary import Boundary, Committed
 from celery_durable.runner.branches import Branch
 from celery_durable.runner.progress import Progress
+from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
 from celery_durable.store import journal
 from celery_durable.store.claims import Guarded, OpenWait
@@ -40,8 +41,8 @@ class Waits:
     def _begin_sleep(self, branch: Branch, call: SleepCall, *, sole: bool) -> None:
         """Fix the wake time, now and for every replay; what has passed already ends at once."""
         wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
-        wake_in = values.duration(call.span) if wake_at is None else None
-        left = wake_in if wake_at is None else max(wake_at - self._at.now, timedelta(0))
+        wake_in = self._span(branch, values.duration(call.span), "sleep") if wake_at is None else None
+        left = wake_in if wake_at is None else self._span(branch, max(wake_at - self._at.now, timedelta(0)), "sleep")
         status = StepStatus.WAITING if left else StepStatus.COMPLETED
         write = self._at.write(branch, status, wake_at=wake_at, wake_in=wake_in)
         if left and sole:
@@ -51,7 +52,7 @@ class Waits:
 
     def event(self, branch: Branch, call: WaitCall, *, sole: bool) -> None:
         row, schema, commit_id = branch.entry.row, Codec(call.schema), self._at.env.runtime.new_token()
-        timeout = values.duration(call.timeout)
+        timeout = self._span(branch, values.duration(call.timeout), "event")
 
         def deadline(guarded: Guarded) -> datetime:
             return row.wake_at if row is not None and row.wake_at is not None else guarded.now + timeout
@@ -95,6 +96,10 @@ class Waits:
             assert committed.until is not None
             branch.wait = OpenWait(committed.until, call.event_type)
         self._at.committed(branch, committed)
+
+    def _span(self, branch: Branch, length: timedelta, purpose: Purpose) -> timedelta:
+        workflow = self._at.lease.claim.ref.workflow
+        return self._at.env.runtime.span(length, purpose=purpose, workflow=workflow, step=branch.name)
 
     def _has_event(self, event_type: str) -> bool:
         """A glance without the lock: whether it is worth looking now, or only when the instance is let go."""
