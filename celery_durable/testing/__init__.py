@@ -1,0 +1,64 @@
+"""Testing workflows: a harness with its own clock and no broker, doubles for steps, scenarios, pytest fixtures."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_durable.testing.clock import START, Clock
+    from celery_durable.testing.doubles import Attempt, Double, Gate
+    from celery_durable.testing.errors import (
+        HarnessBusy,
+        HarnessError,
+        HarnessMisuse,
+        HeldOutside,
+        NotEnded,
+        NothingDue,
+        ScenarioFailed,
+        StoreNotEmpty,
+    )
+    from celery_durable.testing.harness import DurableHarness
+    from celery_durable.testing.instance import HarnessInstance
+    from celery_durable.testing.lanes import Crash
+    from celery_durable.testing.messages import Messages
+    from celery_durable.testing.process import Process, RunnerProcess
+    from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
+
+__all__ = [
+    "CHECKPOINTS",
+    "START",
+    "Attempt",
+    "Clock",
+    "Crash",
+    "Double",
+    "DurableHarness",
+    "Gate",
+    "HarnessBusy",
+    "HarnessError",
+    "HarnessInstance",
+    "HarnessMisuse",
+    "HarnessRuntime",
+    "HeldOutside",
+    "Messages",
+    "NotEnded",
+    "NothingDue",
+    "Process",
+    "RunnerProcess",
+    "ScenarioFailed",
+    "StoreNotEmpty",
+]
+
+_ROOMS = ("errors", "lanes", "clock", "messages", "doubles", "runtime", "process", "instance", "harness")
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first asked for: pytest imports this package for its plugin in every project."""
+    if name in __all__:
+        for room in _ROOMS:
+            home = vars(import_module(f"{__name__}.{room}"))
+            if name in home:
+                return globals().setdefault(name, home[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,358 @@
+"""DurableHarness: a whole installation in one test, with its own clock and no broker.
+
+Ledger, runner, store, operations and sweep are those of production. What is replaced is what surrounds them: time
+is a `Clock` that moves when it is told to, chance comes from a seed, messages are captured, and bodies run one at
+a time, so that the same test does the same every time, to the last byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from celery_durable import values
+from celery_durable.app import Durable, Workflow, standing_in
+from celery_durable.config import Settings, read_settings
+from celery_durable.model import Due, Ref, Status
+from celery_durable.operations import Operations
+from celery_durable.store import sweeps
+from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.testing import databases
+from celery_durable.testing.clock import START, Clock
+from celery_durable.testing.code import Code, Deployed, definition_of
+from celery_durable.testing.doubles import Doubles
+from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
+from celery_durable.testing.instance import HarnessInstance
+from celery_durable.testing.lanes import Lane
+from celery_durable.testing.messages import Messages
+from celery_durable.testing.process import Process, RunnerProcess
+from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
+from celery_durable.values import Duration
+
+P = TypeVar("P")
+R = TypeVar("R")
+AnyProcess = TypeVar("AnyProcess", bound=Process)
+
+
+class DurableHarness(Doubles):
+    """Workflows under test. Close it, or use it in a ``with`` block.
+
+    ``workflows``: handles or functions; None: all that `@durable_workflow` has registered. ``store_url``: an empty
+    database of yours, migrated when needed; None: SQLite in memory. ``wipe``: delete all instances in it first.
+    ``seed``: decides ids, tokens, the order of parallel branches and of concurrent runners. ``settings``: as in
+    ``app.conf``: ``{"durable_lease_seconds": 10}``, or an ``app.conf`` itself, whose database is never touched.
+
+    Inside a ``with`` block the handles of your own modules (``order.create(...)``) act on the harness too.
+    """
+
+    def __init__(
+        self,
+        workflows: Iterable[Code] | None = None,
+        *,
+        store_url: str | None = None,
+        seed: int = 0,
+        start: datetime = START,
+        settings: Mapping[str, Any] | None = None,
+        wipe: bool = False,
+    ) -> None:
+        super().__init__()
+        self.seed, self.clock = seed, Clock(start)
+        self.settings = _settings(settings or {}, has_schemas=store_url is not None)
+        self._chance = random.Random(f"{seed}/harness")  # noqa: S311  # reproducible on purpose
+        self.messages = Messages(self._chance)
+        """What would be on its way through the broker."""
+        self.journal: list[str] = []
+        """What happened, a line for each delivery."""
+        self._code = Deployed(workflows)
+        self._runners: list[RunnerProcess] = []
+        self._answered: set[tuple[Ref, str]] = set()
+        self._active = ExitStack()
+        kind = self.settings.database_schema, self.settings.table_prefix
+        self._lent = databases.compiled.setdefault(kind, {})
+        self._database = databases.Database(store_url, schema=kind[0], prefix=kind[1])
+        self._web = self._started(Process("web", self._database.url, _Web(self), self.settings, lent=self._lent))
+        self.durable = self._durable()
+        """The Durable that handles act on, without a Celery app."""
+        self._sweeper = Sweeper(self._web.store, self.settings, self._web.runtime, self._publish, lambda _: None)
+        self._database.migrate()
+        self._refuse_others(wipe=wipe)
+
+    def _durable(self) -> Durable:
+        durable = Durable(runtime=self._web.runtime)
+        durable.settings, durable.store, durable.registry = self.settings, self._web.store, self._code
+        durable.operations = Operations(
+            self._web.store, self.settings, self._code, self._web.runtime, functools.partial(self._capture, None)
+        )
+        return durable
+
+    def _refuse_others(self, *, wipe: bool) -> None:
+        if wipe:
+            databases.wipe(self._web.store)
+        elif not self._database.is_own and self.durable.operations.list(limit=1).items:
+            url = self._web.store.engine.url.render_as_string()
+            self.close()
+            raise StoreNotEmpty(url)
+
+    def __repr__(self) -> str:
+        return f"<DurableHarness at {self.clock.now:%Y-%m-%d %H:%M:%S}, {len(self.messages)} messages>"
+
+    def __enter__(self) -> Self:
+        self._active.enter_context(standing_in(self.durable))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and remove what was made for them."""
+        self._active.close()
+        for runner in self._runners:
+            runner.runtime.is_dead = True  # what is held must not write when it goes on to its end
+        for gate in self.gates:
+            gate.abandon()
+        for process in (*self._runners, self._web):
+            if not process.is_dead:
+                self._lent.update(process.store.lend_statements())
+            process.close()
+        self._runners.clear()
+        self._lent.update(self._web.store.lend_statements())
+        self._database.remove()
+
+    # --- workflows and instances ----------------------------------------------------------------
+
+    @overload
+    def create(
+        self, workflow: Workflow[P, R], params: P | None = None, *, id: str | None = None, **options: Any
+    ) -> HarnessInstance[R]: ...
+    @overload
+    def create(
+        self, workflow: str | Callable[..., Any], params: Any = None, *, id: str | None = None, **options: Any
+    ) -> HarnessInstance[Any]: ...
+    def create(self, workflow: Any, params: Any = None, *, id: str | None = None, **options: Any) -> Any:
+        """Record a new instance, as `Workflow.create` does; its message is captured, and nothing runs yet."""
+        handle = self.workflow(workflow)
+        return HarnessInstance(handle, handle.create(params, id=id, **options).id)
+
+    def instance(self, workflow: str | Code, id: str) -> HarnessInstance[Any]:
+        """An instance that exists, whoever created it; raises InstanceNotFound."""
+        handle = self.workflow(workflow)
+        return HarnessInstance(handle, handle.get(id).id)
+
+    def workflow(self, workflow: str | Code) -> Workflow[Any, Any]:
+        """The handle of a workflow that acts on this harness; raises WorkflowNotFound."""
+        name = workflow if isinstance(workflow, str) else definition_of(workflow).name
+        return self.durable.workflows[name]
+
+    def deploy(self, *workflows: Code) -> None:
+        """Replace the code of workflows by new code of the same name, from the next pass on."""
+        for workflow in workflows:
+            self._code.replace(definition_of(workflow))
+
+    # --- time and deliveries --------------------------------------------------------------------
+
+    def tick(self) -> str | None:
+        """Deliver the oldest captured message, or where there is none sweep once; answers with what came of it.
+
+        None: there was nothing to do. A message that is lost is found by a sweep when its time has come
+        (``durable_grace_seconds``, 2 s, at first).
+        """
+        if not self.messages:
+            self._answer_waits()
+        if self.messages:
+            return self.deliver(self.messages.pop(0))
+        published = self._sweeper.sweep()
+        return f"swept: {published} due" if published else None
+
+    def run_until_idle(self, max_ticks: int = 1000) -> int:
+        """Tick until there is nothing to do at this time; answers with the ticks. Raises HarnessBusy."""
+        for ticks in range(max_ticks):
+            if self.tick() is None:
+                return ticks
+        if self.tick() is None:
+            return max_ticks
+        raise HarnessBusy(max_ticks, sorted({str(due.ref) for due in self.messages} | set(self._live())))
+
+    def advance(self, by: Duration) -> None:
+        """Let this much time go by: whatever comes due meanwhile runs at its time, one after the other."""
+        self.advance_to(self.clock.now + values.duration(by))
+
+    def advance_to(self, instant: datetime) -> None:
+        """As `advance`, up to an aware datetime."""
+        self.run_until_idle()
+        while (due_at := self.next_due()) is not None and self.clock.now < due_at <= instant:
+            self.clock.set_to(due_at)
+            self.run_until_idle()
+        self.clock.set_to(instant)
+        self.run_until_idle()
+
+    def next_due(self) -> datetime | None:
+        """When there is something to do next, should nothing come from outside; None: never."""
+        return self._web.store.read(sweeps.next_poll)[0]
+
+    def deliver(self, what: Due | Ref | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
+        """Deliver a message about an instance to a runner, by default the usual one; answers with what came of it."""
+        ref = what.ref if isinstance(what, (Due, HarnessInstance)) else what
+        runner = to or self.runner
+        if all(gate.is_open for gate in self.gates):
+            said = runner.advance(ref)
+        else:
+            lane = Lane(functools.partial(runner.advance, ref), name=runner.name)
+            lane.go()
+            said = lane.result or f"held at {lane.parked_at}"
+        return self._tell(runner, ref, said)
+
+    def run_concurrently(self, runners: int = 2) -> list[str]:
+        """Deliver each captured message to so many runners at the same time; answers with what came of each.
+
+        The seed decides at every checkpoint which of them goes on.
+        """
+        crew = [self.runner, *(self.second_runner() for _ in range(runners - 1))]
+        due, self.messages[:] = list(self.messages), []
+        lanes = [
+            (Lane(functools.partial(runner.advance, each.ref), name=runner.name, takes_turns=True), runner, each.ref)
+            for each in due
+            for runner in crew
+        ]
+        while going := [lane for lane, _, _ in lanes if not (lane.is_over or lane.is_held)]:
+            self._chance.choice(going).go()
+        return [self._tell(runner, ref, lane.result or f"held at {lane.parked_at}") for lane, runner, ref in lanes]
+
+    def _tell(self, runner: RunnerProcess, ref: Ref, said: str) -> str:
+        self.journal.append(f"{self.clock.now:%Y-%m-%d %H:%M:%S} {runner.name} {ref}: {said}")
+        return said
+
+    def _live(self) -> Iterator[str]:
+        for summary in self.durable.operations.list(status=Status.ACTIVE, limit=100).items:
+            yield str(Ref(summary.workflow, summary.id, summary.run_number))
+
+    def _answer_waits(self) -> None:
+        """Send the mocked events to whoever waits for them."""
+        if not self.events:
+            return
+        waiting = self.durable.operations.list(status=Status.WAITING, limit=1000).items  # newest first
+        for summary in reversed(waiting):
+            ref = Ref(summary.workflow, summary.id, summary.run_number)
+            for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
+                if step.status != "waiting" or step.wait_event_type is None or (ref, step.step_key) in self._answered:
+                    continue
+                double = next((each for each in self.events if each.serves(ref.workflow, step.wait_event_type)), None)
+                if double is not None:
+                    self._answered.add((ref, step.step_key))
+                    send = self.durable.operations.send_event
+                    send(ref.workflow, ref.instance_id, step.wait_event_type, double.use())
+
+    # --- runners --------------------------------------------------------------------------------
+
+    @property
+    def runner(self) -> RunnerProcess:
+        """The runner that gets the messages; a new one where the last has died."""
+        living = [runner for runner in self._runners if not runner.is_dead and not runner.is_second]
+        return living[-1] if living else self._new_runner()
+
+    def restart_runner(self) -> RunnerProcess:
+        """Replace the runner by a fresh process, as a deploy does; one that is held in a body dies there."""
+        for runner in [each for each in self._runners if not each.is_dead and not each.is_second]:
+            runner.kill()
+        return self._new_runner()
+
+    def second_runner(self) -> RunnerProcess:
+        """Another runner process. It gets what is delivered ``to`` it, and nothing else."""
+        runner = self._new_runner()
+        runner.is_second = True
+        return runner
+
+    def crash_at(self, where: str | int, *, runner: RunnerProcess | None = None) -> None:
+        """Kill the runner at a checkpoint: the next one of a name in `CHECKPOINTS`, or the one of a number.
+
+        Numbers count from 0 in that process. Another runner takes over when the lease has run out. To die in a
+        step of your choice: `crash_in_step`.
+        """
+        if isinstance(where, str) and where not in CHECKPOINTS:
+            raise HarnessMisuse(f"There is no checkpoint {where!r}. There are: {', '.join(CHECKPOINTS)}.")
+        (runner or self.runner).runtime.crash_at = where
+
+    def _new_runner(self) -> RunnerProcess:
+        self._lent.update(self._web.store.lend_statements())
+        name = f"runner-{len(self._runners) + 1}"
+        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, doubles=self)
+        runner = RunnerProcess(
+            name,
+            self._database.url,
+            runtime,
+            self.settings,
+            registry=self._code,
+            wake=functools.partial(self._capture, runtime),
+            lent=self._lent,
+        )
+        self._runners.append(self._started(runner))
+        return runner
+
+    def _started(self, process: AnyProcess) -> AnyProcess:
+        if self._database.is_own:
+            sa.event.listen(process.store.engine, "connect", _never_sync)
+        return process
+
+    def _capture(self, runtime: HarnessRuntime | None, dues: Sequence[Due]) -> None:
+        if runtime is not None:
+            runtime.checkpoint("before-publish")
+        self.messages.extend(dues)
+        if runtime is not None:
+            runtime.checkpoint("after-publish")
+
+    def _publish(self, dues: Sequence[Due]) -> list[Due]:
+        self.messages.extend(dues)
+        return []
+
+    # --- the database ---------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The engine of the harness's database: your tables may lie there too."""
+        return self._web.store.engine
+
+    def create_tables(self, metadata: sa.MetaData) -> None:
+        """Make your own tables in it, for steps that write with ``tx.session`` or ``tx.mutate``."""
+        metadata.create_all(self.engine)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A session on the database, to prepare and to look."""
+        with Session(self.engine) as session:
+            yield session
+
+
+class _Web(HarnessRuntime):
+    """The runtime of the test's own process: code under test that waits for a result lets time go by."""
+
+    def __init__(self, harness: DurableHarness) -> None:
+        super().__init__(harness.clock, name="web", seed=harness.seed)
+        self._harness = harness
+
+    def sleep(self, seconds: float) -> None:
+        self._harness.run_until_idle()
+        if self._harness.next_due() is None:
+            raise NothingDue
+        self._harness.advance(seconds)
+
+
+def _settings(given: Mapping[str, Any], *, has_schemas: bool) -> Settings:
+    for name in given:
+        if isinstance(given, dict) and not name.startswith("durable_"):
+            raise HarnessMisuse(f"Setting {name!r}: write it as in app.conf, beginning with durable_.")
+    settings = read_settings(given)
+    return settings if has_schemas else dataclasses.replace(settings, database_schema=None)
+
+
+def _never_sync(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")

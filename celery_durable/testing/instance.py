@@ -1,0 +1,79 @@
+"""An instance in a harness: the handle of production, and what tests want to look at."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from celery_durable import values
+from celery_durable.app import WorkflowInstance
+from celery_durable.model import ErrorInfo, EventRecord, Ref, Status, StepRecord
+from celery_durable.testing.errors import HarnessMisuse, NotEnded
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class HarnessInstance(WorkflowInstance[R_co]):
+    """An instance, read and changed through the real operations. Nothing that it does runs the workflow."""
+
+    @property
+    def ref(self) -> Ref:
+        """What a message about its current run carries."""
+        return self._operations.get(self.workflow.name, self.id).instance.ref
+
+    def result(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ARG002  # the handle's signature
+        """The output, without waiting; raises WorkflowFailed, and NotEnded where a production handle would wait."""
+        status = self.status()
+        if not status.status.is_terminal:
+            raise NotEnded(self.workflow.name, self.id, status.status, self._open_steps())
+        return self._output(status)
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """The name and message of the error that it ended with."""
+        return self.status().error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is complete, errored or terminated."""
+        return self.status().status.is_terminal
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it sleeps, or waits for an event or a retry."""
+        return self.status().status is Status.WAITING
+
+    def steps(self, run: int | None = None) -> tuple[StepRecord, ...]:
+        """The steps of a run in call order, by default of the current one."""
+        return self.history(run).steps
+
+    def step(self, key: str, run: int | None = None) -> StepRecord:
+        """One step, by its key: its name, unless ``repeat=True`` counts it."""
+        steps = self.steps(run)
+        for step in steps:
+            if step.step_key == key:
+                return step
+        names = ", ".join(repr(step.step_key) for step in steps) or "none"
+        raise HarnessMisuse(f"Instance {self.id!r} has no step {key!r} in this run. It has: {names}.")
+
+    def statuses(self, run: int | None = None) -> dict[str, str]:
+        """Step keys in call order, and how each stands: ``{"charge": "completed", "ship": "waiting"}``."""
+        return {step.step_key: str(step.status) for step in self.steps(run)}
+
+    def events(self, run: int | None = None) -> tuple[EventRecord, ...]:
+        """The events of a run in order of arrival; ``consumed_by_step_key`` names the wait that took one."""
+        return self.history(run).events
+
+    def lines(self, run: int | None = None) -> list[str]:
+        """The messages of the run's log."""
+        return [line.message for line in self.logs(run=run)]
+
+    def _open_steps(self) -> list[str]:
+        return [_described(step) for step in self.steps() if step.status in ("pending", "waiting")]
+
+
+def _described(step: StepRecord) -> str:
+    what: Any = f"step {step.step_key!r} is {step.status}"
+    if step.wait_event_type is not None:
+        what += f" for event {step.wait_event_type!r}"
+    until = step.next_retry_at or step.wake_at
+    return what if until is None else f"{what} until {until:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,124 @@
+"""Processes: each with connections and a runtime of its own. One that has died gets nothing through any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry
+from celery_durable.model import Due, Ref
+from celery_durable.runner import Runner
+from celery_durable.store.engine import Lent, Store
+from celery_durable.testing.lanes import Crash
+from celery_durable.testing.runtime import HarnessRuntime
+
+Wake = Callable[[Sequence[Due]], None]
+
+
+class Process:
+    """A process with a store of its own. Once it is dead no statement and no commit of it gets through."""
+
+    def __init__(
+        self, name: str, url: str | sa.URL, runtime: HarnessRuntime, settings: Settings, *, lent: Lent | None = None
+    ) -> None:
+        self.name, self.runtime = name, runtime
+        self.store = Store(
+            url,
+            schema=settings.database_schema,
+            prefix=settings.table_prefix,
+            prepared_statements=settings.prepared_statements,
+            runtime=runtime,
+        )
+        self.store.borrow_statements(lent or {})
+        self._connections: list[Any] = []
+        for what in ("before_cursor_execute", "commit"):
+            event.listen(self.store.engine, what, self._refuse_if_dead)
+        event.listen(self.store.engine, "connect", lambda connection, _: self._connections.append(connection))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}{' (dead)' if self.runtime.is_dead else ''}>"
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has died."""
+        return self.runtime.is_dead
+
+    def _refuse_if_dead(self, *_: object) -> None:
+        if self.runtime.is_dead:
+            raise Crash(self.name)
+
+    def bury(self) -> None:
+        """What the kernel does for a process that died: close its connections."""
+        for connection in self._connections:
+            with suppress(Exception):  # closed already
+                connection.close()
+
+    def close(self) -> None:
+        """End it in good order, or bury it."""
+        if self.runtime.is_dead:
+            self.bury()
+        else:
+            self.store.close()
+
+
+class RunnerProcess(Process):
+    """A worker process: a runner and what it knows of workflows."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str | sa.URL,
+        runtime: HarnessRuntime,
+        settings: Settings,
+        *,
+        registry: Registry,
+        wake: Wake,
+        lent: Lent | None = None,
+        interruptions: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        super().__init__(name, url, runtime, settings, lent=lent)
+        self.is_second = False
+        """Whether it gets only what is delivered to it by name."""
+        self.should_stop = False
+        """Set it to have the process shut down: it hands its run on at the next step boundary."""
+        self.runner = Runner(
+            self.store,
+            settings,
+            registry,
+            runtime,
+            wake,
+            should_stop=lambda: self.should_stop,
+            interruptions=interruptions,
+        )
+
+    def die(self) -> None:
+        """To be called by code that runs in it: the process ends there, as under kill -9."""
+        self.runtime.die()
+
+    def kill(self) -> None:
+        """To be called from outside: the process is no more."""
+        self.runtime.is_dead = True
+        self.bury()
+
+    def suspend(self) -> None:
+        """Freeze it, as SIGSTOP does: it renews no lease and does not notice the time."""
+        self.runtime.suspend()
+
+    def wake_up(self) -> None:
+        """Let it go on after `suspend`."""
+        self.runtime.wake_up()
+
+    def advance(self, ref: Ref) -> str:
+        """Run a pass on this thread, as a worker does for a message; "crashed" when the process died in it."""
+        try:
+            return self.runner.advance(ref, claimed_by=f"task@{self.name}")
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            self.bury()
+            return "crashed"

@@ -1,0 +1,150 @@
+"""Time, chance, threads and crash points as a harness has them: virtual, seeded, one at a time, counted."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from celery_durable.runtime import Branch, Purpose, Runtime
+from celery_durable.testing.clock import Clock
+from celery_durable.testing.doubles import Attempt, Doubles
+from celery_durable.testing.lanes import Crash, current_lane, in_body
+
+T = TypeVar("T")
+
+CHECKPOINTS = (
+    "claimed",
+    "before-body",
+    "after-body",
+    "before-commit",
+    "after-commit",
+    "before-publish",
+    "after-publish",
+)
+"""The places where a process can be made to die: between any two effects of a pass."""
+
+_HOLDS_NO_LOCK = frozenset({"claimed", "before-body", "after-commit"})
+
+
+class HarnessRuntime(Runtime):
+    """The runtime of one process. ``name`` and ``seed`` decide all that is left to chance."""
+
+    def __init__(self, clock: Clock, *, name: str, seed: int = 0, doubles: Doubles | None = None) -> None:
+        self.clock = clock.read
+        self.is_dead = False
+        self.passed: list[str] = []
+        """The checkpoints that the process has passed."""
+        self.crash_at: int | str | None = None
+        """Die at the checkpoint of this number, counted from 0 in this process, or at the next one of this name."""
+        self.at: dict[int | str, Callable[[], object]] = {}
+        """What is to be done, once, at the checkpoint of a number, or at the next one of a name."""
+        self._clock, self._doubles = clock, doubles
+        self._random = random.Random(f"{seed}/{name}")  # noqa: S311  # reproducible on purpose
+        self._stopped_at: float | None = None
+        self._aside = 0
+
+    # --- time and chance ------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        """The next id that the seed gives."""
+        return self.new_token()
+
+    def new_token(self) -> str:
+        """The next token that the seed gives."""
+        return str(uuid.UUID(int=self._random.getrandbits(128)))
+
+    def monotonic(self) -> float:
+        """Seconds of the harness's clock; it stands still while the process is suspended."""
+        return self._clock.read() / 1_000_000 if self._stopped_at is None else self._stopped_at
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock on instead of waiting."""
+        self._clock.advance(seconds)
+
+    def back_off(self, times: int) -> None:
+        """Waits for nobody."""
+
+    # --- the process ----------------------------------------------------------------------------
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the process does not notice that time goes by, as under SIGSTOP or in a frozen machine."""
+        return self._stopped_at is not None
+
+    def suspend(self) -> None:
+        """Stop the process's own clock, and with it the renewal of its leases."""
+        self._stopped_at = self.monotonic()
+
+    def wake_up(self) -> None:
+        """Let the process see the time again."""
+        self._stopped_at = None
+
+    def die(self) -> None:
+        """Never returns: the process ends here, as under kill -9. For code that runs in it."""
+        self.is_dead = True
+        raise Crash("died")
+
+    def checkpoint(self, name: str) -> None:
+        """Count the place; crash there, do there what a test wants, or let another runner go first."""
+        if self._aside:  # what another thread of the process does
+            return
+        number = len(self.passed)
+        self.passed.append(name)
+        if self.crash_at in (number, name):
+            self.is_dead = True
+            raise Crash(f"{name} ({number})")
+        for key in (number, name):
+            if (wanted := self.at.pop(key, None)) is not None:
+                wanted()
+        lane = current_lane()
+        if lane is not None and lane.takes_turns and name in _HOLDS_NO_LOCK and not lane.bodies:
+            lane.park(name)
+
+    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        """Work whenever the clock passes the time, as a thread of the process would."""
+
+        def look() -> None:
+            if self.is_dead:
+                return
+            self._aside += 1
+            try:
+                goes_on = self.is_suspended or work()
+            finally:
+                self._aside -= 1
+            if goes_on:
+                self.repeat(seconds, work, name=name)
+
+        self._clock.call_after(timedelta(seconds=seconds), look)
+
+    # --- bodies ---------------------------------------------------------------------------------
+
+    def can_interrupt(self) -> bool:
+        """Never by a signal: timeouts count virtual time, and a test's own timer stays as it is."""
+        return False
+
+    def run_branches(self, branches: Sequence[Branch]) -> None:
+        """Run the bodies one after the other, in an order that the seed gives, each recorded before the next.
+
+        A body that moved the clock past its timeout has timed out.
+        """
+        for branch in self._random.sample(branches, len(branches)):
+            began = self.monotonic()
+            outcome = branch.run()
+            timeout = branch.timeout_seconds
+            branch.on_done(None if timeout is not None and self.monotonic() - began > timeout else outcome)
+
+    def span(self, length: timedelta, *, purpose: Purpose, workflow: str, step: str) -> timedelta:
+        """As the author wrote, unless a double says otherwise."""
+        return length if self._doubles is None else self._doubles.span(length, purpose, workflow, step)
+
+    def attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:
+        """Run the body, or what stands in for it."""
+        if self._doubles is None:
+            return body()
+        attempt = Attempt(workflow, instance_id, step, number)
+        with in_body():
+            result: T = self._doubles.attempt(body, attempt, die=self.die)
+        return result
