@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import types
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, sweeps
 from celery_durable.store.engine import Store
 from celery_durable.tasks.publish import Publisher
+from celery_durable.testing import DurableHarness
 from tests.docs.blocks import Block, blocks
 
 
@@ -114,8 +116,16 @@ def run(page: Path) -> None:
 
 def call_test(test: Any) -> None:
     """Run a test that a page shows."""
-    given = {"tmp_path": Path(tempfile.mkdtemp(dir="."))} if "tmp_path" in inspect.signature(test).parameters else {}
-    test(**{name: path.resolve() for name, path in given.items()})
+    wanted = inspect.signature(test).parameters
+    with ExitStack() as fixtures:
+        given: dict[str, Any] = {}
+        if "tmp_path" in wanted:
+            given["tmp_path"] = Path(tempfile.mkdtemp(dir=".")).resolve()
+        if "durable_harness" in wanted:
+            marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "durable"]
+            args, options = (marks[0].args, marks[0].kwargs) if marks else ((), {})
+            given["durable_harness"] = fixtures.enter_context(DurableHarness(*args, **options))
+        test(**given)
 
 
 if __name__ == "__main__":

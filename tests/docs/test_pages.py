@@ -32,5 +32,5 @@ def test_the_code_of_a_page_runs_and_gives_the_values_that_it_says(page: Path, t
 
 def test_there_is_code_to_run() -> None:
     assert {page.name for page in PAGES if blocks(page, "python")} >= {
-        "README.md", "quickstart.md", "concepts.md", "operations.md",
+        "README.md", "quickstart.md", "concepts.md", "testing.md", "operations.md",
     }  # fmt: skip

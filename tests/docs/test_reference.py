@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import celery_durable
-from celery_durable import Step, StepTx, errors
+from celery_durable import Step, StepTx, errors, testing
 from celery_durable.app import Workflow, WorkflowInstance
 from celery_durable.cli import durable
 from celery_durable.config import Settings
+from celery_durable.testing import DurableHarness, Gate, HarnessInstance, Messages, scenario
 from tests.docs.blocks import PAGES, ROOT
 
 OPTIONS = ["-W", "--keep-going", "--quiet", "-b", "html"]  # as in `make docs`
@@ -37,14 +38,18 @@ def test_the_table_of_settings_is_the_dataclass() -> None:
 def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Path) -> None:
     text = TEXT[page]
     settings = {field.name for field in dataclasses.fields(Settings)}
-    assert set(re.findall(r"`durable_(\w+)`", text)) - {"workflow", "step"} <= settings
+    assert set(re.findall(r"`durable_(\w+)`", text)) - {"workflow", "step", "harness", "store"} <= settings
     assert set(re.findall(r"`(?:celery -A proj )?durable ([\w-]+)", text)) <= set(durable.list_commands(None))
     given = set(inspect.signature(StepTx).parameters)
     for owner, name in re.findall(r"`(step|tx)\.(\w+)", text):
         assert hasattr(Step if owner == "step" else StepTx, name) or name in given | {"log"}, f"{owner}.{name}"
     for name in re.findall(r"`(\w+)\(", text):
         owners = (celery_durable, Workflow, WorkflowInstance, Step, StepTx)
+        if page.name == "testing.md":
+            owners += (testing, DurableHarness, HarnessInstance, Messages, Gate, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
+    for name in re.findall(r"`harness\.(\w+)", text):
+        assert name in {"clock", "attempts", "journal", "messages"} or hasattr(DurableHarness, name), name
 
 
 def test_the_tables_of_errors_name_errors() -> None:

@@ -31,6 +31,8 @@ from celery_durable import (
     durable_step,
     durable_workflow,
 )
+from celery_durable.testing import Double, DurableHarness, Gate, HarnessInstance
+from celery_durable.testing.scenario import Context, Scenario, create, define_scenario, run_scenario
 
 
 class OrderIn(BaseModel):
@@ -180,6 +182,23 @@ async def operate_async() -> None:
     assert_type(await made.aresult(timeout=5), str)
     assert_type(await made.astatus(), InstanceStatus)
     assert_type(await made.asend_event("approval"), bool)
+
+
+def test() -> None:
+    with DurableHarness([order], seed=7, settings={"durable_lease_seconds": 10}) as harness:
+        assert_type(harness, DurableHarness)
+        made = harness.create(order, OrderIn(order_id="1", cents=5), id="o-1")
+        assert_type(made, HarnessInstance[str])
+        assert_type(made.result(), str)
+        assert_type(made.statuses(), dict[str, str])
+        assert_type(harness.create("order", {"order_id": "1"}), HarnessInstance[Any])
+        assert_type(harness.mock_step_result("charge", None), Double)
+        assert_type(harness.hold("charge"), Gate)
+        assert_type(harness.clock.now, datetime)
+        harness.advance(timedelta(days=3))
+    scenario = define_scenario("one", workflows=[order], steps=[create(order, lambda ctx: ctx["params"], id="o-2")])
+    assert_type(scenario, Scenario)
+    assert_type(run_scenario(scenario, seed=3), Context)
 
 
 def pages(page: Page[str]) -> Page[object]:
