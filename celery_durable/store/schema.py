@@ -16,6 +16,7 @@ differ in which JSON they accept. No foreign key points to workflow_instance: it
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class Tables:
     log: sa.Table
 
 
+@functools.cache
 def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
     """The tables under a schema and with a prefix, as the settings say."""
     metadata = sa.MetaData(schema=schema)

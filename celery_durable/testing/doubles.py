@@ -139,7 +139,7 @@ class Doubles:
 
     def force_step_timeout(self, step: str, *, times: int | None = None, workflow: str | None = None) -> Double:
         """Have attempts of a step time out at once, before the body is called."""
-        return self.mock_step_error(step, StepInterrupted(), times=times, workflow=workflow)
+        return self.mock_step_error(step, StepInterrupted, times=times, workflow=workflow)
 
     def crash_in_step(
         self,

@@ -121,12 +121,10 @@ class DurableHarness(Doubles):
             runner.runtime.is_dead = True  # what is held must not write when it goes on to its end
         for gate in self.gates:
             gate.abandon()
+        self._learn()
         for process in (*self._runners, self._web):
-            if not process.is_dead:
-                self._lent.update(process.store.lend_statements())
             process.close()
         self._runners.clear()
-        self._lent.update(self._web.store.lend_statements())
         self._database.remove()
 
     # --- workflows and instances ----------------------------------------------------------------
@@ -283,7 +281,7 @@ class DurableHarness(Doubles):
         (runner or self.runner).runtime.crash_at = where
 
     def _new_runner(self) -> RunnerProcess:
-        self._lent.update(self._web.store.lend_statements())
+        self._learn()
         name = f"runner-{len(self._runners) + 1}"
         runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, doubles=self)
         runner = RunnerProcess(
@@ -297,6 +295,11 @@ class DurableHarness(Doubles):
         )
         self._runners.append(self._started(runner))
         return runner
+
+    def _learn(self) -> None:
+        """Keep what was compiled, for the processes to come."""
+        for process in (*self._runners, self._web):
+            self._lent.update(process.store.lend_statements())
 
     def _started(self, process: AnyProcess) -> AnyProcess:
         if self._database.is_own:

@@ -35,10 +35,10 @@ class Process:
             runtime=runtime,
         )
         self.store.borrow_statements(lent or {})
-        self._connections: list[Any] = []
+        self.connections: list[Any] = []
         for what in ("before_cursor_execute", "commit"):
             event.listen(self.store.engine, what, self._refuse_if_dead)
-        event.listen(self.store.engine, "connect", lambda connection, _: self._connections.append(connection))
+        event.listen(self.store.engine, "connect", lambda connection, _: self.connections.append(connection))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' (dead)' if self.runtime.is_dead else ''}>"
@@ -54,7 +54,7 @@ class Process:
 
     def bury(self) -> None:
         """What the kernel does for a process that died: close its connections."""
-        for connection in self._connections:
+        for connection in self.connections:
             with suppress(Exception):  # closed already
                 connection.close()
 
