@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepMaxAttemptsExceeded, StepTx, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
-from tests.engine.world import Crash, World, insert_name
+from celery_durable.testing import Crash
+from tests.engine.world import World, insert_name
 
 everywhere = pytest.mark.parametrize(
     "database", ["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True

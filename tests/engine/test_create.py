@@ -24,7 +24,8 @@ from celery_durable.errors import (
     WorkflowParamsInvalid,
 )
 from celery_durable.model import Status
-from tests.engine.world import START, World, insert_name, on_one_database
+from celery_durable.testing import START
+from tests.engine.world import World, insert_name, on_one_database
 
 
 class OrderIn(pydantic.BaseModel):

@@ -12,7 +12,7 @@ from celery_durable import CreateOptions, Durable, ResultTimeout, Step, Workflow
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import Ref, to_us
 from celery_durable.runtime import Runtime
-from tests.engine.world import START
+from celery_durable.testing import START
 
 
 class Waiting(Runtime):

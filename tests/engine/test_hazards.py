@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
-from tests.engine.world import START, Crash, World
+from celery_durable.testing import START, Crash
+from tests.engine.world import World
 
 # --- reason trusted -------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import pytest
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import InstanceNotFound, InstanceTerminal, RunNotFound
-from tests.engine.world import START, World
+from celery_durable.testing import START
+from tests.engine.world import World
 
 # How to bring an instance of `everything` into each state.
 STATES = {

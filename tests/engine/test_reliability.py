@@ -17,7 +17,8 @@ from celery_durable import (
     StepTx,
     WorkflowEvent,
 )
-from tests.engine.world import START, SerializationFailure, World, insert_name
+from celery_durable.testing import START
+from tests.engine.world import SerializationFailure, World, insert_name
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -60,7 +61,7 @@ def test_a_renewal_that_lost_the_race_changes_nothing(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         if slow.runtime.passed.count("claimed") and not fast.runtime.passed:
-            slow.runtime.stop_clock()
+            slow.runtime.suspend()
             world.advance(31)
             assert fast.advance(instance.ref).startswith("waiting")
             row = instance.row

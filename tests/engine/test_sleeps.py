@@ -8,7 +8,8 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import DurationInvalid
-from tests.engine.world import START, World, on_one_database
+from celery_durable.testing import START
+from tests.engine.world import World, on_one_database
 
 
 @on_one_database

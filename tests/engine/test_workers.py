@@ -190,7 +190,7 @@ def test_a_worker_that_overslept_its_lease_changes_nothing(world: World) -> None
     def book(tx: StepTx, instance_id: str, run: int) -> str:
         attempts.append(tx.attempt)
         if tx.attempt == 1:
-            slow.runtime.stop_clock()  # it does not even notice
+            slow.runtime.suspend()  # it does not even notice
             world.advance(31)
             assert fast.advance(instance.ref) == "complete"
         return world.book(tx, instance_id, run)
@@ -239,7 +239,7 @@ def test_a_worker_that_overslept_between_steps_ends_nothing(world: World, end: s
     def order(event: WorkflowEvent, step: Step):
         passes.append(1)
         if len(passes) == 1:
-            slow.runtime.stop_clock()
+            slow.runtime.suspend()
             world.advance(31)
             fast.advance(instance.ref)
             match end:

@@ -1,19 +1,16 @@
-"""A world for engine tests: production store, runners, operations and sweeper over a clock that tests move.
+"""A world for engine tests: the clock, runtime and processes of `celery_durable.testing`, on every database.
 
-There is no broker: what would be published lies in `World.messages` until it is delivered, lost, doubled or
-delivered in another order. A worker is a process of its own, with its own connections; it can die at any
-checkpoint, and then none of its statements reaches the database any more.
+Unlike the harness it has production's threads and timers, tables of its own that invariants look at, and
+remembers what was promised to callers. There is no broker: what would be published lies in `World.messages`.
 """
 
 from __future__ import annotations
 
-import random
 import threading
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -22,18 +19,18 @@ import sqlalchemy.orm
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry, WorkflowDefinition, define
-from celery_durable.model import Due, InstanceStatus, LogRecord, Ref, Status, StepRecord, from_us, span_us, to_us
+from celery_durable.model import Due, InstanceStatus, LogRecord, Ref, Status, StepRecord, from_us
 from celery_durable.operations import Operations
-from celery_durable.runner import Runner
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
-from celery_durable.store.engine import Store
+from celery_durable.store.engine import Lent
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
+from celery_durable.testing.code import Deployed
 
 P = TypeVar("P")
 on_one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """For permutations of what no database ever sees."""
-START = datetime(2030, 1, 1, tzinfo=UTC)
 _MOST_TICKS = 100
 
 _authors = sa.MetaData()
@@ -57,137 +54,61 @@ class SerializationFailure(Exception):
     sqlstate = "40001"
 
 
-class Crash(BaseException):
-    """The worker's process dies here."""
-
-
-class WorldRuntime(Runtime):
-    """Time is the world's; chance is seeded; checkpoints are counted, and may kill."""
+class WorldRuntime(HarnessRuntime):
+    """The harness's time, chance and crash points, with production's threads and timers: these are under test here."""
 
     def __init__(self, world: World, name: str) -> None:
-        self._world, self._random = world, random.Random(name)
+        super().__init__(world.clock, name=name)
+        self.clock = _current_time
         self.thread: int | None = None
         """The thread of the pass: what the lease keeper does on its own passes no checkpoint."""
-        self._lock = threading.Lock()
-        self._stopped_at: float | None = None
-        self.passed: list[str] = []
-        self.crash_at: int | str | None = None
-        """Die at the checkpoint of this number, counted from 0 in this process, or of this name."""
-        self.at: dict[int | str, Callable[[], object]] = {}
-        """What the test wants done, once, at the checkpoint of a number, or at the next one of a name."""
-        self.is_dead = False
-
-    @staticmethod
-    def clock() -> int:
-        assert World.current is not None
-        return World.current.now_us
-
-    def monotonic(self) -> float:
-        return self._world.now_us / 1_000_000 if self._stopped_at is None else self._stopped_at
-
-    def stop_clock(self) -> None:
-        """The process is suspended, and its own clock with it: it does not notice that time goes by."""
-        self._stopped_at = self.monotonic()
-
-    def new_id(self) -> str:
-        return self.new_token()
-
-    def new_token(self) -> str:
-        with self._lock:
-            return str(uuid.UUID(int=self._random.getrandbits(128)))
-
-    def back_off(self, times: int) -> None:
-        pass
 
     def checkpoint(self, name: str) -> None:
-        if self.thread not in (None, threading.get_ident()):
-            return
-        number = len(self.passed)
-        self.passed.append(name)
-        if self.crash_at in (number, name):
-            self.is_dead = True
-            raise Crash(f"{name} ({number})")
-        for key in (number, name):
-            if (wanted := self.at.pop(key, None)) is not None:
-                wanted()
+        if self.thread in (None, threading.get_ident()):
+            super().checkpoint(name)
+
+    sleep = Runtime.sleep
+    repeat = Runtime.repeat
+    can_interrupt = Runtime.can_interrupt
+    run_branches = Runtime.run_branches
 
 
-class Code(Registry):
-    """The workflows of this world's workers. A name that is registered again is new code for it, as after a deploy."""
-
-    def add(self, definition: WorkflowDefinition) -> None:
-        self._definitions[definition.name] = definition
+def _current_time() -> int:
+    assert World.current is not None
+    return World.current.now_us
 
 
-class Process:
-    """A process with a store of its own. Once it is dead no statement and no commit of it gets through."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.name, self.runtime = name, WorldRuntime(world, name)
-        self.store = Store(world.url, runtime=self.runtime)
-        self.store._statements = World.statements
-        self.connections: list[Any] = []
-        for what in ("before_cursor_execute", "commit"):
-            sa.event.listen(self.store.engine, what, self._refuse_if_dead)
-        sa.event.listen(self.store.engine, "connect", lambda connection, _: self.connections.append(connection))
-
-    def _refuse_if_dead(self, *_: object) -> None:
-        if self.runtime.is_dead:
-            raise Crash(self.name)
-
-    def bury(self) -> None:
-        """What the kernel does for a process that died: close its connections."""
-        for connection in self.connections:
-            with suppress(Exception):  # closed already
-                connection.close()
-
-    def close(self) -> None:
-        if self.runtime.is_dead:
-            self.bury()
-        else:
-            self.store.close()
-
-
-class Worker(Process):
-    """A worker process: a runner and what it knows of workflows."""
+class Worker(RunnerProcess):
+    """A worker process of this world."""
 
     def __init__(
         self, world: World, name: str, registry: Registry, interruptions: tuple[type[BaseException], ...]
     ) -> None:
-        super().__init__(world, name)
-        self._world, self.should_stop = world, False
-        self.runner = Runner(
-            self.store,
+        super().__init__(
+            name,
+            world.url,
+            WorldRuntime(world, name),
             world.settings,
-            registry,
-            self.runtime,
-            world.messages.extend,
-            should_stop=lambda: self.should_stop,
+            registry=registry,
+            wake=world.messages.extend,
+            lent=World.statements,
             interruptions=interruptions,
         )
-
-    def die(self) -> None:
-        """To be called by author code: the process dies in it."""
-        self.runtime.is_dead = True
-        raise Crash(self.name)
 
     def advance(self, ref: Ref) -> str:
         """Deliver a message; a crash kills this worker, and the world goes on."""
         self.runtime.thread = threading.get_ident()
         try:
-            return self.runner.advance(ref, claimed_by=f"task@{self.name}")
-        except BaseException:
-            if not self.runtime.is_dead:
-                raise
-            self.bury()
-            return "crashed"
+            return super().advance(ref)
+        finally:
+            World.statements.update(self.store.lend_statements())
 
 
 class Producer(Process):
     """A process of the application that creates instances and sends events."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+        super().__init__(name, world.url, WorldRuntime(world, name), world.settings, lent=World.statements)
         self.operations = Operations(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
 
 
@@ -195,7 +116,7 @@ class Beat(Process):
     """A process with a sweeper."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+        super().__init__(name, world.url, WorldRuntime(world, name), world.settings, lent=World.statements)
         self.sweeper = Sweeper(self.store, world.settings, self.runtime, world.publish, lambda _: None)
 
 
@@ -316,12 +237,12 @@ class World:
 
     current: ClassVar[World | None] = None
     """The world whose clock statements read."""
-    statements: ClassVar[dict[Any, Any]] = {}
+    statements: ClassVar[Lent] = {}
     """Compiled once for all processes of all worlds: that is a third of a short test."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         World.current = self
-        self.url, self.now_us = url, to_us(START)
+        self.url, self.clock = url, Clock()
         self.settings = Settings(**settings)
         self.messages: list[Due] = []
         self.accepted: list[tuple[str, str]] = []
@@ -329,8 +250,8 @@ class World:
         self.bodies: list[tuple[str, int, str, int]] = []
         self.prior_runs: dict[tuple[str, str, int], Any] = {}
         self.exempt: dict[str, str] = {}
-        self.registry = Code()
-        self._web = Process(self, "web")
+        self.registry = Deployed([])
+        self._web = Process("web", url, WorldRuntime(self, "web"), self.settings, lent=World.statements)
         self._workers: list[Worker] = []
         self._others: list[Process] = []
         self.store = self._web.store
@@ -343,22 +264,27 @@ class World:
 
     def close(self) -> None:
         for process in (*self._workers, *self._others, self._web):
+            World.statements.update(process.store.lend_statements())
             process.close()
 
     # --- time -----------------------------------------------------------------------------------
 
     @property
     def now(self) -> datetime:
-        return from_us(self.now_us)
+        return self.clock.now
+
+    @property
+    def now_us(self) -> int:
+        return self.clock.read()
 
     def advance(self, span: float | timedelta) -> None:
         """Move the clock; nothing runs by itself, but the web process has seen the database all the while."""
-        lease_us = span_us(self.settings.lease)
-        end_us = self.now_us + round((span.total_seconds() if isinstance(span, timedelta) else span) * 1_000_000)
-        if end_us - self.now_us > lease_us:
-            self.now_us = end_us - lease_us
+        span = span if isinstance(span, timedelta) else timedelta(seconds=span)
+        if span > self.settings.lease:
+            self.clock.advance(span - self.settings.lease)
             self.sweeper.seconds_to_next()
-        self.now_us = end_us
+            span = self.settings.lease
+        self.clock.advance(span)
 
     # --- code and workers -----------------------------------------------------------------------
 
@@ -367,7 +293,7 @@ class World:
 
         def register(fn: Callable[..., Any]) -> Flow:
             definition = define(fn, **options)
-            self.registry.add(definition)
+            self.registry.replace(definition)
             return Flow(self, definition)
 
         return register if fn is None else register(fn)
