@@ -31,8 +31,8 @@ from celery_durable.testing import (
     NotEnded,
     NothingDue,
     StoreNotEmpty,
+    databases,
 )
-from celery_durable.testing.databases import _MEMORY
 
 rows = sa.MetaData()
 orders = sa.Table("orders", rows, sa.Column("id", sa.String(20)), sa.Column("payment", sa.String(20)))
@@ -330,10 +330,10 @@ def test_the_harness_runs_on_every_database(store_url: str) -> None:
             rows.drop_all(harness.engine)
 
 
-def test_a_harness_leaves_nothing_behind() -> None:
-    before = set(_MEMORY.glob("durable-harness-*"))
+def test_a_harness_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "_MEMORY", tmp_path)
     harness = DurableHarness([purchase])
-    assert len(set(_MEMORY.glob("durable-harness-*")) - before) == 1
+    assert len(list(tmp_path.iterdir())) == 1
     harness.close()
     harness.close()
     forgotten = DurableHarness([purchase])
@@ -341,4 +341,4 @@ def test_a_harness_leaves_nothing_behind() -> None:
     forgotten._web.close()
     del forgotten
     gc.collect()
-    assert set(_MEMORY.glob("durable-harness-*")) <= before
+    assert list(tmp_path.iterdir()) == []

@@ -9,8 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import EventTimeout, InstanceTerminal, StepTx
-from celery_durable.testing import START, HarnessMisuse, ScenarioFailed
-from celery_durable.testing.databases import _MEMORY
+from celery_durable.testing import START, HarnessMisuse, ScenarioFailed, databases
 from celery_durable.testing.scenario import (
     advance_time_and_run_until_idle,
     assert_,
@@ -156,13 +155,13 @@ def test_runners_at_once_and_bodies_held_back() -> None:
         ),
     ],
 )
-def test_a_step_that_fails_is_named_with_its_scenario(step, message) -> None:
-    before = set(_MEMORY.glob("durable-harness-*"))
+def test_a_step_that_fails_is_named_with_its_scenario(step, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(databases, "_MEMORY", tmp_path)
     with pytest.raises(ScenarioFailed) as caught:
         run_scenario(scenario(initialize_and_run_until_idle(buy, id="b-1"), step))
     assert str(caught.value) == message
     assert isinstance(caught.value, AssertionError)
-    assert set(_MEMORY.glob("durable-harness-*")) <= before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_cause_of_a_failure_is_the_error_itself() -> None:
