@@ -2,6 +2,7 @@
 
 JOBS ?= 2
 ARGS ?=
+MINUTES ?= 4
 
 BIN := .venv/bin
 # Each candidate is run, not looked up: version managers leave names on the PATH that only print an error,
@@ -13,12 +14,12 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format lint-fix docs bench news clean
+.PHONY: help setup demo test test-all chaos check format lint-fix docs bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, test-all, bench)'
+	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, test-all, bench, chaos)  MINUTES=10 (for chaos)'
 
 setup: .venv/dev ## Make or update the environment .venv (the other targets do it by themselves)
 
@@ -30,6 +31,9 @@ test: .venv/dev ## Run the tests, except those marked slow
 
 test-all: .venv/dev ## Run all tests: every broker and database, interleavings, kills
 	$(PYTEST) $(ARGS)
+
+chaos: .venv/dev ## Storm over real servers and workers for MINUTES: kills, freezes, outages, cut commits
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
 check: .venv/dev ## Lint, format, types, floors, spelling, news
 	$(BIN)/ruff check .

@@ -210,7 +210,7 @@ class Store:
             try:
                 return self._once(work, single=single)
             except _Unknown as unknown:
-                logger.warning("The outcome of a commit is unknown, looking it up: %s", unknown.cause)
+                _tell_unknown(unknown.cause)
                 if resolve is not None:
                     found = self.transact(resolve)
                     if found is not None:
@@ -337,6 +337,7 @@ class Store:
             type(session).commit(session)
         except exc.DBAPIError as error:
             if fault_of(error) is Fault.LOST:
+                _tell_unknown(error)
                 raise _Unknown(error) from error
             raise
         self.runtime.checkpoint("after-commit")
@@ -485,6 +486,10 @@ class _Unknown(Exception):
     def __init__(self, cause: exc.DBAPIError) -> None:
         self.cause = cause
         super().__init__(str(cause.orig))
+
+
+def _tell_unknown(cause: exc.DBAPIError) -> None:
+    logger.warning("The outcome of a commit is unknown, looking it up: %s", cause)
 
 
 def _roll_back(transaction: sa.RootTransaction) -> None:

@@ -149,6 +149,62 @@ class RedisServer:
             return False
 
 
+class RabbitmqServer:
+    """A RabbitMQ on a free port, with a port mapper of its own, so that it meets no other node."""
+
+    # Not the one on the PATH: Debian's wrapper becomes the user rabbitmq, whose folders are another server's.
+    program = next((str(path) for path in Path("/usr/lib/rabbitmq").glob("**/bin/rabbitmq-server")), None)
+    mapper = shutil.which("epmd")
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self._folder = free_port(), folder
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        mapped = free_port()
+        assert self.mapper is not None
+        self._mapper = Proc(
+            [self.mapper, "-port", str(mapped), "-address", "127.0.0.1"], log=folder / "epmd.log", env={"HOME": "/"}
+        )
+        self._env = {
+            "HOME": str(folder),  # its cookie
+            "ERL_EPMD_PORT": str(mapped),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"own{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_PID_FILE": str(folder / "rabbitmq.pid"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "none.conf"),
+        }
+        self.start()
+
+    def start(self, *, wait: bool = True) -> None:
+        assert self.program is not None
+        self.proc = Proc([self.program], log=self._folder / "rabbitmq.log", env=self._env)
+        if wait:
+            until("RabbitMQ answers", self.answers, 60, pause=0.2)
+
+    def stop(self) -> None:
+        """As by a power cut; what it has written to its folder is there again when it starts."""
+        self.proc.clean_up()
+
+    def clean_up(self) -> None:
+        self.proc.clean_up()
+        self._mapper.clean_up()
+
+    def answers(self) -> bool:
+        assert self.proc.is_running, self.proc.text()[-2000:]
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+            probe.sendall(b"AMQP\x00\x00\x09\x01")
+            probe.settimeout(1)
+            return bool(probe.recv(1))
+        return False
+
+
 def postgresql_programs() -> Path | None:
     """Where initdb and pg_ctl are: on the PATH, or where Debian puts them."""
     found = shutil.which("initdb")

@@ -10,12 +10,16 @@ import threading
 class TcpProxy:
     """Listens on ``port``; on ``control_port`` it is told ``cut-before`` or ``cut-after``, for the next request."""
 
+    _inside = b""
+
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._cut = ""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self.cuts: list[str] = []
+        self.made: list[tuple[str, bool]] = []
+        """The same cuts, each with whether it had to be inside something."""
         self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         self.port, self.control_port = (listener.getsockname()[1] for listener in self._listeners)
         for listener, serve in zip(self._listeners, (self._relay, self._obey), strict=True):
@@ -25,6 +29,18 @@ class TcpProxy:
         for sock in (*self._listeners, *list(self._open)):
             _close(sock)
 
+    def arm(self, cut: str, *, inside: bytes = b"") -> bool:
+        """As by ``control_port``, but for the next request that contains ``inside``; False while another cut waits."""
+        with self._lock:
+            is_free = not self._cut
+            if is_free:
+                self._cut, self._inside = cut, inside
+        return is_free
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._cut = ""
+
     def _accept(self, listener: socket.socket, serve: object) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -33,20 +49,27 @@ class TcpProxy:
 
     def _obey(self, sock: socket.socket) -> None:
         with sock:
-            self._cut = sock.recv(20).decode()
+            self._cut, self._inside = sock.recv(20).decode(), b""
             sock.sendall(b"ok")
 
     def _relay(self, client: socket.socket) -> None:
-        server = socket.create_connection(self._target)
+        try:
+            server = socket.create_connection(self._target)
+        except OSError:  # the server is away; so are we
+            _close(client)
+            return
         pair = _Pair(client, server)
         self._open |= {client, server}
         threading.Thread(target=self._answers, args=(pair,), daemon=True).start()
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
                 with self._lock:
-                    cut, self._cut = self._cut, ""
+                    inside = self._inside
+                    cut = self._cut if inside in data else ""
+                    self._cut = "" if cut else self._cut
                 if cut:
                     self.cuts.append(cut)
+                    self.made.append((cut, bool(inside)))
                 if cut == "cut-before":
                     break
                 pair.is_cut = cut == "cut-after"

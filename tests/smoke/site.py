@@ -25,7 +25,10 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--logle
 
 
 class Site:
-    """An application, its folder, its processes."""
+    """An application, its folder, its processes. A kind of its own may have more workflows: `project`, `build`."""
+
+    project = "tests.smoke.project"
+    build = staticmethod(flows.build)
 
     def __init__(
         self,
@@ -46,21 +49,21 @@ class Site:
         )
         self.folder = folder
         # The test itself takes no detours.
-        self.app: Celery = flows.build(dataclasses.replace(self.config, database_url=direct, role="test"))
+        self.app: Celery = self.build(dataclasses.replace(self.config, database_url=direct, role="test"))
         self.durable: Durable = vars(self.app)["durable"]
         # No pool: the database may have been restarted between two questions.
-        self._engine = sa.create_engine(direct, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self.engine = sa.create_engine(direct, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         migrate.upgrade(self.durable.store)
-        flows.drop_tables(self._engine)  # another ring of tests may have left its own on this server
-        flows.create_tables(self._engine)
-        self._procs: list[Proc] = []
+        flows.drop_tables(self.engine)  # another ring of tests may have left its own on this server
+        flows.create_tables(self.engine)
+        self.procs: list[Proc] = []
         self.instances: list[WorkflowInstance[Any]] = []
 
     def close(self) -> None:
-        for proc in self._procs:
+        for proc in self.procs:
             proc.clean_up()
-        flows.drop_tables(self._engine)
-        self._engine.dispose()
+        flows.drop_tables(self.engine)
+        self.engine.dispose()
         self.durable.close()
         self.app.close()
 
@@ -73,7 +76,7 @@ class Site:
             "--concurrency",
             str(concurrency),
             "-n",
-            f"w{len(self._procs)}-{self.config.name}@smoke",
+            f"w{len(self.procs)}-{self.config.name}@smoke",
             *QUIET,
         ]
         worker = self._start("worker", *argv, *options)
@@ -82,7 +85,7 @@ class Site:
         return worker
 
     def beat(self, *, wait: bool = True) -> Proc:
-        schedule = self.folder / f"schedule-{len(self._procs)}"
+        schedule = self.folder / f"schedule-{len(self.procs)}"
         beat = self._start("beat", "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel=INFO")
         if wait:
             beat.wait_for_log("The durable dispatcher is running")
@@ -96,11 +99,11 @@ class Site:
     def _start(self, role: str, *argv: str, **environment: str) -> Proc:
         config = dataclasses.replace(self.config, role=role)
         proc = Proc(
-            python("-m", "celery", "-A", "tests.smoke.project", *argv),
-            log=self.folder / f"{role}-{len(self._procs)}.log",
+            python("-m", "celery", "-A", self.project, *argv),
+            log=self.folder / f"{role}-{len(self.procs)}.log",
             env={**config.environment(), **environment, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"},
         )
-        self._procs.append(proc)
+        self.procs.append(proc)
         return proc
 
     def client(self, program: str) -> int:
@@ -145,7 +148,7 @@ class Site:
         query = sa.select(b.pid).where(b.instance == instance.id, b.step == step, b.attempt == attempt)
 
         def look() -> int | None:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 return connection.execute(query.limit(1)).scalar()
 
         return int(until(f"a body of {step!r}, attempt {attempt}", look) or 0)
@@ -172,12 +175,17 @@ class Site:
         self.check(reruns=reruns)
 
     def check(self, *, reruns: int | None = 0) -> None:
-        """Fail with whatever breaks the invariants.
+        """Fail with whatever breaks the invariants; see `broken`."""
+        broken = self.broken(reruns=reruns)
+        assert not broken, "\n".join(broken) + "\n" + self.logs()
+
+    def broken(self, *, reruns: int | None = 0) -> list[str]:
+        """Whatever breaks the invariants.
 
         ``reruns``: how many bodies had to run again within their attempt; None where chance decides.
         """
         broken = []
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             for name, query in QUERIES.items():
                 given = {"now": 2**62} if ":now" in query else {}
                 broken += [f"{name}: {tuple(row)}" for row in connection.execute(sa.text(query), given)]
@@ -187,26 +195,25 @@ class Site:
             broken.append(f"I9 bodies that ran again within their attempt: {again}, expected {reruns}")
         known = {(instance.workflow.name, instance.id) for instance in self.instances}
         i = self.durable.store.tables.instance.c
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             recorded = {tuple(row) for row in connection.execute(sa.select(i.workflow, i.instance_id))}
-        broken += [f"I12 create was answered, and is gone: {each}" for each in known - recorded]
-        assert not broken, "\n".join(broken) + "\n" + self.logs()
+        return broken + [f"I12 create was answered, and is gone: {each}" for each in known - recorded]
 
     def bodies(self, instance: WorkflowInstance[Any]) -> list[tuple[str, int]]:
         """Which steps' bodies ran, in order, with the number of the attempt."""
         b = flows.bodies.c
         query = sa.select(b.step, b.attempt).where(b.instance == instance.id).order_by(b.id)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return [(row.step, row.attempt) for row in connection.execute(query)]
 
     def rows(self) -> list[Any]:
         i = self.durable.store.tables.instance
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return list(connection.execute(sa.select(i).limit(5)).mappings())
 
     def logs(self) -> str:
         """The ends of all logs, for people."""
-        return "\n".join(f"--- {proc.log.name}\n{proc.text()[-1500:]}" for proc in self._procs)
+        return "\n".join(f"--- {proc.log.name}\n{proc.text()[-1500:]}" for proc in self.procs)
 
 
 _ATTEMPT = (flows.bodies.c.instance, flows.bodies.c.run, flows.bodies.c.step, flows.bodies.c.attempt)

@@ -1,0 +1,202 @@
+"""Where the storm takes place: a database and a broker of its own, workers and beats, a proxy before the database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.chaos import flows
+from tests.smoke.proc import MariadbServer, PostgresqlCluster, Proc, RabbitmqServer, RedisServer, postgresql_programs
+from tests.smoke.proxy import TcpProxy
+from tests.smoke.site import Site
+
+LEASE_SECONDS = 2.0
+_SETTLING_SECONDS = 0.5
+_POOL_DIED_AT_START = "Could not start worker processes"
+PAIRS = ("redis+postgresql", "rabbitmq+mariadb", "redis+mariadb", "rabbitmq+postgresql")
+
+_SETTINGS: dict[str, Any] = {
+    "durable_lease_seconds": LEASE_SECONDS,
+    "durable_pass_seconds": 2.0,
+    "durable_redispatch_max_seconds": 4.0,
+    "durable_max_crashes": 1_000_000,  # what dies here dies of the storm
+}
+_CONNECTIONS = {
+    "postgresql": "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    "mysql": "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'root'",
+}
+# As the drivers send it; not a part of READ COMMITTED or AUTOCOMMIT.
+_COMMIT = {"postgresql": b"COMMIT\x00", "mysql": b"\x03COMMIT"}
+_CUT = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
+
+
+def missing_programs(pair: str) -> list[str]:
+    """What has to be installed for this pair and is not."""
+    broker, database = pair.split("+")
+    there = {
+        "redis": RedisServer.program is not None,
+        "rabbitmq": RabbitmqServer.program is not None and RabbitmqServer.mapper is not None,
+        "postgresql": postgresql_programs() is not None,
+        "mariadb": all(MariadbServer.programs),
+    }
+    return [name for name in (broker, database) if not there[name]]
+
+
+class ChaosSite(Site):
+    project = "tests.chaos.project"
+    build = staticmethod(flows.build)
+
+
+class Arena:
+    """Everything that may be hurt. All of it was started here, and is ended by `close`, whatever happened to it."""
+
+    def __init__(self, pair: str, folder: Path, *, workers: int = 2, beats: int = 2) -> None:
+        self.pair, self.folder = pair, folder
+        self._ready_since: dict[int, float] = {}
+        broker, database = pair.split("+")
+        with contextlib.ExitStack() as started:
+            self.database = PostgresqlCluster() if database == "postgresql" else MariadbServer()
+            started.callback(self.database.clean_up)
+            self.broker = RedisServer(folder) if broker == "redis" else RabbitmqServer(folder)
+            started.callback(self._close_broker)
+            self.proxy = TcpProxy(("127.0.0.1", self.database.port))
+            started.callback(self.proxy.close)
+            self.site = self._make_site()
+            started.callback(self.site.close)
+            self.workers = [self.site.worker(concurrency=3, wait=False) for _ in range(workers)]
+            self.beats = [self.site.beat(wait=False) for _ in range(beats)]
+            for worker in self.workers:
+                worker.wait_for_log(r"ready\.", 60)
+            self._started = started.pop_all()
+
+    def _make_site(self) -> ChaosSite:
+        (self.folder / "at").mkdir()
+        direct = self.database.url
+        proxied = sa.make_url(direct).set(host="127.0.0.1", port=self.proxy.port)
+        return ChaosSite(
+            "chaos",
+            self.folder,
+            self.broker.url,
+            proxied.render_as_string(hide_password=False),
+            _SETTINGS,
+            control_port=self.proxy.control_port,
+            bodies_url=direct,
+        )
+
+    def close(self) -> None:
+        self._started.close()
+
+    def _close_broker(self) -> None:
+        (self.broker.proc if isinstance(self.broker, RedisServer) else self.broker).clean_up()
+
+    # --- who is there ---------------------------------------------------------------------------
+
+    def replace(self, crew: list[Proc], fallen: Proc) -> None:
+        """Start another in the place of one that is gone."""
+        start = self.site.worker if crew is self.workers else self.site.beat
+        options = {"concurrency": 3} if crew is self.workers else {}
+        crew[crew.index(fallen)] = start(wait=False, **options)
+
+    def fallen(self) -> list[str]:
+        """Workers and beats that ended without being killed; others are in their places now."""
+        found = []
+        for crew in (self.workers, self.beats):
+            for proc in [proc for proc in crew if not proc.is_running]:
+                # Celery's own answer to a pool process that dies in the worker's first moment; whoever runs workers
+                # starts them again.
+                if _POOL_DIED_AT_START not in proc.text():
+                    found.append(f"{proc.log.name} ended by itself with exit code {proc.process.returncode}")
+                self.replace(crew, proc)
+        return found
+
+    def ready_workers(self) -> list[Proc]:
+        """Those whose pool has been up for a moment: whoever dies earlier takes the whole worker with it."""
+        now = time.monotonic()
+        for worker in self.workers:
+            if worker.pid not in self._ready_since and worker.is_running and "ready." in worker.text():
+                self._ready_since[worker.pid] = now
+        return [worker for worker in self.workers if now - self._ready_since.get(worker.pid, now) > _SETTLING_SECONDS]
+
+    def passes(self) -> list[tuple[int, str]]:
+        """Pool processes that are at a pass, with the id of its task."""
+        found = []
+        for worker in self.ready_workers():
+            for pid in worker.children():
+                with contextlib.suppress(OSError):
+                    if task_id := (self.folder / "at" / str(pid)).read_text():
+                        found.append((pid, task_id))
+        return found
+
+    def claims(self, by: str) -> list[tuple[int, int]]:
+        """The runs, as instance and run number, whose claim is held by a task, or by a node (``@name``)."""
+        i = self.site.durable.store.tables.instance.c
+        held = i.claimed_by.endswith(f" {by[1:]}", autoescape=True) if by[0] == "@" else (
+            i.claimed_by.startswith(f"{by} ", autoescape=True)
+        )  # fmt: skip
+        with contextlib.suppress(sa.exc.DBAPIError), self.site.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(sa.select(i.id, i.run_number).where(held))]
+        return []
+
+    def node(self, worker: Proc) -> str:
+        """The name under which a worker's claims are held."""
+        return f"@w{self.site.procs.index(worker)}-chaos@smoke"
+
+    @property
+    def commit_message(self) -> bytes:
+        """By what a request that commits is known."""
+        return _COMMIT[self.site.engine.dialect.name]
+
+    def cut_connection(self, choose: Any) -> bool:
+        """Have the server end one client's connection."""
+        kind = self.site.engine.dialect.name
+        with contextlib.suppress(sa.exc.DBAPIError), self.site.engine.connect() as connection:
+            found = connection.exec_driver_sql(_CONNECTIONS[kind]).scalars().all()
+            if found:
+                connection.exec_driver_sql(_CUT[kind].format(int(choose(sorted(found)))))
+                return True
+        return False
+
+    def forget_messages(self) -> bool:
+        """Take from the broker all it knows, or, where that is not possible, all that waits in our queue."""
+        with contextlib.suppress(Exception):
+            if isinstance(self.broker, RedisServer):
+                self.broker.flush()
+            else:
+                with self.site.app.connection_for_write() as connection:
+                    connection.connect()
+                    connection.default_channel.queue_purge(self.site.durable.settings.queue)
+            return True
+        return False
+
+
+def send_signal(pid: int, number: int, *, group: int) -> bool:
+    """Signal a process if it (still) belongs to the group that one of ours leads; True when it got it."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(pid) == group:
+            os.kill(pid, number)
+            return True
+    return False
+
+
+def send_group_signal(proc: Proc, number: int) -> bool:
+    """Signal a process of ours with all its children."""
+    if not proc.is_running:
+        return False
+    os.killpg(proc.pid, number)
+    return True
+
+
+def end_group(proc: Proc) -> None:
+    send_group_signal(proc, signal.SIGKILL)
+    proc.process.wait(30)
+
+
+def now_us() -> int:
+    """The time of this machine, which is also that of its databases."""
+    return time.time_ns() // 1000

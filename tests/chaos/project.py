@@ -1,0 +1,38 @@
+"""``celery -A tests.chaos.project``: the application of tests/chaos/flows.py; a pool process says what it is at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import signals
+
+from celery_durable import tasks
+from tests.chaos.flows import build
+from tests.smoke.flows import Config, become_child
+
+config = Config.read(os.environ)
+app = build(config)
+app.set_current()
+
+
+def say_at(*, sender: Any, task_id: str, **_: Any) -> None:
+    """Whoever kills this process wants to know which pass it cuts short."""
+    if sender.name == tasks.ADVANCE:
+        _note().write_text(task_id)
+
+
+def say_idle(*, sender: Any, **_: Any) -> None:
+    if sender.name == tasks.ADVANCE:
+        _note().write_text("")
+
+
+def _note() -> Path:
+    return config.path("at", str(os.getpid()))
+
+
+if config.role == "worker":
+    signals.worker_process_init.connect(become_child)
+    signals.task_prerun.connect(say_at)
+    signals.task_postrun.connect(say_idle)

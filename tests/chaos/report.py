@@ -1,0 +1,153 @@
+"""What the storm has left: evidence from logs and tables, the violations, and one table for people."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.chaos import flows
+from tests.chaos.arena import Arena
+from tests.chaos.crowd import Crowd
+from tests.chaos.storm import FAULTS, KILLED_CHILD, KILLED_WORKER, Kill, Tally
+
+_SUPERSEDED = "'superseded: the instance was taken over, restarted or ended meanwhile'"
+_UNKNOWN = "The outcome of a commit is unknown, looking it up"
+_TERMINAL = ("complete", "errored", "terminated")
+
+LEGEND = """\
+writes refused     passes that ended because their claim was somebody else's by then, as the workers logged it
+commits looked up  commits whose connection was lost, so that their outcome had to be looked up, from all logs
+recovery           from a kill -9 of a process that held the claim of a run, by the machine's clock, to the next step
+                   that ended, wait that began or end of that run, by the time in its row; under all the other faults,
+                   and a run that is struck again and again in one step rests longer each time, up to a minute
+COMMITs            on MariaDB also those that SQLAlchemy sends to set the isolation level back after a read"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One pair's numbers."""
+
+    pair: str
+    seconds: float
+    faults: Counter[str]
+    instances: int
+    steps: int
+    refused: int
+    looked_up: int
+    recoveries: dict[str, list[float]]
+    violations: list[str]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, in the table's order."""
+        return [
+            *((fault, str(self.faults[fault])) for fault in FAULTS),
+            ("faults in all", str(self.faults.total())),
+            ("storm, seconds", f"{self.seconds:.0f}"),
+            ("instances", str(self.instances)),
+            ("steps recorded", str(self.steps)),
+            ("writes refused", str(self.refused)),
+            ("commits looked up", str(self.looked_up)),
+            *(
+                (f"recovery, {who} killed, p50 / p99 of n", _quantiles(self.recoveries.get(k, [])))
+                for k, who in _RECOVERIES
+            ),
+            ("VIOLATIONS", str(len(self.violations))),
+        ]
+
+
+_RECOVERIES = ((KILLED_CHILD, "pool process"), (KILLED_WORKER, "worker"))
+
+
+def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Report:
+    """Look at everything once it is quiet."""
+    logs = "".join(proc.text() for proc in arena.site.procs)
+    t = arena.site.durable.store.tables
+    with arena.site.engine.connect() as connection:
+        steps = connection.execute(sa.select(sa.func.count()).where(t.step.c.finished_at.is_not(None))).scalar_one()
+        recoveries = _recoveries(connection, t, tally.kills)
+    return Report(
+        pair=arena.pair,
+        seconds=seconds,
+        faults=tally.faults,
+        instances=len(crowd.plans),
+        steps=int(steps),
+        refused=logs.count(_SUPERSEDED),
+        looked_up=logs.count(_UNKNOWN),
+        recoveries=recoveries,
+        violations=[
+            *tally.fallen,
+            *_endings(arena, crowd),
+            *_lost_events(arena, crowd),
+            *arena.site.broken(reruns=None),
+        ],
+    )
+
+
+def _endings(arena: Arena, crowd: Crowd) -> list[str]:
+    """Every instance completes, with the output that its plan foretells."""
+    t = arena.site.durable.store.tables
+    query = sa.select(t.instance.c.instance_id, t.instance.c.status, t.run.c.output, t.run.c.error_message).join(
+        t.run, (t.run.c.instance_pk == t.instance.c.id) & (t.run.c.run_number == t.instance.c.run_number)
+    )
+    found = []
+    with arena.site.engine.connect() as connection:
+        for key, status, output, error in connection.execute(query):
+            wanted = flows.expected(crowd.plans[key]) if key in crowd.plans else None
+            if status not in _TERMINAL:
+                found.append(f"I6 {key} is still {status} after the quiet")
+            elif status != "complete":
+                found.append(f"I8 {key} ended {status}: {error}")
+            elif json.loads(output) != wanted:
+                found.append(f"I8 {key} put out {output}, not {wanted}")
+    return found
+
+
+def _lost_events(arena: Arena, crowd: Crowd) -> list[str]:
+    e = arena.site.durable.store.tables.event.c
+    with arena.site.engine.connect() as connection:
+        recorded = set(connection.execute(sa.select(e.event_id)).scalars())
+    return [f"I12 send_event was answered, and is gone: {each}" for each in sorted(crowd.accepted_events - recorded)]
+
+
+def _recoveries(connection: sa.Connection, t: Any, kills: Sequence[Kill]) -> dict[str, list[float]]:
+    """Seconds from each kill to the next progress that was recorded of the run it struck."""
+    seconds: dict[str, list[float]] = {fault: [] for fault, _ in _RECOVERIES}
+    for kill in kills:
+        step = (t.step.c.instance_pk == kill.instance_pk) & (t.step.c.run_number == kill.run_number)
+        run = (t.run.c.instance_pk == kill.instance_pk) & (t.run.c.run_number == kill.run_number)
+        times = sa.union_all(
+            sa.select(t.step.c.finished_at).where(step),
+            sa.select(t.step.c.created_at).where(step, t.step.c.type != "do"),
+            sa.select(t.run.c.completed_at).where(run),
+        )
+        progress = [at for at in connection.execute(times).scalars() if at is not None and at > kill.at_us]
+        if progress:
+            seconds[kill.fault].append((min(progress) - kill.at_us) / 1e6)
+    return seconds
+
+
+def _quantiles(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "-"
+    ordered = sorted(seconds)
+    p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
+    return f"{p50:.2f} / {p99:.2f} s of {len(ordered)}"
+
+
+def table(reports: Sequence[Report]) -> str:
+    """The one table: a row for each number, a column for each pair."""
+    heads = ["", *(each.pair for each in reports)]
+    rows = [heads, *([label, *values] for label, *values in _merged(reports))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _merged(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+    columns = [dict(each.rows()) for each in reports]
+    return [(label, *(column[label] for column in columns)) for label in columns[0]]

@@ -1,0 +1,73 @@
+"""`make chaos`, for a minute, and what it says where it cannot run or has found something."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+
+import pytest
+
+from tests.chaos import __main__ as chaos
+from tests.chaos.arena import missing_programs
+from tests.chaos.report import Report, table
+from tests.services import missing
+from tests.smoke.proc import ROOT, python
+
+_PAIR = "redis+postgresql"
+
+
+@pytest.mark.slow
+@pytest.mark.smoke
+@pytest.mark.timeout(300)
+def test_a_minute_of_storm_with_a_hundred_kills_loses_nothing() -> None:
+    if programs := missing_programs(_PAIR):
+        missing(_PAIR, f"{' and '.join(programs)} not installed")
+    options = ["--minutes", "1", "--pair", _PAIR, "--kills", "100"]
+    done = subprocess.run(
+        python("-m", "tests.chaos", *options), cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^VIOLATIONS +0$", done.stdout, re.MULTILINE)
+    kills = sum(
+        int(n) for n in re.findall(r"^(?:pool processes|workers|beats) killed.* (\d+)$", done.stdout, re.MULTILINE)
+    )
+    assert kills >= 100
+
+
+def test_a_storm_needs_the_programs_of_its_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chaos, "missing_programs", lambda pair: pair.split("+")[:1])
+    assert chaos.main(["--pair", "rabbitmq+mariadb", "--pair", "redis+mariadb"]) == 2
+    said = "Not installed here: rabbitmq, redis. Choose what is: --pair redis+postgresql\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_violation_fails_the_run_and_says_how_to_find_its_cause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def storm(pair: str, *_: object) -> Report:
+        return Report(pair, 1.0, Counter(), 3, 9, 1, 2, {}, ["I1 something was done twice"])
+
+    monkeypatch.setattr(chaos, "_run", storm)
+    monkeypatch.setattr(chaos, "missing_programs", lambda _: [])
+    assert chaos.main(["--pair", _PAIR, "--seed", "7"]) == 1
+    said = capsys.readouterr().out
+    folder = re.search(r"logs in (\S+)", said)
+    assert folder is not None
+    assert said.endswith(f"1 VIOLATIONS, seed 7, logs kept in {folder[1]}\n  {_PAIR}: I1 something was done twice\n")
+    shutil.rmtree(folder[1])
+
+
+def test_the_table_has_a_row_for_each_number_and_a_column_for_each_pair() -> None:
+    faults = Counter({"beats killed": 2})
+    some = Report("a+b", 60.0, faults, 3, 9, 1, 2, {"pool processes killed in a pass": [0.5, 0.25]}, [])
+    other = Report("c+d", 60.0, Counter(), 1, 1, 0, 0, {}, ["broken"])
+    rows = [re.split(r" {2,}", line.strip()) for line in table([some, other]).splitlines()]
+    assert rows[0] == ["a+b", "c+d"]
+    assert ["beats killed", "2", "0"] in rows
+    assert ["recovery, pool process killed, p50 / p99 of n", "0.50 / 0.50 s of 2", "-"] in rows
+    assert rows[-1] == ["VIOLATIONS", "0", "1"]
