@@ -152,7 +152,7 @@ class Durable:
     @functools.cached_property
     def sweeper(self) -> Sweeper:
         """What finds due work and has it published."""
-        return Sweeper(self.store, self.settings, self.runtime, self.publisher.publish, self._queue_length)
+        return Sweeper(self.store, self.settings, self.runtime, self.publisher.publish, self.queue_length)
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
@@ -236,7 +236,7 @@ class Durable:
             grace = self.settings.grace
             tasks.release_dead_claim(self.store, self.publisher.publish, task_id, args, grace=grace)
 
-    def _queue_length(self, queue: str) -> int | None:
+    def queue_length(self, queue: str) -> int | None:
         """How many messages wait in a queue; None where the broker cannot say."""
         try:
             with self.app.connection_or_acquire() as connection:

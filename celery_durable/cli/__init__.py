@@ -22,6 +22,7 @@ _VERBS = {
     "resume": "manage",
     "terminate": "manage",
     "restart": "manage",
+    "chaos": "chaos",
 }
 
 

@@ -64,7 +64,10 @@ class Folder:
         self.started: list[subprocess.Popen[str]] = []
 
     def celery(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "celery", *words]
+        return self.python("-m", "celery", *words)
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
         return subprocess.run(
             command, cwd=self.path, env=self.env, capture_output=True, text=True, timeout=50, check=False
         )

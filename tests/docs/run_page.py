@@ -70,7 +70,7 @@ def stand_in_for_servers() -> None:
 
     celery_durable.app.read_settings = read_settings
     celery_durable.app.Runtime = JumpingRuntime
-    celery_durable.app.Durable._queue_length = lambda *_: None
+    celery_durable.app.Durable.queue_length = lambda *_: None
     sa.create_engine = create_engine
     Publisher.publish = publish
 

@@ -1,0 +1,327 @@
+"""`chaos`: prove on your own staging that nothing gets lost, by killing workers and losing and repeating messages.
+
+Harmless to others: it kills only workers that it has started, drops only messages that it would have sent
+itself, reads the tables and writes nothing to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli.mischief import Messenger, OwnWorker
+from celery_durable.cli.screen import Column, Screen
+from celery_durable.cli.verb import INTERRUPTED, REFUSED, Refusal, Verb, database_now, open_durable
+from celery_durable.model import Due
+from celery_durable.store import probes
+from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
+
+_SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
+_UNKNOWN = "The outcome of a commit is unknown, looking it up"
+_MOST_SEEN = 10_000
+_NEWS_SECONDS = 10.0
+_PAUSE_SECONDS = (0.3, 1.2)
+_PATIENCE_SECONDS = 30.0
+_COLUMNS = (Column("WHAT"), Column("HOW OFTEN"))
+
+
+@click.command(cls=Verb, examples=["chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7"])
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How long to go on."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="How many to start, and to kill."
+)
+@click.option("--seed", type=int, help="Decides what is done, and when; a random one by default.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, yes: bool) -> None:
+    """Kill workers and lose messages, to see that nothing is lost.
+
+    Use it on your staging, while instances run there. It starts workers of its own, for the queues of your workflows
+    only, and kills these with kill -9, again and again; it repeats messages, and drops some that it would have sent.
+    Your own workers, your other tasks and the broker are left alone. A kill counts as an attempt of the step it hits.
+    At the end it shows what it did, how soon the struck runs went on, and every contradiction in the tables: exit
+    code 1 if there is one. Ctrl-C ends it early, and everything it started. Piped: what, how often.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable.app.loader.import_default_modules()
+    _check_broker(durable)
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    place = durable.store.engine.url.render_as_string()
+    if not yes:
+        click.confirm(
+            f"Start {workers} workers on {place}, and for {minutes:g} min kill them and lose and repeat messages?",
+            abort=True,
+            err=True,
+        )
+    screen.aside(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
+    app = ctx.find_root().params.get("app")
+    storm = Storm(durable, screen, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
+    is_interrupted = storm.run(workers=workers, length=timedelta(minutes=minutes))
+    rows, violations = storm.report()
+    screen.table(_COLUMNS, rows)
+    for violation in violations:
+        screen.aside(f"VIOLATION {violation}")
+    storm.forget_logs(keep=bool(violations))
+    if violations:
+        ctx.exit(REFUSED)
+    if is_interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def _check_broker(durable: Durable) -> None:
+    conf: Any = durable.app.conf
+    url = str(conf.broker_read_url or "")
+    if conf.task_always_eager or url.startswith("memory:"):
+        raise Refusal(
+            "There is no broker between processes, so there are no workers to kill.",
+            "Set broker_url, and task_always_eager to False: chaos needs workers in processes of their own.",
+        )
+
+
+class Storm:
+    """One chaos run: its workers, its dispatcher, what it did to them and whom it struck."""
+
+    def __init__(self, durable: Durable, screen: Screen, dice: random.Random, app: str | None) -> None:
+        self._durable, self._screen, self._dice, self._app = durable, screen, dice, app
+        self._folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
+        self._messenger = Messenger(durable.publisher, dice)
+        self._stop = threading.Event()
+        self._workers: list[OwnWorker] = []
+        self._logs: list[Path] = []
+        self._done: Counter[str] = Counter()
+        self._struck: list[probes.Held] = []
+        self._recovered: dict[probes.Held, float] = {}
+        self._seen: dict[int, Due] = {}
+        self._since: datetime = database_now(durable)
+        queues = {durable.registry.get(name).queue for name in durable.workflows}
+        self._queues = sorted({durable.settings.queue} | {queue for queue in queues if queue})
+
+    def run(self, *, workers: int, length: timedelta) -> bool:
+        """Go through with it, and end what was started; True when it was interrupted."""
+        sweeper = Sweeper(
+            self._durable.store,
+            self._durable.settings,
+            self._durable.runtime,
+            self._messenger.publish,
+            self._durable.queue_length,
+        )
+        dispatcher = Dispatcher(sweeper, self._durable.settings)
+        with self._signals():
+            try:
+                self._look()
+                for _ in range(workers):
+                    self._workers.append(self._new_worker())
+                self._await_ready()
+                dispatcher.start()
+                self._blow(length)
+                self._await_recovery()
+            except Refusal:
+                self.forget_logs(keep=False)
+                raise
+            finally:
+                dispatcher.stop()
+                self._end_workers()
+        return self._stop.is_set()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM: a flag, so that no worker is forgotten that is just being started."""
+
+        def ask(*_: object) -> None:
+            if self._stop.is_set():
+                for worker in self._workers:
+                    worker.signal_all(signal.SIGKILL)
+                os._exit(INTERRUPTED)
+            self._stop.set()
+            self._screen.aside("Ending the workers that were started; once more ends them at once.")
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _new_worker(self) -> OwnWorker:
+        number = len(self._logs)
+        node = f"chaos-{number}-{os.getpid()}@chaos"
+        self._logs.append(self._folder / f"worker-{number}.log")
+        return OwnWorker(self._app, node, self._queues, self._logs[-1])
+
+    def _await_ready(self) -> None:
+        runtime, end = self._durable.runtime, self._durable.runtime.monotonic() + 60
+        while not (self._stop.is_set() or all(worker.is_ready for worker in self._workers)):
+            fallen = next((worker for worker in self._workers if not worker.is_running), None)
+            if fallen is not None or runtime.monotonic() > end:
+                said = (fallen or self._workers[0]).said().strip().splitlines()[-1:]
+                raise Refusal("A worker could not be started.", f"It said: {' '.join(said)}")
+            runtime.sleep(0.1)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.signal_all(signal.SIGCONT)  # one may have been frozen for its death
+            worker.ask_to_stop()
+        for worker in self._workers:
+            worker.end()
+
+    # --- the storm ------------------------------------------------------------------------------
+
+    def _blow(self, length: timedelta) -> None:
+        runtime = self._durable.runtime
+        begun = runtime.monotonic()
+        news_at = begun + _NEWS_SECONDS
+        deeds = {self._kill_child: 6, self._kill_worker: 1, self._repeat_messages: 3}
+        while (now := runtime.monotonic()) < begun + length.total_seconds() and not self._stop.is_set():
+            runtime.sleep(self._dice.uniform(*_PAUSE_SECONDS))
+            deed = self._dice.choices(list(deeds), list(deeds.values()))[0]
+            with self._sitting_outages_out():
+                self._look()
+                deed()
+            if now >= news_at:
+                news_at = now + _NEWS_SECONDS
+                told = "; ".join(f"{what}: {n}" for what, n in self._deeds())
+                self._screen.aside(f"{now - begun:4.0f} s; {told}; instances seen: {len(self._seen)}")
+
+    @contextlib.contextmanager
+    def _sitting_outages_out(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            if not self._durable.store.is_transient(exc):
+                raise
+            self._done["times the database was away"] += 1
+
+    def _look(self) -> None:
+        """Note who is at work now, and replace workers that have fallen."""
+        if len(self._seen) < _MOST_SEEN:
+            within, limit = timedelta(minutes=1), _MOST_SEEN - len(self._seen)
+            self._seen |= self._durable.store.read(lambda tx: probes.soon(tx, within=within, limit=limit))
+        for worker in [worker for worker in self._workers if not worker.is_running]:
+            self._replace(worker)
+
+    def _replace(self, worker: OwnWorker) -> None:
+        worker.end()
+        self._workers[self._workers.index(worker)] = self._new_worker()
+
+    def _kill_child(self) -> None:
+        """Frozen first, so that its claim is read while nothing can change it."""
+        worker = self._dice.choice(self._workers)
+        pid = worker.child() if worker.is_ready else None
+        if pid is None or not worker.signal_child(pid, signal.SIGSTOP):
+            return
+        held, end = None, signal.SIGCONT
+        try:
+            held = self._to_be_struck(worker)
+            end = signal.SIGCONT if held is None else signal.SIGKILL
+        finally:
+            worker.signal_child(pid, end)
+        if held is not None:
+            self._struck += held
+            self._done["pool processes killed"] += 1
+
+    def _kill_worker(self) -> None:
+        worker = self._dice.choice(self._workers)
+        if not worker.is_ready:
+            return
+        worker.signal_all(signal.SIGSTOP)
+        try:
+            held = self._to_be_struck(worker)
+        except BaseException:
+            worker.signal_all(signal.SIGCONT)
+            raise
+        if held is None:
+            worker.signal_all(signal.SIGCONT)
+            return
+        worker.kill()
+        self._replace(worker)
+        self._struck += held
+        self._done["workers killed"] += 1
+
+    def _to_be_struck(self, worker: OwnWorker) -> list[probes.Held] | None:
+        """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
+        held = self._durable.store.read(lambda tx: probes.held_by(tx, worker.node))
+        most = max(1, self._durable.settings.max_crashes - 2)
+        return None if any(each.crash_count >= most for each in held) else held
+
+    def _repeat_messages(self) -> None:
+        for pk in self._dice.sample(sorted(self._seen), min(3, len(self._seen))):
+            self._messenger.repeat(self._seen[pk])
+
+    def _await_recovery(self) -> None:
+        """Give the struck runs the time that they may need: a lease, and a message or two that got lost."""
+        settings, runtime = self._durable.settings, self._durable.runtime
+        end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _PATIENCE_SECONDS
+        left = self._not_recovered()
+        if left and not self._stop.is_set():
+            self._screen.aside(f"Waiting for {len(left)} runs that were struck to go on")
+        while left and runtime.monotonic() < end and not self._stop.is_set():
+            runtime.sleep(0.5)
+            left = self._not_recovered()
+
+    def _not_recovered(self) -> list[probes.Held]:
+        for held in self._struck:
+            if held not in self._recovered:
+                with self._sitting_outages_out():
+                    at = self._durable.store.read(partial(probes.progress_since, held=held))
+                    if at is not None:
+                        self._recovered[held] = (at - held.at).total_seconds()
+        return [held for held in self._struck if held not in self._recovered]
+
+    # --- the report -----------------------------------------------------------------------------
+
+    def _deeds(self) -> list[tuple[str, int]]:
+        done = self._done | Counter({f"messages {how}": n for how, n in self._messenger.done.items()})
+        return sorted(done.items())
+
+    def report(self) -> tuple[list[tuple[str, str]], list[str]]:
+        """The table, and what contradicts itself."""
+        pks = sorted(self._seen.keys() | {held.pk for held in self._struck})
+        read = self._durable.store.read
+        statuses, steps = read(lambda tx: probes.counts(tx, pks, since=self._since))
+        violations = read(lambda tx: probes.contradictions(tx, pks))
+        left = self._not_recovered()
+        logs = "".join(log.read_text(errors="replace") for log in self._logs)
+        rows = [
+            *((what, str(n)) for what, n in self._deeds()),
+            ("instances seen", str(len(pks))),
+            *((f"of them {status} now", str(n)) for status, n in sorted(statuses.items())),
+            ("steps recorded meanwhile", str(steps)),
+            ("zombie writes refused", str(logs.count(_SUPERSEDED))),
+            ("unknown commits looked up", str(logs.count(_UNKNOWN))),
+            ("runs struck by a kill", str(len(self._struck))),
+            ("seconds until they went on, p50 / p99", _quantiles(list(self._recovered.values()))),
+            ("not gone on yet", ", ".join(str(held.ref) for held in left[:5]) or "0"),
+            ("violations", str(len(violations))),
+        ]
+        return rows, violations
+
+    def forget_logs(self, *, keep: bool) -> None:
+        """Remove the workers' logs, or say where they are."""
+        if keep:
+            self._screen.aside(f"The logs of the workers are in {self._folder}")
+        else:
+            shutil.rmtree(self._folder)
+
+
+def _quantiles(seconds: list[float]) -> str:
+    if not seconds:
+        return "-"
+    ordered = sorted(seconds)
+    p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
+    return f"{p50:.2f} / {p99:.2f}"

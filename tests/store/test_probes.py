@@ -1,0 +1,103 @@
+"""What a chaos run asks of the tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.model import Due, Status, StepStatus, StepType
+from celery_durable.store import probes
+from celery_durable.store.claims import Ending
+from celery_durable.store.probes import Held
+from tests.store.world import World, seconds, step
+
+
+def held_by(world: World, node: str) -> list[Held]:
+    return world.store.read(lambda tx: probes.held_by(tx, node))
+
+
+def test_a_node_holds_what_it_has_claimed_and_nothing_of_others(world: World) -> None:
+    mine, other = world.create("o-1"), world.create("o-2")
+    world.create("o-3")
+    claim = world.claim(mine, by="task-1 chaos-1@here")
+    world.claim(other, by="task-2 other-chaos-1@here")
+    assert held_by(world, "chaos-1@here") == [Held(claim.pk, mine, 0, world.now)]
+    world.settle(claim, Ending(Status.COMPLETE, output="1"))
+    assert held_by(world, "chaos-1@here") == []
+
+
+def test_what_is_soon_due_or_worked_on_is_found_with_its_queue(world: World) -> None:
+    due, claimed, over = world.create("o-1", queue="slow"), world.create("o-2"), world.create("o-3")
+    pk = world.claim(claimed).pk
+    world.settle(world.claim(over), Ending(Status.COMPLETE, output="1"))
+    found = world.store.read(lambda tx: probes.soon(tx, within=seconds(60), limit=10))
+    assert found == {world.row(due).pk: Due(due, "slow"), pk: Due(claimed, "durable")}
+
+
+def test_progress_is_the_first_thing_recorded_after_that_moment(world: World) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    world.commit(claim, step("before"))
+    held = Held(claim.pk, ref, 0, world.now)
+    progress = partial(probes.progress_since, held=held)
+    world.advance(1)
+    assert world.store.read(progress) is None
+    began = world.now
+    world.commit(claim, step("wait", StepStatus.WAITING, seq=2, type=StepType.SLEEP, wake_in=seconds(9)))
+    world.advance(1)
+    world.commit(claim, step("after", seq=3))
+    assert world.store.read(progress) == began
+
+
+def test_counts_are_those_of_the_instances_and_of_the_time(world: World) -> None:
+    first, second = world.create("o-1"), world.create("o-2")
+    world.create("o-3")
+    claim = world.claim(first)
+    world.commit(claim, step("before"))
+    world.advance(1)
+    since = world.now
+    world.commit(claim, step("after", seq=2))
+    world.settle(claim, Ending(Status.COMPLETE, output="1"))
+    pks = [world.row(first).pk, world.row(second).pk]
+    found = world.store.read(lambda tx: probes.counts(tx, pks, since=since))
+    assert found == (Counter(complete=1, active=1), 1)
+
+
+CONTRADICTIONS = [
+    ({"lease_until": 1}, "half of a claim"),
+    ({"status": "waiting", "claim_token": "t", "claimed_by": "me", "lease_until": 1}, "claimed while waiting"),
+    ({"poll_at": None}, "active, and nobody will look after it"),
+    ({"status": "terminated", "run_at": None}, "terminated, but its run ended at None"),
+    ({"status": "paused", "output": "1"}, "paused, with an output"),
+    ({"status": "paused", "error_name": "ValueError"}, "paused, with the error ValueError"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), CONTRADICTIONS)
+def test_each_contradiction_is_a_sentence(world: World, changes: dict[str, Any], sentence: str) -> None:
+    pk = world.row(world.create("o-1")).pk
+    world.create("o-2")
+    look = partial(probes.contradictions, pks=[pk])
+    assert world.store.read(look) == []
+    t = world.store.tables
+    of_run = {key: changes[key] for key in ("output", "error_name") if key in changes}
+    changes = {key: value for key, value in changes.items() if key not in of_run}
+    with world.store.engine.begin() as connection:
+        connection.execute(sa.update(t.instance).where(t.instance.c.id == pk).values(**{"status": "active"} | changes))
+        if of_run:
+            connection.execute(sa.update(t.run).where(t.run.c.instance_pk == pk).values(**of_run))
+    assert world.store.read(look) == [f"order/o-1: {sentence}"]
+
+
+def test_steps_that_contradict_each_other_are_sentences(world: World) -> None:
+    claim = world.claim(world.create())
+    world.commit(claim, step("a", attempts=3, max_attempts=2))
+    world.commit(claim, step("b"))
+    assert world.store.read(partial(probes.contradictions, pks=[claim.pk])) == [
+        f"instance {claim.pk}: two steps are number 1",
+        f"instance {claim.pk}: step 'a' has more attempts than it may",
+    ]
