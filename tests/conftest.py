@@ -109,6 +109,16 @@ def clocked_store(store_url: str) -> Iterator[Store]:
     store.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Here, not with the tests that read it: pytest wants options before it looks into folders.
+    parser.addoption(
+        "--durable-nodes",
+        choices=["local", "docker"],
+        default="local",
+        help="tests/pytest_celery: nodes as processes of this machine, or in containers",
+    )
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Here, not in a fixture: the summary then folds the skips of one server into one line.
     params = getattr(item, "callspec", None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import random
 import shutil
 import signal
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
     folder.chmod(0o755)
+    logging.basicConfig(filename=folder / "crowd.log")
     print(f"seed {seed}, logs in {folder}", flush=True)
     seconds = given.minutes * 60 / len(pairs)
     reports = [_run(pair, folder / pair, seed, seconds, given.kills, given.crowd) for pair in pairs]
