@@ -275,7 +275,7 @@ class Store:
 
         def once(_: object = None) -> T:
             self._check_once()
-            with self._connect(isolation_level="AUTOCOMMIT") as conn:
+            with self._wrapping(), self._connect(isolation_level="AUTOCOMMIT") as conn:
                 return work(Tx(conn, self))
 
         try:
@@ -359,7 +359,8 @@ class Store:
         # The instance's own verbs are refused to authors. A connection that cannot write must not be used again.
         end = type(session).invalidate if session.info.pop(_ABANDONED, False) else type(session).close
         try:
-            end(session)
+            with self._wrapping():
+                end(session)
         except exc.DBAPIError as error:
             logger.info("A step's session was closed after its connection was lost: %s", error.orig)
 
@@ -428,7 +429,10 @@ class Store:
 
     @contextmanager
     def _wrapping(self) -> Iterator[None]:
-        """Wrap the loss of a connection whose isolation level is being set: SQLAlchemy lets the driver's error pass."""
+        """Wrap the loss of a connection whose isolation level is set, or set back: SQLAlchemy lets it pass as it is.
+
+        In the second case the connection is also missing from the pool ever after, so that needs a new one.
+        """
         driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         try:
             yield

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -588,3 +589,39 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
         assert store.read(lock_timeout) == in_a_single_statement
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_connection_that_is_lost_when_it_is_given_back_costs_one_more_look(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB's isolation level is set back over the network, and SQLAlchemy lets the driver's error out of it."""
+    dialect = store.engine.dialect
+    real = dialect.reset_isolation_level
+    lost = [True]
+
+    def reset(connection: Any) -> None:
+        if lost and lost.pop():
+            raise dialect.loaded_dbapi.OperationalError(2013, "Lost connection to MySQL server during query")
+        real(connection)
+
+    monkeypatch.setattr(dialect, "reset_isolation_level", reset)
+    assert store.read(lambda tx: tx.execute(sa.select(sa.literal(7))).scalar_one()) == 7
+    assert lost == []
+    assert store.engine.pool.checkedout() == 0
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_step_s_session_that_is_lost_when_it_is_given_back_is_given_up(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sa.create_engine(store_url)
+    store = Store(engine=engine, session_factory=sessionmaker(engine))
+    session = store.open_session()
+
+    def reset(connection: Any) -> None:
+        raise engine.dialect.loaded_dbapi.OperationalError(2013, "Lost connection to MySQL server during query")
+
+    monkeypatch.setattr(engine.dialect, "reset_isolation_level", reset)
+    store.close_session(session)
+    engine.dispose()
