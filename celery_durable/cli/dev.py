@@ -25,6 +25,7 @@ from celery_durable.cli import embedded, render
 from celery_durable.cli.follow import LOOK_SECONDS, Follower
 from celery_durable.cli.screen import Cell, Screen, Styled
 from celery_durable.cli.verb import INTERRUPTED, Verb, attached_durable, command_line, database_now, reaching_database
+from celery_durable.errors import InstanceNotFound
 from celery_durable.model import Ref
 from celery_durable.store import migrate
 
@@ -120,6 +121,7 @@ class _LocalWorker:
         self._seen: queue.SimpleQueue[tuple[Ref, bool]] = queue.SimpleQueue()
         self._running: set[Ref] = set()
         self._followers: dict[Ref, Follower] = {}
+        """Also of what is over: a superfluous message about it must not have it told anew."""
 
     def run(self) -> None:
         """Work until told to stop; raises what ended the worker before that."""
@@ -191,9 +193,7 @@ class _LocalWorker:
                 self._followers[ref] = Follower(
                     self._durable, ref.workflow, ref.instance_id, ref.run_number, since=since
                 )
-            follower = self._followers[ref]
-            for at, cells in follower.news():
-                when = render.clock(at, exact=not self._screen.is_terminal)
-                self._screen.entry([when, Styled(str(ref), "bold"), *cells])
-            if follower.is_over:
-                del self._followers[ref]
+            with contextlib.suppress(InstanceNotFound):  # a message may name what there is not
+                for at, cells in self._followers[ref].news():
+                    when = render.clock(at, exact=not self._screen.is_terminal)
+                    self._screen.entry([when, Styled(str(ref), "bold"), *cells])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 from collections.abc import Iterator
@@ -170,6 +172,34 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
     dev.send_signal(signal.SIGTERM)
     assert dev.wait(20) == 0
     assert folder.log().endswith("Stopped. What was not finished goes on when you start it again.\n")
+
+
+def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folder) -> None:
+    folder.path.joinpath("doorbell.py").write_text(
+        textwrap.dedent("""
+        from celery import Celery
+        from celery_durable import Durable, durable_workflow
+        from celery_durable.model import Due, Ref
+
+        durable = Durable(Celery("doorbell"))
+
+        @durable_workflow(name="visit")
+        def visit(event, step):
+            return step.do("ring", ring, event.payload)
+
+        def ring(other):
+            durable.publisher.wake([Due(Ref("visit", other, 1), durable.settings.queue)])
+
+        app = durable.app
+        """)
+    )
+    folder.start("-A", "doorbell", "durable", "dev")
+    folder.await_log("Ctrl-C")
+    for name, other in (("first", "nobody"), ("second", "first"), ("third", "nobody")):
+        folder.celery("-A", "doorbell", "durable", "start", "visit", "--params", json.dumps(other), "--id", name)
+        folder.await_log(f"visit/{name}#1\trun\tcomplete")
+    said = [line.split("\t", 1)[1] for line in folder.log().splitlines() if "visit/first#1" in line]
+    assert [line.split("\t")[1:3] for line in said] == [["step", "completed"], ["run", "complete"]]
 
 
 def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder: Folder) -> None:
