@@ -338,6 +338,7 @@ class Store:
         except exc.DBAPIError as error:
             if fault_of(error) is Fault.LOST:
                 _tell_unknown(error)
+                self._session_threads.discard(session.info.pop(_THREAD, 0))  # the lock went with the connection
                 raise _Unknown(error) from error
             raise
         self.runtime.checkpoint("after-commit")

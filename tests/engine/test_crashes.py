@@ -506,6 +506,31 @@ def test_a_body_whose_session_lost_its_connection_runs_again_as_the_same_attempt
     assert line.message.startswith("The transaction of step 'book' was lost: ")
 
 
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_session_whose_commit_is_in_doubt_is_looked_up_also_where_it_held_the_only_lock(
+    world: World, is_applied: bool
+) -> None:
+    world.exempt["I9"] = "the body runs again on purpose"
+    cut = []
+
+    def cut_once(connection: sa.Connection) -> None:
+        if world.bodies and not cut:
+            cut.append(connection)
+            if is_applied:
+                connection.connection.driver_connection.commit()
+            connection.connection.driver_connection.close()
+
+    sa.event.listen(world.worker.store.engine, "commit", cut_once)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("book", world.book, event.instance_id, event.run_number)
+
+    assert order.run().output == "booked book"
+    assert len(world.bodies) == (1 if is_applied else 2)
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_session_that_is_lost_every_time_is_a_failed_attempt_in_the_end(world: World) -> None:
     world.exempt["I9"] = "the body runs again on purpose"
