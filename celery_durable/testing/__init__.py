@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_durable.testing.clock import START, Clock
+    from celery_durable.testing.crash_safety import CrashReport, CrashSchedule, assert_crash_safe
     from celery_durable.testing.doubles import Attempt, Double, Gate
     from celery_durable.testing.errors import (
         HarnessBusy,
         HarnessError,
         HarnessMisuse,
         HeldOutside,
+        NotCrashSafe,
         NotEnded,
         NothingDue,
         ScenarioFailed,
@@ -29,6 +31,8 @@ __all__ = [
     "Attempt",
     "Clock",
     "Crash",
+    "CrashReport",
+    "CrashSchedule",
     "Double",
     "DurableHarness",
     "Gate",
@@ -39,15 +43,28 @@ __all__ = [
     "HarnessRuntime",
     "HeldOutside",
     "Messages",
+    "NotCrashSafe",
     "NotEnded",
     "NothingDue",
     "Process",
     "RunnerProcess",
     "ScenarioFailed",
     "StoreNotEmpty",
+    "assert_crash_safe",
 ]
 
-_ROOMS = ("errors", "lanes", "clock", "messages", "doubles", "runtime", "process", "instance", "harness")
+_ROOMS = (
+    "errors",
+    "lanes",
+    "clock",
+    "messages",
+    "doubles",
+    "runtime",
+    "process",
+    "instance",
+    "harness",
+    "crash_safety",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -80,3 +80,18 @@ class ScenarioFailed(HarnessError, AssertionError):
     def __init__(self, scenario: str, number: int, verb: str, reason: str) -> None:
         self.scenario, self.number, self.verb, self.reason = scenario, number, verb, reason
         super().__init__(f"Scenario {scenario!r}, step {number} ({verb}): {reason}")
+
+
+class NotCrashSafe(HarnessError, AssertionError):
+    """A workflow ends otherwise where its workers die: `assert_crash_safe` found how."""
+
+    code = "NOT_CRASH_SAFE"
+
+    def __init__(self, workflow: str, schedule: str, faults: Sequence[str], problems: Sequence[str]) -> None:
+        self.workflow, self.schedule, self.problems = workflow, schedule, tuple(problems)
+        where = "; ".join(faults) or "nobody died"
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        super().__init__(
+            f"Workflow {workflow!r} is not crash safe ({where}):{lines}\n"
+            f"Run only this again: assert_crash_safe(..., replay={schedule})"
+        )

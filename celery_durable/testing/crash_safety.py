@@ -1,0 +1,393 @@
+"""assert_crash_safe: whether a workflow comes to the same end wherever its workers die.
+
+    def test_order_is_crash_safe():
+        assert_crash_safe(order, {"cents": 100}, events=[("approval", {"by": "eve"})], side_effects=Shop.metadata)
+
+It runs the workflow once undisturbed, and then again and again: a runner dies before and after each commit, each
+publishing and each body, or freezes there until another has taken over; every message comes twice and in another
+order, or to two runners at once, or not at all. Each time the end must be the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from celery_durable.model import Status
+from celery_durable.testing.code import Code, definition_of
+from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe
+from celery_durable.testing.harness import DurableHarness
+from celery_durable.testing.process import RunnerProcess
+
+Deliveries = Literal["once", "twice", "at once", "lost"]
+"""What happens to each message: delivered once; twice, and every older one again, mixed; to two runners; never."""
+
+Deed = Callable[[Session], Any]
+
+_ID = "crash-safe"
+_MOST_TURNS = 10_000
+_PAIRS = 8
+_HOLDS_NO_LOCK = ("claimed", "before-body", "after-commit")
+_MOST_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CrashSchedule:
+    """What is done to one run of the workflow.
+
+    ``crashes``: the first runner dies at its checkpoint of the first number, the runner that follows at that of the
+    second, and so on. ``freeze``: the first one is suspended beyond its lease at this checkpoint, and goes on when
+    another has done what there was to do.
+    """
+
+    crashes: tuple[int, ...] = ()
+    freeze: int | None = None
+    deliveries: Deliveries = "once"
+    seed: int = 0
+
+    @property
+    def faults(self) -> int:
+        """How many bodies may run in vain."""
+        return len(self.crashes) + (self.freeze is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashReport:
+    """What `assert_crash_safe` has done. ``checkpoints``: the places of an undisturbed run where a runner can die."""
+
+    checkpoints: int
+    schedules: int
+    crashes: int
+    freezes: int
+
+
+def assert_crash_safe(
+    workflow: Code,
+    params: Any = None,
+    *,
+    events: Sequence[tuple[str, Any]] = (),
+    side_effects: sa.MetaData | Deed | None = None,
+    compare: Callable[[Any], Any] | None = None,
+    setup: Callable[[DurableHarness], object] | None = None,
+    workflows: Iterable[Code] = (),
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    schedules: int = 200,
+    replay: CrashSchedule | None = None,
+) -> CrashReport:
+    """Fail with NotCrashSafe unless the workflow ends the same wherever its runners die.
+
+    The same: output or error, recorded steps, side effects; and no body runs more often than the crashes explain.
+    Time moves by itself, to the end of each sleep, retry and timeout.
+
+    ``events``: (type, payload), each sent when the workflow waits for its type. ``side_effects``: what steps write
+    with ``tx.session`` or ``tx.mutate``: the MetaData of your tables, which are made before each run and whose rows
+    are compared, automatic keys left out; or a function of a session whose answers are compared. ``compare``: what
+    of the output must be the same, where it tells times or other things that may differ. ``setup``: gets each
+    harness before the run, to make tables or doubles (``harness.mock_step_result("charge", "ch_1")``).
+    ``workflows``: others that it creates or sends events to. ``seed``: decides what is left to chance.
+    ``schedules``: how many at most; of more the seed chooses. ``replay``: only this one, as a failure shows it.
+    """
+    trial = _Trial(workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {})
+    calm = trial.run(CrashSchedule(seed=seed))
+    trial.check_calm(calm)
+    chosen = [replay] if replay is not None else _choose(list(_schedules(calm.passed, seed)), schedules, seed)
+    for schedule in chosen:
+        if problems := trial.differences(calm, trial.run(schedule)):
+            shortest, problems, where = trial.shorten(calm, schedule, problems)
+            raise NotCrashSafe(definition_of(workflow).name, repr(shortest), where, problems)
+    return CrashReport(
+        checkpoints=len(calm.passed),
+        schedules=len(chosen),
+        crashes=sum(len(each.crashes) for each in chosen),
+        freezes=sum(each.freeze is not None for each in chosen),
+    )
+
+
+def _choose(schedules: list[CrashSchedule], most: int, seed: int) -> list[CrashSchedule]:
+    if len(schedules) <= most:
+        return schedules
+    chosen = random.Random(f"{seed}/choice").sample(range(len(schedules)), most)  # noqa: S311  # reproducible on purpose
+    return [schedules[number] for number in sorted(chosen)]
+
+
+def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
+    """From the simple to the mixed: what fails first is nearly as short as it gets."""
+    chance = random.Random(f"{seed}/schedules")  # noqa: S311  # reproducible on purpose
+    kinds: tuple[Deliveries, ...] = get_args(Deliveries)
+    for deliveries in kinds[1:]:
+        yield CrashSchedule(deliveries=deliveries, seed=seed)
+    for number in range(len(passed)):
+        yield CrashSchedule((number,), deliveries=kinds[number % 2], seed=seed)
+    for number, name in enumerate(passed):
+        if name in _HOLDS_NO_LOCK:
+            yield CrashSchedule(freeze=number, seed=seed)
+    for _ in range(_PAIRS):
+        pair = chance.randrange(len(passed)), chance.randrange(len(passed))
+        yield CrashSchedule(pair, deliveries=chance.choice(kinds), seed=chance.getrandbits(16))
+
+
+# --- one run ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Ended:
+    """How an instance ended."""
+
+    status: str
+    output: Any
+    error: str | None
+    steps: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What is seen of one run."""
+
+    passed: list[str] = field(default_factory=list)
+    instances: dict[str, _Ended] = field(default_factory=dict)
+    effects: Any = None
+    bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unsent: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    is_endless: bool = False
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What is to be run, again and again."""
+
+    workflow: Code
+    params: Any
+    events: tuple[tuple[str, Any], ...]
+    side_effects: sa.MetaData | Deed | None
+    compare: Callable[[Any], Any] | None
+    setup: Callable[[DurableHarness], object] | None
+    others: tuple[Code, ...]
+    settings: Mapping[str, Any]
+
+    def run(self, schedule: CrashSchedule) -> _Observed:
+        """Run the workflow to its end under a schedule, in a harness of its own."""
+        with DurableHarness([self.workflow, *self.others], seed=schedule.seed, settings=self.settings) as harness:
+            if isinstance(self.side_effects, sa.MetaData):
+                harness.create_tables(self.side_effects)
+            if self.setup is not None:
+                self.setup(harness)
+            course = _Course(harness, schedule, list(self.events))
+            harness.create(definition_of(self.workflow).name, self.params, id=_ID)
+            course.run()
+            return self._observe(harness, course)
+
+    def _observe(self, harness: DurableHarness, course: _Course) -> _Observed:
+        seen = course.seen
+        seen.unsent = [type_ for type_, _ in course.events]
+        seen.bodies = Counter((f"{each.workflow}/{each.instance_id}", each.step) for each in harness.attempts)
+        for summary in harness.durable.operations.list(limit=1000).items:
+            handle = harness.instance(summary.workflow, summary.id)
+            status, history = handle.status(), handle.history()
+            error = None if status.error is None else f"{status.error.name}: {status.error.message}"
+            is_ours = summary.id == _ID and self.compare is not None and status.status is Status.COMPLETE
+            output = self.compare(status.output) if is_ours and self.compare is not None else status.output
+            steps = {step.step_key: str(step.status) for step in history.steps}
+            seen.instances[f"{summary.workflow}/{summary.id}"] = _Ended(str(status.status), output, error, steps)
+        if self.side_effects is not None:
+            with harness.session() as session:
+                seen.effects = _effects(self.side_effects, session)
+        return seen
+
+    def check_calm(self, calm: _Observed) -> None:
+        """The undisturbed run must come to an end, or there is nothing to compare with."""
+        name = definition_of(self.workflow).name
+        if calm.is_endless:
+            raise HarnessMisuse(f"Workflow {name!r} comes to no end, also undisturbed: assert_crash_safe() needs one.")
+        if calm.unsent:
+            raise HarnessMisuse(f"Workflow {name!r} never waited for {calm.unsent}: leave these out of events=.")
+
+    def differences(self, calm: _Observed, seen: _Observed) -> list[str]:
+        """What is not as in the undisturbed run, most telling first."""
+        found = ["It comes to no end."] if seen.is_endless else []
+        for name in calm.instances.keys() | seen.instances.keys():
+            found += _unlike(name, calm.instances.get(name), seen.instances.get(name))
+        if seen.effects != calm.effects:
+            found.append(
+                f"The side effects are {_short(seen.effects)}, and undisturbed {_short(calm.effects)}. Write through "
+                "tx.session or tx.mutate, or have the receiver tell repetitions apart by tx.idempotency_key."
+            )
+        for (name, step), times in seen.bodies.items():
+            most = calm.bodies[name, step] + len(seen.faults)
+            if times > most and (name, step) in calm.bodies:  # of a step that is not there undisturbed enough is said
+                found.append(f"The body of step {step!r} of {name} ran {times} times; {most} are explained.")
+        return found
+
+    def shorten(
+        self, calm: _Observed, schedule: CrashSchedule, problems: list[str]
+    ) -> tuple[CrashSchedule, list[str], list[str]]:
+        """The shortest schedule that fails like this one, its problems and where its runners died."""
+        for simpler in _simpler(schedule):
+            seen = self.run(simpler)
+            if found := self.differences(calm, seen):
+                return simpler, found, seen.faults
+        again = self.run(schedule)
+        found = self.differences(calm, again) or [*problems, "Run again it passed: something is left to chance."]
+        return schedule, found, again.faults
+
+
+def _simpler(schedule: CrashSchedule) -> Iterator[CrashSchedule]:
+    if schedule.faults and schedule.deliveries != "once":
+        yield replace(schedule, crashes=(), freeze=None)
+    for number in schedule.crashes if len(schedule.crashes) > 1 else ():
+        yield replace(schedule, crashes=(number,), deliveries="once")
+        yield replace(schedule, crashes=(number,))
+    if schedule.deliveries != "once":
+        yield replace(schedule, deliveries="once")
+
+
+def _unlike(name: str, calm: _Ended | None, seen: _Ended | None) -> list[str]:
+    if calm is None or seen is None:
+        return [f"Instance {name} {'is there only undisturbed' if seen is None else 'is there only then'}."]
+    found = []
+    if (seen.status, seen.error) != (calm.status, calm.error):
+        error = "" if seen.error is None else f" with {seen.error}"
+        found.append(f"{name} is {seen.status}{error}, and undisturbed {calm.status}.")
+    elif seen.output != calm.output:
+        found.append(f"{name} returns {_short(seen.output)}, and undisturbed {_short(calm.output)}.")
+    if seen.steps != calm.steps:
+        found.append(
+            f"{name} records {_short(seen.steps)}, and undisturbed {_short(calm.steps)}. A workflow must make the same "
+            "calls every time it is run: take time and chance from step.now(), step.random() and step.uuid(), and "
+            "everything else from params and from the results of steps."
+        )
+    return found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _effects(wanted: sa.MetaData | Deed, session: Session) -> Any:
+    if not isinstance(wanted, sa.MetaData):
+        return wanted(session)
+    rows: dict[str, list[Any]] = {}
+    for table in wanted.sorted_tables:
+        columns = [column for column in table.c if column is not table.autoincrement_column]
+        rows[table.name] = sorted((tuple(row) for row in session.execute(sa.select(*columns))), key=repr)
+    return rows
+
+
+# --- its course ---------------------------------------------------------------------------------
+
+
+class _Course:
+    """A run on its way: messages, time, events and faults, one after the other."""
+
+    def __init__(self, harness: DurableHarness, schedule: CrashSchedule, events: list[tuple[str, Any]]) -> None:
+        self.events, self.seen = events, _Observed()
+        self._harness, self._schedule = harness, schedule
+        self._crashes = list(schedule.crashes)
+        self._runner: RunnerProcess | None = None
+        self._known: list[Any] = []
+        self._answered: set[tuple[str, str, int, str]] = set()
+
+    def run(self) -> None:
+        """Deliver, let time go by and send events, until nothing is left to do."""
+        for _ in range(_MOST_TURNS):
+            if self._harness.messages:
+                self._deliver()
+            elif not self._send():
+                due_at = self._harness.next_due()
+                if due_at is None:
+                    return
+                self._harness.clock.set_to(max(due_at, self._harness.clock.now))
+                self._prepare()
+                self._harness.tick()
+        self.seen.is_endless = True
+
+    def _deliver(self) -> None:
+        messages = self._harness.messages
+        runner = self._prepare()
+        match self._schedule.deliveries:
+            case "once":
+                self._harness.deliver(messages.pop(0))
+            case "twice":
+                self._known += [each for each in messages if each not in self._known]
+                messages.duplicate()
+                messages.extend(self._known)
+                messages.shuffle()
+                batch, messages[:] = list(messages), []
+                for each in batch:
+                    self._harness.deliver(each, to=self._prepare())
+            case "at once":
+                self._harness.run_concurrently()
+            case "lost":
+                if messages.drop() and self._harness.next_due() is not None:
+                    self._look_for_what_is_lost()
+        self._note(runner)
+
+    def _look_for_what_is_lost(self) -> None:
+        """What the sweep publishes comes through, or nothing would ever run."""
+        due_at = self._harness.next_due()
+        assert due_at is not None
+        self._harness.clock.set_to(max(due_at, self._harness.clock.now))
+        self._harness.tick()
+        while self._harness.messages:
+            self._harness.deliver(self._harness.messages.pop(0), to=self._prepare())
+
+    def _prepare(self) -> RunnerProcess:
+        """The runner that gets the next message, with the fault that waits for it."""
+        runner = self._harness.runner
+        if runner is not self._runner:
+            if self._runner is not None:
+                self._note(self._runner)
+            elif self._schedule.freeze is not None:
+                runner.runtime.at[self._schedule.freeze] = partial(self._freeze, runner)
+            self._runner = runner
+            self.seen.passed = runner.runtime.passed
+            if self._crashes:
+                runner.runtime.crash_at = self._crashes.pop(0)
+        return runner
+
+    def _note(self, runner: RunnerProcess) -> None:
+        """Say where a runner has died."""
+        if runner.is_dead and runner.runtime.crash_at is not None:
+            runner.runtime.crash_at = None
+            self.seen.faults.append(f"{runner.name} died at {self._place(runner)}")
+
+    def _place(self, runner: RunnerProcess) -> str:
+        attempts = self._harness.attempts
+        last = f", the last body being that of step {attempts[-1].step!r}" if attempts else ", before any body"
+        return f"checkpoint {len(runner.runtime.passed) - 1} ({runner.runtime.passed[-1]}{last})"
+
+    def _freeze(self, runner: RunnerProcess) -> None:
+        self.seen.faults.append(f"{runner.name} froze at {self._place(runner)} until another had taken over")
+        runner.suspend()
+        self._harness.clock.advance(self._harness.settings.lease_seconds + 1)
+        second = self._harness.second_runner()
+        for summary in self._harness.durable.operations.list(limit=1000).items:
+            self._harness.deliver(self._harness.instance(summary.workflow, summary.id), to=second)
+        runner.wake_up()
+
+    def _send(self) -> bool:
+        """Send the next event that somebody waits for."""
+        if not self.events:
+            return False
+        for summary in self._harness.durable.operations.list(status=Status.WAITING, limit=1000).items:
+            handle = self._harness.instance(summary.workflow, summary.id)
+            for step in handle.steps():
+                wait = summary.workflow, summary.id, summary.run_number, step.step_key
+                if step.status != "waiting" or step.wait_event_type is None or wait in self._answered:
+                    continue
+                for event in self.events:
+                    if event[0] == step.wait_event_type:
+                        self._answered.add(wait)
+                        self.events.remove(event)
+                        handle.send_event(*event)
+                        return True
+        return False
