@@ -148,7 +148,8 @@ class Ledger:
         if alone and not is_announced:  # an announced attempt is counted in its row already
             attempts += self._crash_count
         if max_attempts is not None and attempts >= max_attempts:
-            return GiveUp(attempts)
+            # Workers that died before the body began are no attempts beyond the last.
+            return GiveUp(max(0 if row is None else row.attempts, max_attempts))
         return Run(attempts + 1, announce=is_announced or not alone)
 
     @staticmethod

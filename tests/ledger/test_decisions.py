@@ -55,7 +55,7 @@ def expected(
     mine = crashes if alone and not pending else 0
     used = recorded + mine
     if max_attempts is not None and not used < max_attempts:
-        return GiveUp(used)
+        return GiveUp(max(max_attempts, recorded))
     return Run(used + 1, announce=pending or not alone)
 
 
@@ -127,6 +127,8 @@ def test_an_announced_attempt_is_counted_in_its_row_and_not_again() -> None:
 
 def test_attempts_used_up_by_dead_workers_end_the_step_without_running_it() -> None:
     assert ledger(3).decide_do(None, max_attempts=3, alone=True, now=NOW) == GiveUp(3)
+    assert ledger(4).decide_do(None, max_attempts=3, alone=True, now=NOW) == GiveUp(3)
+    assert ledger(0).decide_do(body(StepStatus.WAITING, 4), max_attempts=3, alone=True, now=NOW) == GiveUp(4)
     assert ledger(0).decide_do(body(StepStatus.PENDING, 3), max_attempts=3, alone=False, now=NOW) == GiveUp(3)
     assert ledger(99).decide_do(None, max_attempts=None, alone=True, now=NOW) == Run(100, announce=False)
 
