@@ -1,0 +1,92 @@
+"""The clients of a simulation: they create, send, pause, resume, restart and terminate as the dice say."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from celery_durable.errors import InstanceTerminal
+from celery_durable.model import to_us
+from tests.simulation import invariants
+from tests.simulation.programs import EVENTS, make_program
+
+
+class Clients:
+    """What comes from outside, and what was promised in answer."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule, self._dice, self._story = schedule, schedule.dice, schedule.story
+        world = schedule.world
+        self._operations, self._raw, self._clock = world.operations, world.raw, world.clock
+        self._sent = 0
+
+    def create(self, name: str) -> None:
+        program = make_program(self._dice, self._schedule.names)
+        later = self._dice.choice([None, None, None, None, 100])
+        run_at = None if later is None else self._clock.now + timedelta(seconds=later)
+        self._operations.create("program", program, id=name, run_at=run_at)
+        self._story.accepted.append(name)
+        self._story.not_before[name, 1] = 0 if run_at is None else to_us(run_at)
+        self._schedule.tell(f"create {name}: {program}")
+
+    def act(self) -> None:
+        verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
+        name = self._dice.choice(self._schedule.names)
+        verb = self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3])[0]
+        try:
+            said = verb(name)
+        except InstanceTerminal as error:
+            said = f"refused: it is {error.status}"
+        self._schedule.tell(f"{verb.__name__[1:]} {name}: {said}")
+        self._story.stats[verb.__name__[1:]] += 1
+
+    def _event(self, name: str) -> str:
+        if self._sent and self._dice.random() < 0.2:
+            number = self._dice.randrange(self._sent)  # a client that repeats itself
+        else:
+            number, self._sent = self._sent, self._sent + 1
+        event_id, type_ = f"{name}-event-{number}", EVENTS[number % len(EVENTS)]
+        waits = self._waits(name, type_)
+        is_new = self._operations.send_event("program", name, type_, f"payload {number}", id=event_id)
+        if is_new and len(waits) == 1:
+            self._story.promised.update(waits)
+        accepted = event_id, self._run_of(name)
+        if is_new is not (accepted not in self._story.accepted_events):
+            self._story.wrongs.append(f"I12b {event_id} is said to be new: {is_new}")
+        self._story.accepted_events.add(accepted)
+        return f"{event_id} {is_new}"
+
+    def _waits(self, name: str, type_: str) -> list[tuple[str, int, str]]:
+        """The waits that an event of this type would be in time for, the deadline included."""
+        query = """
+            SELECT i.instance_id, s.run_number, s.step_key FROM workflow_step s
+            JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
+            WHERE i.instance_id = ? AND s.wait_event_type = ? AND s.status = 'waiting' AND s.wake_at >= ?"""
+        return self._raw.execute(query, (name, type_, self._clock.read())).fetchall()
+
+    def _run_of(self, name: str) -> int:
+        (run,) = self._raw.execute("SELECT run_number FROM workflow_instance WHERE instance_id = ?", (name,)).fetchone()
+        return int(run)
+
+    def _pause(self, name: str) -> str:
+        self._operations.pause("program", name)
+        return "accepted"
+
+    def _resume(self, name: str) -> str:
+        self._operations.resume("program", name)
+        return "accepted"
+
+    def _terminate(self, name: str) -> str:
+        self._operations.terminate("program", name)
+        self._story.terminated.add(name)
+        self._story.faults[name, self._run_of(name)] += 1
+        return "accepted"
+
+    def _restart(self, name: str) -> str:
+        before = self._run_of(name)
+        number = self._operations.restart("program", name)
+        if number != before + 1:
+            self._story.wrongs.append(f"I12c the restart of {name} led from run {before} to {number}")
+        self._story.faults[name, before] += 1
+        self._story.prior_runs[name, before] = invariants.of_run(self._raw, name, before)
+        return f"run {number}"

@@ -1,0 +1,123 @@
+"""The processes of a simulation: they die, freeze and lose their connections where the schedule says so."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import Ref
+from celery_durable.runner import Runner
+from celery_durable.testing.lanes import Lane
+from celery_durable.testing.process import Process
+from celery_durable.testing.runtime import HarnessRuntime
+
+
+class Runtime(HarnessRuntime):
+    """The runtime of one process; at each checkpoint the schedule has a say."""
+
+    def __init__(self, world: Any, name: str) -> None:
+        super().__init__(world.clock, name=name)
+        self.world, self.name = world, name
+        self.begin(0)
+
+    def begin(self, seed: int) -> None:
+        """A new process takes the place of the last one."""
+        self.is_dead, self.is_starved, self.has_session = False, False, False
+        self.incarnation = object()
+        self.ref: Ref | None = None
+        self.passed.clear()
+        self._stopped_at, self._aside = None, 0
+        self._random = random.Random(f"{seed}/{self.name}")
+
+    def checkpoint(self, name: str) -> None:
+        if self._aside or self.ref is None:
+            return
+        if name == "after-commit":
+            self.has_session = False
+        self.world.schedule.reached(self, name)
+
+    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        incarnation = self.incarnation
+
+        def unless_starved() -> bool:
+            return incarnation is self.incarnation and (self.is_starved or work())
+
+        super().repeat(seconds, unless_starved, name=name)
+
+    def attempt(self, body: Callable[[], Any], *, workflow: str, instance_id: str, step: str, number: int) -> Any:
+        assert self.ref is not None
+        schedule = self.world.schedule
+        schedule.inside = self
+        schedule.begins((instance_id, self.ref.run_number, step), number)
+        return body()
+
+
+class Machine(Process):
+    """A process that is used for one schedule after the other: connections are what costs."""
+
+    runtime: Runtime
+
+    def __init__(self, world: Any, name: str) -> None:
+        super().__init__(name, world.url, Runtime(world, name), world.settings, lent=world.lent)
+        world.lent = self.store.lend_statements()
+        self.world = world
+        sa.event.listen(self.store.engine, "connect", _never_sync)
+        sa.event.listen(self.store.engine, "commit", self._perhaps_cut)
+
+    def _perhaps_cut(self, connection: sa.Connection) -> None:
+        how = self.world.schedule.cut(self)
+        if how is not None:
+            driver: Any = connection.connection.driver_connection
+            if how == "applied":
+                driver.commit()
+            driver.close()  # the commit that follows finds the connection lost
+
+    def begin(self, seed: int) -> None:
+        if self.runtime.is_dead:
+            self.bury()
+            self.connections.clear()
+            self.store.engine.dispose()
+        self.runtime.begin(seed)
+
+
+class Worker(Machine):
+    """A runner process, and the message that it is at."""
+
+    def begin(self, seed: int) -> None:
+        super().begin(seed)
+        self.lane: Lane | None = None
+        self.should_stop = False
+        self.claimed_by = ""
+        self.runner = Runner(
+            self.store,
+            self.world.settings,
+            self.world.registry,
+            self.runtime,
+            functools.partial(self.world.capture, self.runtime),
+            should_stop=lambda: self.should_stop,
+        )
+
+    def take(self, ref: Ref, number: int) -> Lane:
+        self.claimed_by = f"task-{number} {self.name}"
+        self.runtime.ref = ref
+        self.lane = Lane(self._advance, name=self.name, takes_turns=True)
+        return self.lane
+
+    def _advance(self) -> str:
+        ref = self.runtime.ref
+        assert ref is not None
+        try:
+            return self.runner.advance(ref, claimed_by=self.claimed_by)
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            self.bury()
+            return "crashed"
+
+
+def _never_sync(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")

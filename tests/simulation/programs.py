@@ -1,0 +1,189 @@
+"""Random workflows: programs as data, and the one workflow function that runs any of them.
+
+A step whose name begins with "book" writes one row into the ledger, in its own transaction; the ledger has no unique
+key, so that a write that happens twice shows. Branches have a "~" in their names, races begin with "race". A body
+returns the number of its execution: no two bodies return the same, so that mixed records show.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
+from celery_durable.definitions import WorkflowDefinition, define
+
+Op = dict[str, Any]
+
+authors = sa.MetaData()
+ledger = sa.Table(
+    "author_ledger",
+    authors,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("instance", sa.String(100), nullable=False),
+    sa.Column("run", sa.Integer, nullable=False),
+    sa.Column("step", sa.String(256), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("execution", sa.Integer, nullable=False),
+)
+
+EVENTS = ("go", "stop")
+RETRY_SECONDS = 5
+
+
+class Host(Protocol):
+    """What the bodies tell the simulation, and ask of it."""
+
+    def execution(self) -> int:
+        """The number of the body that begins to run."""
+
+    def opens_session(self) -> None:
+        """The body holds the write lock of the database from here on."""
+
+    def fails(self, step: str) -> None:
+        """The body raises, as the program wants it to."""
+
+
+def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
+    """A few steps of all kinds."""
+    return [_make_op(dice, str(number), instances) for number in range(dice.randint(2, 5))]
+
+
+def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch: bool = False) -> Op:
+    kinds, weights = ["do", "sleep", "wait", "send", "create", "gather", "first"], [8, 2, 4, 1, 1, 2, 2]
+    kind = dice.choices(kinds[:3] if is_branch else kinds, weights[:3] if is_branch else weights)[0]
+    match kind:
+        case "do":
+            writes = dice.choice(["session", "mutate", None])
+            fails = dice.choice([0, 0, 0, 1, 2])
+            prefix = "plain" if writes is None else "book"
+            return {"op": kind, "key": prefix + name, "writes": writes, "fails": fails, "limit": dice.choice([1, 2, 5])}
+        case "sleep":
+            return {"op": kind, "key": f"sleep{name}", "seconds": dice.choice([0, 1, 20, 3600])}
+        case "wait":
+            seconds = dice.choice([5, 60, 600, None])
+            return {"op": kind, "key": f"wait{name}", "type": dice.choice(EVENTS), "seconds": seconds}
+        case "send":
+            return {"op": kind, "key": f"send{name}", "to": dice.choice(instances), "type": dice.choice(EVENTS)}
+        case "create":
+            child = [_make_op(dice, "0", instances, is_branch=True)]
+            return {"op": kind, "key": f"create{name}", "ops": child}
+        case _:
+            branches = [
+                _make_op(dice, f"{name}~{letter}", instances, is_branch=True) for letter in "abc"[: dice.randint(2, 3)]
+            ]
+            return {"op": kind, "key": f"{'race' if kind == 'first' else 'all'}{name}", "of": branches}
+
+
+def make_definition(host: Host) -> WorkflowDefinition:
+    """The workflow that runs a program: its parameters."""
+
+    class Defined:
+        definition: WorkflowDefinition
+
+    defined = Defined()
+
+    def work(tx: StepTx, op: Op, instance: str, run: int) -> int:
+        number = host.execution()
+        row = {"instance": instance, "run": run, "step": op["key"], "attempt": tx.attempt, "execution": number}
+        if op["writes"] == "session":
+            host.opens_session()
+            tx.session.execute(sa.insert(ledger).values(row))
+        elif op["writes"] == "mutate":
+            tx.mutate(lambda session: session.execute(sa.insert(ledger).values(row)))
+        if tx.attempt <= op["fails"]:
+            host.fails(op["key"])
+            raise ValueError("as the program wants it")
+        return number
+
+    def send(tx: StepTx, op: Op, instance: str, run: int) -> int:
+        tx.send_event(defined, op["to"], op["type"], f"{instance} {run} {op['key']}")
+        return host.execution()
+
+    def create(tx: StepTx, op: Op, instance: str, run: int) -> int:
+        tx.create(defined, op["ops"], id=f"{instance}-{run}-{op['key']}")
+        return host.execution()
+
+    def program(event: WorkflowEvent, step: Step) -> dict[str, Any]:
+        where = event.instance_id, event.run_number
+
+        def do(op: Op) -> Any:
+            match op["op"]:
+                case "do":
+                    return step.do(op["key"], _config(op), work, op, *where)
+                case "send":
+                    return step.do(op["key"], send, op, *where)
+                case "create":
+                    return step.do(op["key"], create, op, *where)
+                case "sleep":
+                    return step.sleep(op["key"], op["seconds"])
+                case "wait":
+                    return step.wait_for_event(op["key"], op["type"], **_timeout(op)).payload
+                case "first":
+                    return step.first(op["key"], *(submit(branch) for branch in op["of"]))
+
+        def submit(op: Op) -> Any:
+            match op["op"]:
+                case "do":
+                    return step.submit(op["key"], _config(op), work, op, *where)
+                case "sleep":
+                    return step.submit_sleep(op["key"], op["seconds"])
+                case "wait":
+                    return step.submit_wait_for_event(op["key"], op["type"], **_timeout(op))
+
+        told: dict[str, Any] = {}
+        for op in event.payload:
+            if op["op"] == "gather":
+                futures = [submit(branch) for branch in op["of"]]
+                results = step.gather(*futures, return_exceptions=True)
+                for branch, result in zip(op["of"], results, strict=True):
+                    told[branch["key"]] = _plain(result)
+            else:
+                try:
+                    told[op["key"]] = _plain(do(op))
+                except StepFailed as error:
+                    told[op["key"]] = _plain(error)
+        return told
+
+    defined.definition = define(program)
+    return defined.definition
+
+
+def _config(op: Op) -> StepConfig:
+    return StepConfig(retries=Retries(limit=op["limit"], delay=RETRY_SECONDS, backoff="constant"))
+
+
+def _timeout(op: Op) -> dict[str, Any]:
+    return {} if op["seconds"] is None else {"timeout": op["seconds"]}
+
+
+def _plain(result: Any) -> Any:
+    if isinstance(result, (StepFailed, EventTimeout)):
+        return f"failed: {result.error_name}"
+    return getattr(result, "payload", result)
+
+
+def expected(ops: list[Op], steps: dict[str, Any]) -> dict[str, Any]:
+    """What a program must have returned, from the rows of its steps: ``steps`` gives (status, result, error) by key."""
+    told = {}
+    for op in ops:
+        if op["op"] == "gather":
+            told |= {branch["key"]: _recorded(steps, branch["key"]) for branch in op["of"]}
+        elif op["op"] == "first":
+            told[op["key"]] = _recorded(steps, steps[op["key"]][1] if op["key"] in steps else None)
+        else:
+            told[op["key"]] = _recorded(steps, op["key"])
+    return told
+
+
+def _recorded(steps: dict[str, Any], key: Any) -> Any:
+    if key not in steps:
+        return "NO ROW"
+    status, result, error = steps[key]
+    if status not in ("completed", "errored"):
+        return f"STILL {status}"
+    if error is not None:
+        return f"failed: {error}"
+    return result["payload"] if isinstance(result, dict) else result

@@ -1,0 +1,387 @@
+"""Schedules: what many runners, dispatchers and clients do to a few instances, in an order that one integer decides.
+
+A schedule has a stormy part, in which processes die or freeze at checkpoints, commits are cut with and without effect,
+messages are lost, doubled and mixed, and clients do as they like; then a calm one, after which everything must have
+ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from celery_durable.model import Due, Ref
+from celery_durable.store import sweeps
+from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.testing.lanes import Crash, current_lane
+from tests.simulation import invariants
+from tests.simulation.clients import Clients
+from tests.simulation.processes import Machine, Runtime, Worker
+from tests.simulation.programs import RETRY_SECONDS
+from tests.simulation.story import Story
+
+_UNLOCKED = frozenset({"claimed", "before-body", "after-body", "after-commit", "before-publish", "after-publish"})
+_MOST_CALM_TURNS = 400
+
+
+class Schedule:
+    """One seed's course of events."""
+
+    def __init__(self, world: Any, seed: int) -> None:
+        self.world, self.seed = world, seed
+        self.dice = random.Random(f"{seed}/schedule")
+        self.story = Story()
+        self.messages: list[Due] = []
+        self.is_calm = False
+        self.inside: Runtime = world.workers[0].runtime
+        self.busy: list[Worker] = []
+        self.asleep: list[Worker] = []
+        self._taken = 0
+        self.names = [f"i{number}" for number in range(self.dice.choice([1, 1, 2, 3]))]
+        self._clients = Clients(self)
+        # Each schedule has faults of its own: with all of them at once most instances would not get far.
+        self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
+        self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
+        self._parks = self.dice.choice([0.1, 0.5, 1])
+        self._is_attended = self.dice.random() < 0.3
+        """Whether a dispatcher sweeps all the time, so that it is not blind after each gap."""
+        self._losses = self.dice.choice([0, 0.2, 0.7])
+        self._actions = self._weights()
+        self._sweepers = [self._new_sweeper(beat) for beat in world.beats]
+
+    def _new_sweeper(self, beat: Machine) -> Sweeper:
+        return Sweeper(beat.store, self.world.settings, beat.runtime, self._offer, self._queue_length)
+
+    def _queue_length(self, queue: str) -> int | None:
+        return 1_000_000 if not self.is_calm and self.dice.random() < 0.05 else None
+
+    def _weights(self) -> tuple[list[Callable[[], None]], list[float]]:
+        some = self.dice.choice
+        table: list[tuple[Callable[[], None], float]] = [
+            (self._deliver, 10),
+            (self._step, 16),
+            (self._sweep, 2),
+            (self._pass_time, 4),
+            (self._clients.act, some([0.3, 2, 4])),
+            (self._freeze, some([0, 0, 1, 3])),
+            (self._thaw, 1.5),
+            (self._kill, some([0, 0, 0.7])),
+            (self._stop, some([0, 0, 0.5])),
+            (self._restart_beat, some([0, 0.3])),
+            (self._stray, some([0, 1])),
+        ]
+        return [action for action, _ in table], [weight for _, weight in table]
+
+    # --- the course -----------------------------------------------------------------------------
+
+    def run(self) -> list[str]:
+        for name in self.names:
+            self._clients.create(name)
+        for _ in range(self.dice.choice([15, 30, 60])):
+            self.dice.choices(*self._actions)[0]()
+        broken = self.story.wrongs + self._broken("in the storm")
+        if not broken:
+            broken = self._calm_down()
+        if not broken:
+            broken = self._broken("at the end")
+        if not broken:
+            broken += invariants.wrong_endings(self.world.raw, self.story)
+            broken += invariants.missed_events(self.world.raw, self.story)
+            broken += invariants.wrong_counts(self.world.raw, self.story)
+            broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
+        return broken
+
+    def _broken(self, when: str) -> list[str]:
+        found = invariants.broken(self.world.raw, self.world.clock.read())
+        return [f"{each} ({when})" for each in found]
+
+    def tell(self, what: str) -> None:
+        self.story.journal.append(f"{self.world.clock.now:%d %H:%M:%S.%f} {what}")
+
+    def _calm_down(self) -> list[str]:
+        """No more faults: everything must come to its end, and soon."""
+        self.is_calm = True
+        self.tell("calm")
+        if self.dice.random() < 0.5:
+            self.messages.clear()
+        self.asleep = [worker for worker in self.asleep if worker in self.busy and self.dice.random() < 0.5]
+        for worker in [each for each in self.busy if each not in self.asleep]:
+            worker.runtime.wake_up()
+            while worker in self.busy:
+                self._go(worker)
+        free = next(worker for worker in [*self.world.workers, self._spare()] if worker not in self.busy)
+        for _ in range(_MOST_CALM_TURNS):
+            if self._turn(free) or self._resume_all():
+                continue
+            next_at, _ = self.world.clients.store.read(sweeps.next_poll)
+            if next_at is None:
+                return []
+            if next_at > self.world.clock.now:
+                self.world.clock.set_to(next_at)
+            else:
+                self.world.clock.advance(1)  # a queue that was full is asked for again
+        return [f"I6f still busy after {_MOST_CALM_TURNS} calm turns"]
+
+    def _spare(self) -> Worker:
+        """All runners are zombies: one of them has to wake up early."""
+        if len(self.asleep) == len(self.world.workers):
+            worker = self.asleep.pop()
+            worker.runtime.wake_up()
+            while worker in self.busy:
+                self._go(worker)
+        return self.world.workers[0]
+
+    def _turn(self, worker: Worker) -> bool:
+        published = self._sweepers[0].sweep()
+        due, self.messages = self.messages, []
+        for each in due:
+            self.tell(f"calm {each.ref}: {self._advance_calmly(worker, each.ref)}")
+        return bool(published or due)
+
+    def _advance_calmly(self, worker: Worker, ref: Ref) -> str:
+        self._taken += 1
+        worker.take(ref, self._taken)
+        said = worker._advance()
+        worker.lane = None
+        return said
+
+    def _resume_all(self) -> bool:
+        found = self.world.raw.execute("SELECT instance_id FROM workflow_instance WHERE status = 'paused'").fetchall()
+        for (name,) in found:
+            self.world.operations.resume("program", name)
+        return bool(found)
+
+    def _late_zombies(self) -> list[str]:
+        """Who wakes up when all is over, and messages from long ago, change nothing."""
+        before = invariants.dump(self.world.raw)
+        for worker in list(self.busy):
+            worker.runtime.wake_up()
+            while worker in self.busy:
+                self._go(worker)
+        for instance, run in self.world.raw.execute(
+            "SELECT i.instance_id, r.run_number FROM workflow_instance i JOIN workflow_run r ON r.instance_pk = i.id"
+        ).fetchall():
+            self._advance_calmly(self.world.workers[0], Ref("program", instance, run))
+        after = invariants.dump(self.world.raw)
+        return [f"I14 {table} changed when all was over" for table in before if before[table] != after[table]]
+
+    def _changed_runs(self) -> list[str]:
+        return [
+            f"I11 run {run} of {instance} has changed after its restart"
+            for (instance, run), rows in self.story.prior_runs.items()
+            if invariants.of_run(self.world.raw, instance, run) != rows
+        ]
+
+    def end(self) -> None:
+        """Let no lane outlive its schedule."""
+        self.is_calm = True
+        for worker in list(self.busy):
+            worker.runtime.is_dead = True
+            assert worker.lane is not None
+            worker.lane.kill()
+        self.busy.clear()
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def reached(self, runtime: Runtime, name: str) -> None:
+        """A runner has come to a checkpoint."""
+        if self.is_calm:
+            return
+        if runtime.is_dead:
+            raise Crash(name)
+        if self.dice.random() < self._crashes:
+            runtime.is_dead = True
+            self.tell(f"{runtime.name} dies at {name}")
+            self.story.stats[f"died at {name}"] += 1
+            raise Crash(name)
+        lane = current_lane()
+        if lane is not None and name in _UNLOCKED and not runtime.has_session and self.dice.random() < self._parks:
+            lane.park(name)
+
+    def cut(self, machine: Machine) -> str | None:
+        """Whether the connection breaks in this commit, and whether the commit is applied nevertheless."""
+        if self.is_calm or machine.runtime.is_dead or self.dice.random() >= self._cuts:
+            return None
+        how = self.dice.choice(["applied", "lost"])
+        self.tell(f"a commit of {machine.name} is cut, {how}")
+        self.story.stats[f"cut, {how}"] += 1
+        ref = machine.runtime.ref
+        if ref is not None:
+            self._fault(ref)
+            self.story.cuts[ref.instance_id, ref.run_number] += 1
+        return how
+
+    def begins(self, key: tuple[str, int, str], attempt: int) -> None:
+        """A body begins to run."""
+        now = self.world.clock.read()
+        self.story.bodies.append((*key, attempt))
+        if now < self.story.not_before.get(key[:2], 0):
+            self.story.wrongs.append(f"I9d {key} runs before the start that was asked for")
+        if now < self.story.failed_at.get(key, 0) + RETRY_SECONDS * 1_000_000 and not self.story.faults[key[:2]]:
+            self.story.wrongs.append(f"I9c {key} is tried again too early")
+
+    def _fault(self, ref: Ref) -> None:
+        self.story.faults[ref.instance_id, ref.run_number] += 1
+
+    # --- actions --------------------------------------------------------------------------------
+
+    def publish(self, dues: Sequence[Due]) -> None:
+        for due in dues:
+            copies = 0 if self.dice.random() < self._losses else self.dice.choice([1, 1, 1, 2, 3])
+            self.story.stats["lost" if not copies else "published"] += 1
+            self.messages += [due] * (1 if self.is_calm else copies)
+
+    def _offer(self, dues: Sequence[Due]) -> list[Due]:
+        if not self.is_calm and self.dice.random() < 0.1:
+            self.story.stats["refused by the broker"] += len(dues)
+            return list(dues)
+        self.publish(dues)
+        return []
+
+    def _deliver(self) -> None:
+        free = [worker for worker in self.world.workers if worker not in self.busy]
+        if not (free and self.messages):
+            return
+        worker = self.dice.choice(free)
+        index = self.dice.randrange(len(self.messages))
+        message = self.messages[index] if self.dice.random() < 0.1 else self.messages.pop(index)
+        self._taken += 1
+        worker.take(message.ref, self._taken)
+        self.busy.append(worker)
+        self.story.stats["delivered"] += 1
+        self.tell(f"{worker.name} takes {message.ref}")
+        self._go(worker)
+
+    def _step(self) -> None:
+        awake = [worker for worker in self.busy if worker not in self.asleep]
+        if awake:
+            self._go(self.dice.choice(awake))
+
+    def _go(self, worker: Worker) -> None:
+        lane, ref = worker.lane, worker.runtime.ref
+        assert lane is not None
+        assert ref is not None
+        lane.go()
+        if lane.result is None:
+            self.tell(f"{worker.name} at {lane.parked_at}")
+            return
+        self.tell(f"{worker.name} {ref}: {lane.result}")
+        self.story.stats[lane.result.partition(":")[0].partition(" until")[0]] += 1
+        self.busy.remove(worker)
+        worker.lane = None
+        if worker in self.asleep:
+            self.asleep.remove(worker)
+        if lane.result.startswith("superseded"):
+            (holder,) = self.world.raw.execute(
+                "SELECT claimed_by FROM workflow_instance WHERE instance_id = ?", (ref.instance_id,)
+            ).fetchone()
+            if holder == worker.claimed_by:
+                self.story.wrongs.append(f"I15 {worker.name} gives {ref} up, which it holds")
+        if worker.runtime.is_dead:
+            self._bury(worker, ref)
+        elif worker.should_stop:
+            worker.begin(self._next_seed())
+
+    def _bury(self, worker: Worker, ref: Ref) -> None:
+        self._fault(ref)
+        task_id = worker.claimed_by.partition(" ")[0]
+        worker.begin(self._next_seed())
+        if self.dice.random() < 0.3:  # the parent of the process has noticed
+            store = self.world.clients.store
+            grace = timedelta(seconds=self.world.settings.grace_seconds)
+            due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace))
+            self.tell(f"{ref} is released by the parent: {due is not None}")
+            if due is not None:
+                self.publish([due])
+
+    def _next_seed(self) -> int:
+        return self.dice.getrandbits(64)
+
+    def _sweep(self) -> None:
+        number = self.dice.randrange(len(self._sweepers))
+        published = self._sweepers[number].sweep()
+        self.story.stats["swept"] += 1
+        self.tell(f"beat-{number} publishes {published}")
+
+    def _stray(self) -> None:
+        """A message that nobody sent, or long ago."""
+        runs = self.world.raw.execute(
+            "SELECT i.instance_id, r.run_number, i.queue FROM workflow_instance i "
+            "JOIN workflow_run r ON r.instance_pk = i.id ORDER BY 1, 2"
+        ).fetchall()
+        instance, run, queue = self.dice.choice(runs)
+        self.messages.append(Due(Ref("program", instance, run), queue))
+        self.story.stats["stray"] += 1
+
+    def _restart_beat(self) -> None:
+        number = self.dice.randrange(len(self._sweepers))
+        self._sweepers[number] = self._new_sweeper(self.world.beats[number])
+        self.tell(f"beat-{number} is another one")
+
+    def _pass_time(self) -> None:
+        if self.dice.random() < 0.3:  # to the very moment at which something ends
+            query = "SELECT min(wake_at) FROM workflow_step WHERE status = 'waiting' AND wake_at > ?"
+            (wake_us,) = self.world.raw.execute(query, (self.world.clock.read(),)).fetchone()
+            if wake_us is not None and wake_us < self.world.clock.read() + 3_600_000_000:
+                self._pass((wake_us - self.world.clock.read()) / 1_000_000)
+                return
+        self._pass(self.dice.choice([0.5, 2, 5, 16, 31, 61, 700]))
+
+    def _pass(self, seconds: float) -> None:
+        for worker in self.busy:
+            if worker.runtime.ref is not None and not worker.runner._keeper._leases:
+                self._fault(worker.runtime.ref)  # its claim is committed, and nobody renews it yet
+        if not self._is_attended or seconds > 100:
+            self.world.clock.advance(timedelta(seconds=seconds))
+            return
+        while seconds > 0:
+            self.world.clock.advance(timedelta(seconds=min(seconds, 10)))
+            seconds -= 10
+            self._sweepers[0].sweep()
+
+    def _freeze(self) -> None:
+        """Suspend a runner beyond its lease, or only keep it from renewing."""
+        awake = [worker for worker in self.busy if worker not in self.asleep]
+        if not awake:
+            return
+        worker = self.dice.choice(awake)
+        assert worker.runtime.ref is not None
+        self._fault(worker.runtime.ref)
+        if self.dice.random() < 0.3:
+            worker.runtime.is_starved = True
+            self.tell(f"{worker.name} renews no lease")
+            self.story.stats["starved"] += 1
+            return
+        worker.runtime.suspend()
+        self.asleep.append(worker)
+        self.tell(f"{worker.name} is suspended")
+        self.story.stats["suspended"] += 1
+        if self.dice.random() < 0.7:
+            self._pass(31)
+
+    def _thaw(self) -> None:
+        if self.asleep:
+            worker = self.asleep.pop(self.dice.randrange(len(self.asleep)))
+            worker.runtime.wake_up()
+            self.tell(f"{worker.name} wakes up")
+            self._go(worker)
+
+    def _kill(self) -> None:
+        if self.busy:
+            worker = self.dice.choice(self.busy)
+            assert worker.lane is not None
+            worker.runtime.is_dead = True
+            self.tell(f"{worker.name} is killed at {worker.lane.parked_at}")
+            self.story.stats["killed"] += 1
+            self._go(worker)
+            while worker in self.busy:
+                self._go(worker)
+
+    def _stop(self) -> None:
+        if self.busy:
+            worker = self.dice.choice(self.busy)
+            worker.should_stop = True
+            self.tell(f"{worker.name} shuts down")
+            self.story.stats["stopped"] += 1

@@ -1,0 +1,122 @@
+"""The simulated installation: a database, a clock and processes, for any number of schedules one after the other.
+
+Store, runner, operations and sweep are those of production, over SQLite in memory and a virtual clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sqlite3
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry
+from celery_durable.model import Due, to_us
+from celery_durable.operations import Operations
+from celery_durable.testing.clock import START, Clock
+from celery_durable.testing.databases import Database
+from tests.simulation import invariants
+from tests.simulation.processes import Machine, Runtime, Worker
+from tests.simulation.programs import authors, make_definition
+from tests.simulation.schedule import Schedule
+
+_RUNNERS = 3
+UNEXPECTED = "Nothing but refusals may be raised: "
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a schedule. ``broken``: the invariants that do not hold; ``digest``: of every row at the end."""
+
+    seed: int
+    broken: list[str]
+    journal: list[str]
+    digest: str
+    stats: Counter[str]
+
+
+class World:
+    """A database and the processes over it, for any number of schedules, one after the other."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.settings = Settings(pass_seconds=300)
+        self.lent: Any = {}
+        self._database = Database(None, schema=None, prefix="")
+        self.url = self._database.url
+        self.registry = Registry(None)
+        self.definition = make_definition(self)
+        self.registry.add(self.definition)
+        self.clients = Machine(self, "clients")
+        self.workers = [Worker(self, f"runner-{number}") for number in range(_RUNNERS)]
+        self.beats = [Machine(self, f"beat-{number}") for number in range(2)]
+        self.operations = Operations(
+            self.clients.store,
+            self.settings,
+            self.registry,
+            self.clients.runtime,
+            functools.partial(self.capture, None),
+        )
+        self.raw = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None)
+        self.schedule = Schedule(self, 0)
+        self.schedule.is_calm = True  # until the tables are made
+        authors.create_all(self.clients.store.engine)
+
+    def run(self, seed: int) -> Outcome:
+        """Run the schedule of a seed."""
+        self._wipe()
+        self.clock._now_us = to_us(START)
+        self.clock._timers.clear()
+        for machine in (self.clients, *self.workers, *self.beats):
+            machine.begin(seed)
+        self.schedule = Schedule(self, seed)
+        try:
+            broken = self.schedule.run()
+        except Exception as error:
+            traceback.print_exc()
+            broken = [f"{UNEXPECTED}{type(error).__name__}: {error}"]
+        finally:
+            self.schedule.end()
+        digest = hashlib.sha256(repr(invariants.dump(self.raw)).encode()).hexdigest()
+        return Outcome(seed, broken, self.schedule.story.journal, digest, self.schedule.story.stats)
+
+    def close(self) -> None:
+        self.raw.close()
+        for machine in (self.clients, *self.workers, *self.beats):
+            machine.close()
+        self._database.remove()
+
+    def capture(self, runtime: Runtime | None, dues: Sequence[Due]) -> None:
+        if runtime is not None:
+            runtime.checkpoint("before-publish")
+        self.schedule.publish(dues)
+        if runtime is not None:
+            runtime.checkpoint("after-publish")
+
+    def _wipe(self) -> None:
+        tables = [row[0] for row in self.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self.raw.execute("BEGIN IMMEDIATE")
+        for table in tables:
+            if table.startswith(("workflow_", "author_")) or table == "sqlite_sequence":
+                self.raw.execute(f"DELETE FROM {table}")
+        self.raw.execute("COMMIT")
+
+    # --- what bodies tell -----------------------------------------------------------------------
+
+    def execution(self) -> int:
+        return len(self.schedule.story.bodies)
+
+    def opens_session(self) -> None:
+        self.schedule.inside.has_session = True
+
+    def fails(self, step: str) -> None:
+        ref = self.schedule.inside.ref
+        assert ref is not None
+        key = ref.instance_id, ref.run_number, step
+        self.schedule.story.failures[key] += 1
+        self.schedule.story.failed_at[key] = self.clock.read()

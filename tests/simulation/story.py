@@ -1,0 +1,31 @@
+"""What happened in a schedule: told by its parts, judged by the invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Story:
+    """What happened in a schedule, for whoever judges it."""
+
+    journal: list[str] = field(default_factory=list)
+    stats: Counter[str] = field(default_factory=Counter)
+    bodies: list[tuple[str, int, str, int]] = field(default_factory=list)
+    failures: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    faults: Counter[tuple[str, int]] = field(default_factory=Counter)
+    cuts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    accepted: list[str] = field(default_factory=list)
+    accepted_events: set[tuple[str, int]] = field(default_factory=set)
+    """Ids, and the runs that were current then."""
+    terminated: set[str] = field(default_factory=set)
+    prior_runs: dict[tuple[str, int], Any] = field(default_factory=dict)
+    not_before: dict[tuple[str, int], int] = field(default_factory=dict)
+    """When a run may begin."""
+    promised: set[tuple[str, int, str]] = field(default_factory=set)
+    """Waits for which an event came in time."""
+    failed_at: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    wrongs: list[str] = field(default_factory=list)
+    """What was wrong at the moment it happened."""
