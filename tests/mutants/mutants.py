@@ -1,0 +1,215 @@
+"""Bugs to be planted in store and engine, as data: where, which lines, and what they become.
+
+A mutant is caught by the simulation, or where it lies in code that only servers reach, or that the simulation cannot
+tell from the right one, by a test that is named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A replacement, wherever ``old`` is, in the source of one function: module:name, without ``celery_durable.``."""
+
+    where: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug. ``caught_by``: a test, where it is not the simulation."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    caught_by: str | None = None
+
+
+def _m(name: str, *edits: tuple[str, str, str], caught_by: str | None = None) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), caught_by)
+
+
+_LET_GO = "runner.boundary:Committer.let_go"
+_WAIT = "runner.boundary:Committer.commit_wait"
+
+MUTANTS = (
+    # --- the fence ------------------------------------------------------------------------------
+    _m(
+        "the guard has no fence",
+        ("store.claims:guard_update", ', i.c.claim_token == param("token", type_=sa.String)', ""),
+    ),
+    _m(
+        "letting go has no fence",
+        (_LET_GO, "claims.guard(tx, self.claim, ", "(lambda *_, **__: claims.Guarded(self.claim.claimed_at, False))("),
+        ("store.claims:_release", ', i.c.claim_token == param("token")', ""),
+    ),
+    _m("settling has no fence", ("store.claims:_end", ', i.c.claim_token == param("token", type_=sa.String)', "")),
+    _m(
+        "the fused step has no fence",
+        (
+            "store.journal:_fused_insert",
+            "guard_update(s)",
+            'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + '
+            'param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
+        ),
+        caught_by="tests/store/test_claims.py::test_a_runner_that_lost_its_claim_changes_nothing[postgresql-restarted]",
+    ),
+    _m("a restart keeps the token", ("store.instances:restart", "**RELEASED,", "")),
+    _m("terminating keeps the claim", ("store.instances:terminate", "**RELEASED, ", "")),
+    _m(
+        "a takeover keeps the old token",
+        (
+            "store.claims:_take",
+            '(i.claim_token, param("token"))',
+            '(i.claim_token, sa.func.coalesce(i.claim_token, param("token")))',
+        ),
+    ),
+    _m(
+        "a renewal asks for no token",
+        ("store.claims:renew", "i.c.claim_token.in_(tokens)", "sa.true()"),
+    ),
+    # --- the claim ------------------------------------------------------------------------------
+    _m(
+        "a claim ignores the lease of another",
+        (
+            "store.claims:_claimable",
+            "sa.and_(i.claim_token.is_not(None), i.lease_until <= now)",
+            "i.claim_token.is_not(None)",
+        ),
+    ),
+    _m(
+        "a claim ignores the time at which the run is due",
+        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+    ),
+    _m("a claim ignores the number of the run", ("store.claims:_claimable", 'i.run_number == param("run"),', "")),
+    _m(
+        "crashes are not counted",
+        ("store.claims:_take", "i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)", "i.crash_count"),
+        ("store.sweeps:_release", "row.crash_count + 1", "row.crash_count"),
+    ),
+    # --- commits in doubt -----------------------------------------------------------------------
+    _m(
+        "a commit in doubt is taken for done",
+        (
+            "runner.boundary:Committer._resolver",
+            "return None",
+            "return Committed([journal._as_row(w, journal._Times(None, None, 0, None, 0)) for w in boundary.writes])",
+        ),
+    ),
+    _m(
+        "a commit in doubt is taken for not done",
+        ("runner.boundary:Committer._resolver", "if len(found) == len(boundary.writes)", "if len(found) < 0"),
+    ),
+    _m(
+        "a restart in doubt is done again",
+        ("operations:Operations.restart", "resolve=was_applied", "resolve=None"),
+    ),
+    _m(
+        "an event in doubt is taken for sent",
+        ("operations:Operations.send_event", "resolve=was_applied", "resolve=lambda tx: (True, [])"),
+    ),
+    # --- the sweep ------------------------------------------------------------------------------
+    _m(
+        "the sweep ignores expired leases",
+        ("store.sweeps:sweep", "elif not may_expire and row.dispatches < _LOOKS:", "elif True:"),
+    ),
+    _m(
+        "the sweep releases live leases",
+        ("store.sweeps:sweep", "if ends > now:", "if False:"),
+    ),
+    # --- events and waits -----------------------------------------------------------------------
+    _m(
+        "an event is consumed after the boundary",
+        (_WAIT, "journal.consume(tx, self.claim, guarded, event, key=key)", "taken[:] = [(guarded, event)]"),
+        (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
+        (
+            _WAIT,
+            "committed = self._store.transact(work, resolve=resolve)",
+            "committed = self._store.transact(work, resolve=resolve)\n"
+            "    for guarded, event in taken:\n"
+            "        self._store.transact(lambda tx: journal.consume(tx, self.claim, guarded, event, key=key))",
+        ),
+    ),
+    _m(
+        "an event is not marked as consumed",
+        (_WAIT, "journal.consume(tx, self.claim, guarded, event, key=key)", "pass"),
+    ),
+    _m(
+        "an event at the deadline is too late",
+        ("store.journal:_oldest", 'e.created_at <= param("deadline_us")', 'e.created_at < param("deadline_us")'),
+    ),
+    _m(
+        "the newest event is consumed first",
+        ("store.journal:_oldest", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
+    ),
+    _m(
+        "an event does not wake who waits for it",
+        ("operations:Operations.send_event", "and instances.is_awaited(tx, row, type_)", "and False"),
+    ),
+    _m(
+        "an event that came before the suspension is not seen",
+        ("store.claims:suspend", " and not _has_event_for(tx, claim, waits)", ""),
+        # Seen by the simulation too, but in one schedule of two thousand.
+        caught_by="tests/store/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
+    ),
+    _m(
+        "a suspended run wakes for the first of its waits, not the earliest",
+        ("store.claims:suspend", "min(wait.due_at for wait in waits)", "waits[0].due_at"),
+    ),
+    _m("a sleep ends when it is next looked at", ("ledger:Ledger.decide_timer", "if row.wake_at <= now", "if True")),
+    _m(
+        "a retry does not wait",
+        ("ledger:Ledger.decide_do", "row.next_retry_at is not None and row.next_retry_at > now", "False"),
+        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+    ),
+    # --- from outside ---------------------------------------------------------------------------
+    _m(
+        "a resumed instance is not made due",
+        (
+            "store.instances:resume",
+            "return make_due(tx, row, wake=Wake.RESUME, grace=grace)",
+            "_change(tx, row, status=Status.ACTIVE.value)",
+        ),
+    ),
+    _m("a pause ignores who works on it", ("store.instances:pause", "if row.claim_token is not None:", "if False:")),
+    _m(
+        "a restart takes the events along",
+        (
+            "store.instances:restart",
+            "    return Due(",
+            "    e = tx.t.event\n"
+            "    old = sa.and_(e.c.instance_pk == row.pk, e.c.run_number == row.run_number)\n"
+            "    tx.execute(sa.update(e).where(old).values(run_number=number))\n"
+            "    return Due(",
+        ),
+    ),
+    # --- ends and branches ----------------------------------------------------------------------
+    _m(
+        "settling leaves the times of the next sweep",
+        ("store.claims:_end", "run_at=None,", ""),
+        ("store.claims:_end", "poll_at=None,", ""),
+    ),
+    _m(
+        "progress does not clear the count of crashes",
+        (
+            "store.claims:guard_update",
+            'crash_count=sa.case((param("is_progress", type_=sa.Boolean), 0), else_=i.c.crash_count),',
+            "",
+        ),
+    ),
+    _m(
+        "a gather runs finished siblings again",
+        ("runner.passage:Pass._advance", "if branch.row is not None:", "if branch.row is not None and sole:"),
+        ("ledger:Ledger.decide_do", "row.is_settled", "row.is_settled and alone"),
+    ),
+    _m(
+        "a race leaves its losers open",
+        (
+            "runner.progress:Progress.race_writes",
+            "return [verdict, *(self.write(branch, StepStatus.CANCELLED) for branch in losers)]",
+            "return [verdict]",
+        ),
+    ),
+)

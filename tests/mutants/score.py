@@ -1,0 +1,121 @@
+"""Plant each mutant in a process of its own, and say what catches it: ``make mutants``.
+
+Caught is a mutant whose schedules break an invariant, or whose named test fails while it passes on the right code. One
+that only makes schedules raise is broken, not caught: it would show without any simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.planting import plant
+
+SCHEDULES = 2_000
+CONTROL = Mutant("none: the code as it is", ())
+
+
+@dataclass(frozen=True)
+class Score:
+    """What became of a mutant: ``verdict`` is caught, SURVIVED or BROKEN."""
+
+    mutant: str
+    verdict: str
+    by: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.mutant:<66} {self.verdict:<9} {self.seconds:>5.1f} s  {self.by}"
+
+
+def score(mutant: Mutant, schedules: int = SCHEDULES) -> Score:
+    """Plant a mutant here and now, and look for what it breaks."""
+    begun = time.process_time()
+
+    def scored(verdict: str, by: str) -> Score:
+        return Score(mutant.name, verdict, by, time.process_time() - begun)
+
+    if mutant.caught_by is not None:
+        return _by_test(mutant, mutant.caught_by)
+    logging.disable(logging.CRITICAL)
+    plant(mutant)
+    from tests.simulation.simulation import UNEXPECTED, World
+
+    world = World()
+    try:
+        for seed in range(schedules):
+            broken = world.run(seed).broken
+            if broken and broken[0].startswith(UNEXPECTED):
+                return scored("BROKEN", f"seed {seed}: {broken[0]}")
+            if broken:
+                return scored("caught", f"seed {seed}: {broken[0].partition(':')[0]}")
+        return scored("SURVIVED", f"{schedules} schedules")
+    finally:
+        world.close()
+
+
+def _by_test(mutant: Mutant, test: str) -> Score:
+    begun = time.monotonic()
+    codes = []
+    for name in ("", mutant.name):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.planted", "-p", "no:cacheprovider", test]
+        done = subprocess.run(
+            command, env=os.environ | {"DURABLE_MUTANT": name}, capture_output=True, text=True, timeout=120
+        )
+        codes.append((done.returncode, " skipped" in done.stdout))
+    spent = time.monotonic() - begun
+    match codes:
+        case [(0, False), (1, _)]:
+            return Score(mutant.name, "caught", test, spent)
+        case [(0, True), _]:
+            return Score(mutant.name, "skipped", f"{test} needs its server", spent)
+        case [(0, _), (0, _)]:
+            return Score(mutant.name, "SURVIVED", test, spent)
+        case _:
+            return Score(mutant.name, "BROKEN", f"{test} ends with {codes}", spent)
+
+
+def scores(wanted: list[Mutant], schedules: int, jobs: int) -> Iterator[Score]:
+    """The scores of these, in their order."""
+    # Each in a new process: there is no way back from a mutant.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        yield from pool.map(score, wanted, [schedules] * len(wanted))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; without any, all and the control")
+    parser.add_argument("--exactly", help="the whole name of one")
+    parser.add_argument("-n", type=int, default=SCHEDULES, help="how many schedules at most for each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    everything = (CONTROL, *MUTANTS)
+    wanted = [mutant for mutant in everything if not args.names or any(name in mutant.name for name in args.names)]
+    if args.exactly is not None:
+        wanted = [mutant for mutant in everything if mutant.name == args.exactly]
+    found = []
+    for each in scores(wanted, args.n, args.jobs):
+        print(each, flush=True)
+        found.append(each)
+    mutants = [each for each in found if each.mutant != CONTROL.name]
+    caught = sum(each.verdict == "caught" for each in mutants)
+    skipped = sum(each.verdict == "skipped" for each in mutants)
+    is_control_clean = all(each.verdict == "SURVIVED" for each in found if each.mutant == CONTROL.name)
+    is_controlled = len(found) > len(mutants)
+    control = "clean" if is_control_clean else "NOT CLEAN"
+    print(f"{caught} of {len(mutants)} mutants caught, {skipped} skipped", end="")
+    print(f"; the code itself is {control}" if is_controlled else "")
+    return 0 if caught + skipped == len(mutants) and is_control_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

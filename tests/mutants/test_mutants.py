@@ -1,0 +1,49 @@
+"""The tests find bugs: those that are planted in store and engine, one at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.planting import find
+
+QUICK = (
+    "the guard has no fence",
+    "a claim ignores the lease of another",
+    "the sweep ignores expired leases",
+    "an event is not marked as consumed",
+)
+names = [mutant.name for mutant in MUTANTS]
+
+
+def scored(name: str) -> str:
+    command = [sys.executable, "-m", "tests.mutants.score", "--jobs", "1", "--exactly", name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400).stdout
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=names)
+def test_the_lines_that_a_mutant_changes_are_there(mutant: Mutant) -> None:
+    find(mutant)
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    assert len(set(names)) == len(names) >= 20
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", QUICK)
+def test_a_grave_bug_is_caught(name: str) -> None:
+    assert "1 of 1 mutants caught" in scored(name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize("name", [name for name in names if name not in QUICK])
+def test_every_other_bug_is_caught_too(name: str) -> None:
+    told = scored(name)
+    if " 1 skipped" in told:
+        pytest.skip(told)
+    assert "1 of 1 mutants caught" in told
