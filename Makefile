@@ -3,6 +3,8 @@
 JOBS ?= 2
 ARGS ?=
 MINUTES ?= 4
+N ?= 20000
+SEED ?= 0
 
 BIN := .venv/bin
 # Each candidate is run, not looked up: version managers leave names on the PATH that only print an error,
@@ -14,12 +16,13 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos check format lint-fix docs bench news clean
+.PHONY: help setup demo test test-all chaos simulate mutants check format lint-fix docs bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, test-all, bench, chaos)  MINUTES=10 (for chaos)'
+	@echo '             N=100000 SEED=0 (for simulate)'
 
 setup: .venv/dev ## Make or update the environment .venv (the other targets do it by themselves)
 
@@ -34,6 +37,12 @@ test-all: .venv/dev ## Run all tests: every broker and database, interleavings, 
 
 chaos: .venv/dev ## Storm over real servers and workers for MINUTES: kills, freezes, outages, cut commits
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+
+simulate: .venv/dev ## Run N schedules of faults (N=20000), from seed SEED on; prints the rate
+	$(BIN)/python -m tests.simulation.run -n $(N) --seed $(SEED) --jobs $(JOBS)
+
+mutants: .venv/dev ## Plant bugs in store and engine and show what catches each
+	$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
 check: .venv/dev ## Lint, format, types, floors, spelling, news
 	$(BIN)/ruff check .
