@@ -35,6 +35,7 @@ class Follower:
         self._version: int | None = None
         self._told: dict[str, tuple[StepStatus, int]] = {}
         self._last_log = 0
+        self._is_end_told = False
         self.is_over = False
 
     def news(self) -> list[News]:
@@ -71,10 +72,11 @@ class Follower:
                 _, _, _, said = render.log_cells(line)
                 yield line.created_at, _line("log", line.level, said)
 
-    @staticmethod
-    def _end(history: History) -> Iterator[News]:
+    def _end(self, history: History) -> Iterator[News]:
+        """Once: it may have come between the look at the instance and this."""
         status, at = history.status, history.completed_at
-        if status.status.is_terminal and at is not None:
+        if status.status.is_terminal and at is not None and not self._is_end_told:
+            self._is_end_told = True
             why = Styled(render.sentence(status.error), "red") if status.error else history.reason or ""
             yield at, _line("run", status.status, why)
 

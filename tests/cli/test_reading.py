@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 import pytest
 
 from celery_durable import NonRetryableError
+from celery_durable.cli.follow import Follower
+from celery_durable.cli.screen import Styled
 from tests.cli.conftest import Shop
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -227,6 +230,22 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
     order.clock.meanwhile = lambda: order.durable.operations.send_event("order", "o-1", "approval", "eve")
     said = order.pipe("logs", "order", "o-1", "-f")
     assert [row[3] for row in said.rows] == ['order received cents=1999 note="two words"', "decided by=eve"]
+
+
+def test_an_end_that_comes_between_two_reads_is_told_once(order: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, follower = order.durable.operations, Follower(order.durable, "order", "o-1", 1)
+    read = operations.history
+
+    def read_late(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        operations.send_event("order", "o-1", "approval", "eve")
+        order.work("order", "o-1")
+        return read(*args, **options)
+
+    monkeypatch.setattr(operations, "history", read_late)
+    told = [cells[0] for _ in range(3) for _, cells in follower.news()]
+    assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "log", "step", "step", "run"]
+    assert follower.is_over
 
 
 def test_following_can_be_interrupted(order: Shop) -> None:
