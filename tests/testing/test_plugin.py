@@ -106,6 +106,7 @@ def test_the_plugin_is_loaded_by_itself_and_brings_no_celery_along(run_tests) ->
 def test_it(heavy):
     assert heavy == []
 """,
+        *("-p", "no:celery"),  # pytest-celery's own plugin imports it
         conftest="""
 import sys
 import pytest
