@@ -49,7 +49,7 @@ class Clients:
         waits = self._waits(name, type_)
         is_new = self._operations.send_event("program", name, type_, f"payload {number}", id=event_id)
         if is_new and len(waits) == 1:
-            self._story.promised.update(waits)
+            self._story.promised[waits[0]] = event_id
         accepted = event_id, self._run_of(name)
         if is_new is not (accepted not in self._story.accepted_events):
             self._story.wrongs.append(f"I12b {event_id} is said to be new: {is_new}")

@@ -126,12 +126,22 @@ def wrong_endings(database: sqlite3.Connection, story: Any) -> list[str]:
 
 
 def missed_events(database: sqlite3.Connection, story: Any) -> list[str]:
-    """Waits that timed out although an event had come by their deadline, that very moment included."""
-    query = """
+    """Waits that timed out although an event had come by their deadline, that very moment included.
+
+    Unless another wait for the type took it, which was opened beside them when it had come.
+    """
+    timed_out = """
         SELECT i.instance_id, s.run_number, s.step_key FROM workflow_step s
         JOIN workflow_instance i ON i.id = s.instance_pk WHERE s.error_name = 'EventTimeout'"""
-    timed_out = set(database.execute(query))
-    return [f"I5g {each} timed out, and its event had come" for each in sorted(story.promised & timed_out)]
+    taken = """
+        SELECT i.instance_id, e.run_number, e.event_id FROM workflow_event e
+        JOIN workflow_instance i ON i.id = e.instance_pk WHERE e.consumed_by_step_key IS NOT NULL"""
+    late, consumed = set(database.execute(timed_out)), set(database.execute(taken))
+    return [
+        f"I5g {wait} timed out, and its event {event} had come"
+        for wait, event in sorted(story.promised.items())
+        if wait in late and (*wait[:2], event) not in consumed
+    ]
 
 
 def wrong_counts(database: sqlite3.Connection, story: Any) -> list[str]:

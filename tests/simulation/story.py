@@ -24,8 +24,8 @@ class Story:
     prior_runs: dict[tuple[str, int], Any] = field(default_factory=dict)
     not_before: dict[tuple[str, int], int] = field(default_factory=dict)
     """When a run may begin."""
-    promised: set[tuple[str, int, str]] = field(default_factory=set)
-    """Waits for which an event came in time."""
+    promised: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    """Waits for which an event came in time, and its id."""
     failed_at: dict[tuple[str, int, str], int] = field(default_factory=dict)
     wrongs: list[str] = field(default_factory=list)
     """What was wrong at the moment it happened."""
