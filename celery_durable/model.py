@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 P_co = TypeVar("P_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
@@ -27,6 +27,32 @@ def to_us(instant: datetime) -> int:
 def span_us(span: timedelta) -> int:
     """A length of time in microseconds."""
     return span // _MICROSECOND
+
+
+def iso(instant: datetime) -> str:
+    """ISO 8601 in UTC, to the millisecond."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def span(length: timedelta, *, units: int = 2) -> str:
+    """A length of time for people, in its largest units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
+    seconds = length.total_seconds()
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1000))} ms"
+    if seconds < 10 and units > 1:
+        return f"{seconds:.1f} s"
+    left, parts = round(seconds), list[str]()
+    for unit, size in _UNITS:
+        count, rest = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+            left = rest
+        if len(parts) == units:
+            break
+    return " ".join(part for part in parts if part)
 
 
 class Status(StrEnum):
@@ -209,6 +235,38 @@ class RunRow:
     started_at: datetime | None
     completed_at: datetime | None
     dropped_logs: int
+
+
+HEARTBEAT = timedelta(seconds=10)
+"""How often a process that sweeps or works says that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A process that sweeps or works, as it last said; for people, nothing is decided by it."""
+
+    id: str
+    kind: Literal["dispatcher", "worker"]
+    node: str
+    pid: int
+    queues: tuple[str, ...]
+    """What it consumes; a dispatcher that is no worker consumes nothing."""
+    workflows: tuple[str, ...]
+    """What it knows."""
+    started_at: datetime
+    seen_at: datetime
+    swept_at: datetime | None
+    """When it last looked for due work; None where that is not its business."""
+    next_wake_at: datetime | None
+    """When it expected to find the next; None: nothing in sight."""
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether it has been seen lately: it may miss two heartbeats."""
+        return now - self.seen_at <= 3 * HEARTBEAT
+
+    def sweeps(self, now: datetime) -> bool:
+        """Whether it has looked for due work lately."""
+        return self.swept_at is not None and now - self.swept_at <= 3 * HEARTBEAT
 
 
 # --- what people read ---------------------------------------------------------------------------

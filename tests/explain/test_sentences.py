@@ -1,0 +1,430 @@
+"""Facts in, one diagnosis out: every code, its whole sentence, and what to type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_durable.explain import Code, Diagnosis, Facts, explain
+from celery_durable.model import (
+    ErrorInfo,
+    Heartbeat,
+    InstanceRow,
+    RunRow,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+    Wake,
+)
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+DURABLE = "celery -A <your app> durable"
+
+
+def instance(status: Status = Status.ACTIVE, **given: Any) -> InstanceRow:
+    row = InstanceRow(
+        pk=1,
+        workflow="order",
+        instance_id="o-1",
+        run_number=1,
+        status=status,
+        claim_token=None,
+        claimed_by=None,
+        lease_until=None,
+        run_at=NOW - MINUTE,
+        poll_at=NOW + MINUTE,
+        wake=Wake.RUN,
+        priority=1,
+        dispatches=0,
+        crash_count=0,
+        pause_requested=False,
+        version=1,
+        queue="durable",
+        created_at=NOW - MINUTE,
+        updated_at=NOW - MINUTE,
+    )
+    return replace(row, **given)
+
+
+def run(**given: Any) -> RunRow:
+    return replace(RunRow(1, "{}", None, None, None, None, NOW - MINUTE, NOW - MINUTE, None, 0), **given)
+
+
+def step(name: str = "charge", type_: StepType = StepType.DO, **given: Any) -> StepRecord:
+    base = StepRecord(
+        name, name, type_, StepStatus.WAITING, 0, None, None, None, None, None, None, None, NOW, None, None
+    )
+    return replace(base, **given)
+
+
+def worker(**given: Any) -> Heartbeat:
+    beat = Heartbeat("w", "worker", "celery@a", 7, ("durable",), ("order",), NOW - MINUTE, NOW, None, None)
+    return replace(beat, **given)
+
+
+def dispatcher(**given: Any) -> Heartbeat:
+    return replace(Heartbeat("d", "dispatcher", "beat@a", 8, (), (), NOW - MINUTE, NOW, NOW, None), **given)
+
+
+def told(row: InstanceRow, *, of: RunRow | None = None, **given: Any) -> Diagnosis:
+    return explain(Facts(NOW, row, of or run(), **given))
+
+
+RUNNING = {
+    "claim_token": "t",
+    "claimed_by": "task-1 celery@a",
+    "lease_until": NOW + timedelta(seconds=20),
+}
+ASLEEP = instance(Status.WAITING, run_at=NOW + 60 * MINUTE, poll_at=NOW + 60 * MINUTE)
+NAP = step("nap", StepType.SLEEP, wake_at=NOW + 60 * MINUTE)
+WAIT = step("await approval", StepType.WAIT, wake_at=NOW + 90 * MINUTE, wait_event_type="approval")
+RETRY = step(
+    attempts=2, max_attempts=6, next_retry_at=NOW + MINUTE, error=ErrorInfo("ConnectionError", "the gateway is away.")
+)
+SEND = f"{DURABLE} send-event order o-1 approval --payload '{{...}}'"
+OVERDUE = instance(poll_at=NOW - timedelta(seconds=30))
+BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q durable"
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "sentence", "actions"),
+    [
+        pytest.param(
+            told(instance(Status.COMPLETE), of=run(completed_at=NOW - 120 * MINUTE)),
+            Code.DONE,
+            "It completed 2 h ago.",
+            [],
+            id="done",
+        ),
+        pytest.param(
+            told(instance(Status.TERMINATED), of=run(reason="sold twice")),
+            Code.TERMINATED,
+            "It was terminated: sold twice.",
+            [f"{DURABLE} restart order o-1"],
+            id="terminated",
+        ),
+        pytest.param(
+            told(
+                instance(Status.ERRORED),
+                of=run(error_name="CardDeclined", error_message="no money", completed_at=NOW - MINUTE),
+                last_step=step(status=StepStatus.ERRORED, attempts=6, error=ErrorInfo("CardDeclined", "no money")),
+            ),
+            Code.FAILED,
+            'It failed 1 min ago with CardDeclined: no money (step "charge", 6 attempts).',
+            [f"{DURABLE} show order o-1 --full", f"{DURABLE} restart order o-1"],
+            id="failed",
+        ),
+        pytest.param(
+            told(instance(Status.ERRORED), of=run(error_name="StepLimitExceeded", error_message="too many steps.")),
+            Code.STEP_LIMIT,
+            "It failed with StepLimitExceeded: too many steps.",
+            [f"{DURABLE} show order o-1 --full", f"{DURABLE} restart order o-1"],
+            id="step limit",
+        ),
+        pytest.param(
+            told(instance(Status.ERRORED), of=run(error_name="StepTypeMismatch", error_message="another kind")),
+            Code.NONDETERMINISTIC,
+            "It failed with StepTypeMismatch: another kind. The workflow's code and what is recorded do not fit.",
+            [f"{DURABLE} show order o-1 --full", f"{DURABLE} restart order o-1"],
+            id="nondeterministic",
+        ),
+        pytest.param(
+            told(instance(Status.PAUSED), open_steps=(NAP,)),
+            Code.PAUSED,
+            'It is paused, for 1 min; timers go on counting. Behind the pause: step "nap" sleeps.',
+            [f"{DURABLE} resume order o-1"],
+            id="paused",
+        ),
+        pytest.param(
+            told(instance(**RUNNING, pause_requested=True)),
+            Code.PAUSED,
+            "A pause is requested; it takes effect when the running step ends, on the worker celery@a, which has had "
+            "it for 1 min.",
+            [f"{DURABLE} resume order o-1"],
+            id="pause requested",
+        ),
+        pytest.param(
+            told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
+            Code.RUNNING,
+            'It runs what follows step "count", on the worker celery@a, which has had it for 1 min; the lease is good '
+            "for 20 s.",
+            [f"{DURABLE} logs order o-1 --follow"],
+            id="running",
+        ),
+        pytest.param(
+            told(
+                instance(**RUNNING, crash_count=2),
+                open_steps=(step("a", status=StepStatus.PENDING), step("b", status=StepStatus.PENDING)),
+                heartbeats=(worker(seen_at=NOW - MINUTE),),
+            ),
+            Code.RUNNING,
+            'It runs steps "a", "b", on the worker celery@a, which has had it for 1 min; the lease is good for 20 s. '
+            "2 workers died before, without a step in between. That worker was last seen 1 min ago; if it is dead, "
+            "the lease ends, and it is handed on.",
+            [f"{DURABLE} logs order o-1 --follow"],
+            id="running on a worker that is silent",
+        ),
+        pytest.param(
+            told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),)),
+            Code.LEASE_EXPIRED,
+            "The worker celery@a fell silent, its lease ended 1 min ago. A dispatcher hands the run on; one that has "
+            "just started waits as long as a lease lasts.",
+            [],
+            id="lease expired",
+        ),
+        pytest.param(
+            told(instance(**{**RUNNING, "lease_until": NOW - MINUTE})),
+            Code.LEASE_EXPIRED,
+            "The worker celery@a fell silent, its lease ended 1 min ago. No dispatcher has been seen: is celery beat "
+            "running?",
+            [BEAT],
+            id="lease expired, nobody looks",
+        ),
+        pytest.param(
+            told(instance(run_at=NOW + timedelta(seconds=4), crash_count=3)),
+            Code.CRASHING,
+            "It rests after a crash and goes on in 4.0 s. 3 workers died there, without a step in between.",
+            [f"{DURABLE} logs order o-1 --level warn"],
+            id="crashing",
+        ),
+        pytest.param(
+            told(ASLEEP, of=run(started_at=None)),
+            Code.SCHEDULED,
+            "It was created for a later time, and starts in 1 h.",
+            [],
+            id="scheduled",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(NAP,)),
+            Code.SLEEPING,
+            'Sleeps at step "nap"; wakes in 1 h.',
+            [],
+            id="sleeping",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(WAIT, NAP, RETRY)),
+            Code.RETRY_SCHEDULED,
+            'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Besides: '
+            'step "nap" sleeps; step "await approval" waits for event "approval".',
+            [f"{DURABLE} logs order o-1 --level warn"],
+            id="retry, besides others",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(WAIT,)),
+            Code.WAITING_EVENT,
+            'Waits for event "approval" at step "await approval"; times out in 1 h 30 min.',
+            [SEND],
+            id="event",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
+            Code.WAITING_EVENT,
+            'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
+            'buffered, the wait is for "approval": a typing mistake? Besides: step "nap" sleeps.',
+            [SEND],
+            id="event, nearly",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(WAIT,), buffered=("paid",)),
+            Code.WAITING_EVENT,
+            'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. Buffered for later waits: '
+            '"paid".',
+            [SEND],
+            id="event, others buffered",
+        ),
+        pytest.param(
+            told(instance(run_at=NOW), heartbeats=(worker(), dispatcher())),
+            Code.DUE,
+            "It is due; a worker should take it any moment.",
+            [],
+            id="due",
+        ),
+        pytest.param(
+            told(OVERDUE, heartbeats=(worker(),)),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and nobody has sent it to a worker. No dispatcher has been seen: is celery "
+            "beat running?",
+            [BEAT],
+            id="nobody sweeps",
+        ),
+        pytest.param(
+            told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and nobody has sent it to a worker. Nobody has swept since "
+            "2029-12-31T23:55:00.000Z: is celery beat running? And no worker consumes queue 'durable'.",
+            [BEAT, WORKER],
+            id="nobody sweeps any more",
+        ),
+        pytest.param(
+            told(replace(OVERDUE, dispatches=1), heartbeats=(worker(),)),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and was sent once. No dispatcher has been seen: is celery beat running?",
+            [BEAT],
+            id="sent, and nobody sends it again",
+        ),
+        pytest.param(
+            told(OVERDUE, heartbeats=(worker(), dispatcher())),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and the dispatcher does not send it: the broker does not answer, or queue "
+            "'durable' is longer than durable_queue_high_water.",
+            [f"{DURABLE} doctor"],
+            id="the dispatcher cannot send",
+        ),
+        pytest.param(
+            told(instance(dispatches=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
+            Code.DISPATCHED_NOT_CLAIMED,
+            "It has been due for 1 min and was sent 3 times, but no worker consumes queue 'durable'. It is sent again "
+            "in 1 min.",
+            [WORKER, f"{DURABLE} doctor"],
+            id="no worker",
+        ),
+        pytest.param(
+            told(instance(dispatches=1), heartbeats=(dispatcher(), worker())),
+            Code.DISPATCHED_NOT_CLAIMED,
+            "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
+            "'durable': they are busy with other work, or have another broker than who sends. It is sent again in "
+            "1 min.",
+            [f"{DURABLE} doctor"],
+            id="busy workers",
+        ),
+        pytest.param(
+            told(instance(dispatches=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
+            Code.NOT_REGISTERED,
+            "It has been due for 1 min, and no worker of queue 'durable' knows workflow 'order' (celery@a). Import the "
+            "module that defines it in the worker, or wait for the deploy to end. They know 'orders'.",
+            ["celery -A <your app> inspect registered"],
+            id="not registered",
+        ),
+    ],
+)
+def test_a_person_understands(found: Diagnosis, code: Code, sentence: str, actions: list[str]) -> None:
+    assert (found.code, found.sentence, list(found.actions)) == (code, sentence, actions)
+
+
+def test_ids_and_types_are_quoted_for_the_shell() -> None:
+    wait = replace(WAIT, wait_event_type="it's")
+    found = told(replace(ASLEEP, workflow="my order", instance_id="$(x)"), open_steps=(wait,))
+    assert found.actions == (f"{DURABLE} send-event 'my order' '$(x)' 'it'\"'\"'s' --payload '{{...}}'",)
+
+
+def test_a_long_message_is_cut() -> None:
+    found = told(instance(Status.ERRORED), of=run(error_name="Big", error_message="x" * 5000))
+    assert found.sentence == f"It failed with Big: {'x' * 297}."
+
+
+def test_the_facts_are_ready_for_json() -> None:
+    assert told(ASLEEP, open_steps=(WAIT,), buffered=("paid",), heartbeats=(worker(), dispatcher())).facts == {
+        "now": "2030-01-01T00:00:00.000Z",
+        "workflow": "order",
+        "instance_id": "o-1",
+        "run_number": 1,
+        "status": "waiting",
+        "queue": "durable",
+        "run_at": "2030-01-01T01:00:00.000Z",
+        "poll_at": "2030-01-01T01:00:00.000Z",
+        "dispatches": 0,
+        "crash_count": 0,
+        "pause_requested": False,
+        "claimed_by": None,
+        "lease_until": None,
+        "last_step": None,
+        "last_sweep": "2030-01-01T00:00:00.000Z",
+        "workers": ["celery@a"],
+        "step": "await approval",
+        "due_at": "2030-01-01T01:30:00.000Z",
+        "event_type": "approval",
+        "buffered": ["paid"],
+    }
+
+
+# --- whatever the facts are ---------------------------------------------------------------------
+
+names = st.sampled_from(["order", "ordre", "approval", "aproval", "", "it's", "\0\x1b[31m"]) | st.text(max_size=8)
+maybe_names = st.none() | names
+instants = st.datetimes(
+    min_value=datetime(1971, 1, 1), max_value=datetime(2500, 1, 1), timezones=st.just(UTC)
+) | st.integers(-100, 100).map(lambda seconds: NOW + timedelta(seconds=seconds))
+maybe = st.none() | instants
+counts = st.integers(0, 5)
+errors = st.none() | st.builds(ErrorInfo, names, names)
+rows = st.builds(
+    InstanceRow,
+    claim_token=maybe_names,
+    claimed_by=maybe_names,
+    workflow=names,
+    instance_id=names,
+    queue=names,
+    lease_until=maybe,
+    run_at=maybe,
+    poll_at=maybe,
+    dispatches=counts,
+    crash_count=counts,
+    created_at=instants,
+    updated_at=instants,
+)
+runs = st.builds(
+    RunRow,
+    error_name=maybe_names | st.sampled_from(["StepLimitExceeded", "StepTypeMismatch", "StepNameReused"]),
+    error_message=maybe_names,
+    reason=maybe_names,
+    created_at=instants,
+    started_at=maybe,
+    completed_at=maybe,
+)
+steps = st.builds(
+    StepRecord,
+    name=names,
+    attempts=counts,
+    max_attempts=st.none() | counts,
+    next_retry_at=maybe,
+    wake_at=maybe,
+    wait_event_type=maybe_names,
+    result=st.none(),
+    error=errors,
+    timeout=st.none(),
+    created_at=maybe,
+    started_at=maybe,
+    finished_at=maybe,
+)
+beats = st.builds(
+    Heartbeat,
+    node=names,
+    queues=st.lists(names, max_size=3).map(tuple),
+    workflows=st.lists(names, max_size=3).map(tuple),
+    started_at=instants,
+    seen_at=instants,
+    swept_at=maybe,
+    next_wake_at=maybe,
+)
+facts = st.builds(
+    Facts,
+    now=instants,
+    instance=rows,
+    run=runs,
+    open_steps=st.lists(steps, max_size=4).map(tuple),
+    last_step=st.none() | steps,
+    buffered=st.lists(names, max_size=4).map(tuple),
+    heartbeats=st.lists(beats, max_size=3).map(tuple),
+)
+
+
+@given(facts)
+def test_all_facts_have_one_diagnosis(given_facts: Facts) -> None:
+    import json
+
+    found = explain(given_facts)
+    assert found.code in Code
+    assert found.sentence[-1] in ".?"
+    assert found == explain(given_facts)
+    json.dumps(found.facts)
+    assert all(action.startswith("celery -A <your app> ") for action in found.actions)
+    is_over = given_facts.instance.status.is_terminal
+    ends = {Code.DONE, Code.FAILED, Code.TERMINATED, Code.STEP_LIMIT, Code.NONDETERMINISTIC}
+    assert (found.code in ends) is is_over
