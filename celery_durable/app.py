@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import socket
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from celery_durable.step import Step
 from celery_durable.store.engine import Store
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.publish import Publisher
+from celery_durable.tasks.pulse import Heart, SweepTaskHeart
 from celery_durable.tasks.worker import DurableStep, StopFlag
 from celery_durable.values import StepConfig
 
@@ -87,7 +89,7 @@ class Durable:
         self._app = app
         vars(app)["durable"] = self
         _attached.add(self)
-        tasks.install_tasks(app, lambda: self.runner, lambda: self.sweeper)
+        tasks.install_tasks(app, lambda: self.runner, lambda: self.sweeper, lambda: self.sweep_heart)
         app.steps["worker"].add(DurableStep)
         app.on_after_configure.connect(self._configure, weak=False)  # each time: an app may be configured anew
         if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
@@ -157,7 +159,18 @@ class Durable:
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
         """The thread that sweeps, where this process hosts one."""
-        return Dispatcher(self.sweeper, self.settings)
+        return Dispatcher(self.sweeper, self.settings, self.heart)
+
+    @functools.cached_property
+    def heart(self) -> Heart:
+        """What says that this process lives, where it sweeps or works."""
+        known = self.registry
+        return Heart(lambda: self.store, self.runtime, queues=self._consumed_queues, workflows=lambda: sorted(known))
+
+    @functools.cached_property
+    def sweep_heart(self) -> SweepTaskHeart:
+        """The same for the `sweep` task."""
+        return SweepTaskHeart(self.store, self.runtime)
 
     # --- authors --------------------------------------------------------------------------------
 
@@ -199,6 +212,7 @@ class Durable:
             if self.settings.dispatcher != "none":
                 tasks.ensure_beat_entry(sender.scheduler, self.settings.queue)
             if self.settings.dispatcher in ("beat", "both"):
+                self.heart.begin("dispatcher", f"beat@{socket.gethostname()}")
                 self.dispatcher.start()
         except DurableError as exc:
             # Celery only logs what a signal's receiver raises: beat would run on and look after nothing.
@@ -214,22 +228,30 @@ class Durable:
         if sender.app is self._app:
             self.stop_flag.clear()
 
-    def worker_started(self) -> None:
+    def worker_started(self, node: str) -> None:
         """The worker's pool runs (see `DurableStep`)."""
+        self.heart.begin("worker", node)
         if self.settings.dispatcher in ("worker", "both"):
-            self.dispatcher.start()
+            self.dispatcher.start()  # which has the heart beat
+        else:
+            self.heart.start()
 
     def worker_stopped(self) -> None:
         """The worker is about to stop its pool (see `DurableStep`), also where no signal told it to."""
         self.stop_flag.set()
-        self._stop_dispatcher()
+        self._stop_threads()
 
     def _worker_stopping(self, **_: Any) -> None:
         self.stop_flag.set()
 
-    def _stop_dispatcher(self) -> None:
+    def _stop_threads(self) -> None:
         if "dispatcher" in self.__dict__:
             self.dispatcher.stop()
+        if "heart" in self.__dict__:
+            self.heart.stop()
+
+    def _consumed_queues(self) -> list[str]:
+        return sorted(self.app.amqp.queues.consume_from)
 
     def _task_failed(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
         if sender.app is self._app and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
@@ -249,7 +271,7 @@ class Durable:
 
     def close(self) -> None:
         """Stop the dispatcher of this process and close the store's connections."""
-        self._stop_dispatcher()
+        self._stop_threads()
         if "store" in self.__dict__:
             self.store.close()
 

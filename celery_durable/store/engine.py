@@ -225,6 +225,10 @@ class Store:
             self.runtime.back_off(_TRIES - left)
         raise AssertionError("unreachable")
 
+    def attempt(self, work: Callable[[Tx], T]) -> T:
+        """Run ``work`` in one transaction, once: for what may as well be left out. Raises whatever happens."""
+        return self._once(work, single=False)
+
     def _once(self, work: Callable[[Tx], T], *, single: bool) -> T:
         if single and self.database.fuses_writes:
             with self.kept() as tx:

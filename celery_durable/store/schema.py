@@ -8,6 +8,8 @@ workflow_step      what a run has done, one row per step key: PRIMARY KEY (insta
 workflow_event     what was sent to a run; ``seq`` is the instance's version, counted under its lock, so order
                    never hangs on a clock.
 workflow_log       what authors and the engine say, capped per run.
+workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves; it has no
+                   part in any decision.
 
 Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
 databases, no session time zone, no rounding. Payloads are canonical JSON in text columns, since databases
@@ -67,6 +69,7 @@ class Tables:
     step: sa.Table
     event: sa.Table
     log: sa.Table
+    heartbeat: sa.Table
 
 
 @functools.cache
@@ -190,4 +193,17 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Index(f"{prefix}ix_workflow_log_run", "instance_pk", "run_number", "id"),
         sqlite_autoincrement=True,
     )
-    return Tables(metadata, instance, run, step, event, log)
+    heartbeat = table(
+        "workflow_heartbeat",
+        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("node", sa.String(255), nullable=False),
+        sa.Column("pid", sa.BigInteger, nullable=False),
+        sa.Column("queues", long_text(), nullable=False),
+        sa.Column("workflows", long_text(), nullable=False),
+        sa.Column("started_at", sa.BigInteger, nullable=False),
+        sa.Column("seen_at", sa.BigInteger, nullable=False),
+        sa.Column("swept_at", sa.BigInteger),
+        sa.Column("next_wake_at", sa.BigInteger),
+    )
+    return Tables(metadata, instance, run, step, event, log, heartbeat)

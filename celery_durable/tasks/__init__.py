@@ -15,6 +15,7 @@ from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.pulse import SweepTaskHeart
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -44,7 +45,12 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def install_tasks(app: Celery, runner: Callable[[], Runner], sweeper: Callable[[], Sweeper]) -> None:
+def install_tasks(
+    app: Celery,
+    runner: Callable[[], Runner],
+    sweeper: Callable[[], Sweeper],
+    heart: Callable[[], SweepTaskHeart],
+) -> None:
     """Register our tasks with one app (shared=False: not with every app of the process).
 
     What global settings, annotations for ``*`` or the app's own task class would otherwise fill in is explicit.
@@ -58,10 +64,12 @@ def install_tasks(app: Celery, runner: Callable[[], Runner], sweeper: Callable[[
         ref = Ref(workflow, instance_id, run_number)
         return runner().advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
 
-    @app.task(name=SWEEP, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
-    def sweep() -> str:
+    @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
+    def sweep(self: Any) -> str:
         """Publish due work: the fallback for beats that host no dispatcher thread."""
-        return f"{sweeper().sweep()} published"
+        published = sweeper().sweep()
+        heart().beat(str(self.request.hostname))
+        return f"{published} published"
 
 
 def claimant(task_id: str | None, node: str | None) -> str:

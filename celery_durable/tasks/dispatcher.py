@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +23,8 @@ from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.sweeps import Redispatch
+from celery_durable.tasks.forks import StillAtForks
+from celery_durable.tasks.pulse import Heart
 
 logger = logging.getLogger("celery_durable.dispatcher")
 
@@ -55,6 +56,10 @@ class Sweeper:
         with self._looking():
             due_at, now = self._store.read(sweeps.next_poll)
         return float("inf") if due_at is None else (due_at - now).total_seconds()
+
+    def looked_ago(self) -> float:
+        """How many seconds ago it last looked for due work; infinite where that failed."""
+        return self._runtime.monotonic() - self._looked_at
 
     def sweep(self) -> int:
         """Look after all whose poll time has come, resumed work before new; answers with how much was published."""
@@ -144,22 +149,22 @@ class _Room:
             self.ask_at = -math.inf
 
 
-class Dispatcher:
-    """Runs a Sweeper on a daemon thread of this process."""
+class Dispatcher(StillAtForks):
+    """Runs a Sweeper on a daemon thread of this process; ``heart`` beats there too."""
 
-    def __init__(self, sweeper: Sweeper, settings: Settings) -> None:
-        self._sweeper, self._settings = sweeper, settings
+    def __init__(self, sweeper: Sweeper, settings: Settings, heart: Heart | None = None) -> None:
+        super().__init__()
+        self._sweeper, self._settings, self._heart = sweeper, settings, heart
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._may_work = threading.Lock()
 
     def start(self) -> None:
         """Start, unless this process's dispatcher runs already."""
         if self._thread is not None and self._thread.is_alive() and self._pid == os.getpid():
             return
-        self._pid, self._stop, self._may_work = os.getpid(), threading.Event(), threading.Lock()
-        _started.add(self)
+        self._pid, self._stop = os.getpid(), threading.Event()
+        self.begin_thread()
         self._thread = threading.Thread(target=self._loop, name="durable-dispatcher", daemon=True)
         self._thread.start()
         logger.info("The durable dispatcher is running")
@@ -169,18 +174,11 @@ class Dispatcher:
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(timeout=5)
 
-    def hold_still(self) -> bool:
-        """Keep the thread from working until `go_on`; False where it did not come to rest in time."""
-        return self._may_work.acquire(timeout=_REST_SECONDS)
-
-    def go_on(self) -> None:
-        self._may_work.release()
-
     def _loop(self) -> None:
         stop, delay, is_blind = self._stop, 0.0, False
         while not stop.wait(delay):
             try:
-                with self._may_work:
+                with self.may_work:
                     left = self._look()
             except Exception as exc:  # noqa: BLE001  # an outage must not end the dispatcher
                 if not is_blind:
@@ -190,34 +188,17 @@ class Dispatcher:
             if is_blind:
                 logger.info("The dispatcher looks after due work again")
             is_blind, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
+        if self._heart is not None:
+            with self.may_work:
+                self._heart.end()
 
     def _look(self) -> float:
         left = self._sweeper.seconds_to_next()
-        if left > 0:
-            return left
-        published = self._sweeper.sweep()
-        left = self._sweeper.seconds_to_next()
+        published = 0
+        if left <= 0:
+            published = self._sweeper.sweep()
+            left = self._sweeper.seconds_to_next()
+        if self._heart is not None:
+            self._heart.beat(looked_ago=self._sweeper.looked_ago(), wakes_in=left)
         # What full queues leave due must not make us spin.
         return left if left > 0 or published else self._settings.poll_seconds
-
-
-_started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-_still: list[list[Dispatcher]] = []
-
-
-def _before_fork() -> None:
-    """A fork in the middle of a look would leave the child with locks, SQLite's own among them, that nobody opens."""
-    _still.append([dispatcher for dispatcher in list(_started) if dispatcher.hold_still()])
-
-
-def _after_fork() -> None:
-    for dispatcher in _still.pop():
-        dispatcher.go_on()
-
-
-def _in_child() -> None:
-    _started.clear()
-    _still.clear()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

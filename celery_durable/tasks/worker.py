@@ -44,7 +44,7 @@ class DurableStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         check_pool(parent.pool_cls)
-        self.durable.worker_started()
+        self.durable.worker_started(parent.hostname)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Look for pool processes that died, to hand on their runs: Celery sees some only every 5 s."""

@@ -18,7 +18,14 @@ from celery_durable.store import instances, migrate
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION, build_tables
 
-TABLES = {"workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log"}
+TABLES = {
+    "workflow_instance",
+    "workflow_run",
+    "workflow_step",
+    "workflow_event",
+    "workflow_log",
+    "workflow_heartbeat",
+}
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]
 

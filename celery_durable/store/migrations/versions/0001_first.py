@@ -164,3 +164,18 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_log_run", f"{prefix}workflow_log", ["instance_pk", "run_number", "id"], **index
     )
+
+    op.create_table(
+        f"{prefix}workflow_heartbeat",
+        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("node", sa.String(255), nullable=False),
+        sa.Column("pid", sa.BigInteger, nullable=False),
+        sa.Column("queues", LONG_TEXT, nullable=False),
+        sa.Column("workflows", LONG_TEXT, nullable=False),
+        sa.Column("started_at", sa.BigInteger, nullable=False),
+        sa.Column("seen_at", sa.BigInteger, nullable=False),
+        sa.Column("swept_at", sa.BigInteger),
+        sa.Column("next_wake_at", sa.BigInteger),
+        **table,
+    )

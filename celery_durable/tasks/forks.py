@@ -1,0 +1,52 @@
+"""Threads of ours that hold still while their process forks.
+
+A fork in the middle of their work would leave the child with locks, SQLite's own among them, that nobody opens.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_PATIENCE_SECONDS = 1.0
+
+
+class StillAtForks:
+    """Whoever works on a thread of its own, holding ``may_work`` meanwhile."""
+
+    def __init__(self) -> None:
+        self.may_work = threading.Lock()
+
+    def begin_thread(self) -> None:
+        """A thread begins, with a lock of its own: the last one may be a parent's."""
+        self.may_work = threading.Lock()
+        _started.add(self)
+
+    def hold_still(self) -> bool:
+        """Keep the thread from working until `go_on`; False where it did not come to rest in time."""
+        return self.may_work.acquire(timeout=_PATIENCE_SECONDS)
+
+    def go_on(self) -> None:
+        self.may_work.release()
+
+
+_started: weakref.WeakSet[StillAtForks] = weakref.WeakSet()
+_still: list[list[StillAtForks]] = []
+
+
+def _before_fork() -> None:
+    _still.append([each for each in list(_started) if each.hold_still()])
+
+
+def _after_fork() -> None:
+    for each in _still.pop():
+        each.go_on()
+
+
+def _in_child() -> None:
+    _started.clear()
+    _still.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
