@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 import uuid_utils
@@ -51,6 +51,10 @@ class Runtime:
     def monotonic(self) -> float:
         """Seconds of this process's steady clock."""
         return time.monotonic()
+
+    def wall_clock(self) -> datetime:
+        """This machine's clock, to be compared with the database's: nothing is decided by it (LAW 4)."""
+        return datetime.now(UTC)
 
     def back_off(self, times: int) -> None:
         """Pause before something is done again for the ``times``-th time; spread, so that rivals do not meet again."""

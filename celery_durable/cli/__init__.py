@@ -13,6 +13,7 @@ import click
 _VERBS = {
     "dev": "dev",
     "migrate": "manage",
+    "doctor": "doctor",
     "start": "commands",
     "ls": "reading",
     "show": "show",

@@ -1,0 +1,282 @@
+"""What `doctor` looks at: each check answers with findings, and never raises for what it was to find."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_durable import tasks
+from celery_durable.app import Durable
+from celery_durable.cli import embedded
+from celery_durable.errors import DurableError, UnsupportedDatabase
+from celery_durable.model import HEARTBEAT, Heartbeat, iso, span
+from celery_durable.store import health, heartbeats, migrate, sweeps
+from celery_durable.store.schema import REVISION
+
+_APP = "<your app>"
+_LONGEST_PASS = timedelta(hours=1)
+"""A step may well take that long; what ends a pass before is a mistake."""
+_LATE = timedelta(minutes=1)
+_CONNECT_SECONDS = 3
+_PING_SECONDS = 1.0
+_PICKLE = {"pickle", "application/x-python-serialize"}
+_JSON = {"json", "application/json"}
+_VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+
+
+class Level(StrEnum):
+    """How bad it is: FAIL stops work, WARN will hurt one day."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence about one thing, and how to mend it; nothing to mend where it is OK."""
+
+    level: Level
+    about: str
+    sentence: str
+    remedy: str = ""
+
+
+def check_all(durable: Durable) -> Iterator[Finding]:
+    """Everything, in the order in which one would mend it."""
+    try:
+        _ = durable.settings
+    except DurableError as exc:
+        yield Finding(Level.FAIL, "configuration", str(exc), "Set it as the message says.")
+        return
+    yield from _configuration(durable)
+    has_broker = yield from _broker(durable)
+    processes = yield from _database(durable)
+    if processes is not None:
+        now, beats = processes
+        yield _dispatcher(durable, now, beats)
+        yield _backlog(durable)
+        yield from _workers(durable, now, beats, has_broker=has_broker)
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _configuration(durable: Durable) -> Iterator[Finding]:
+    conf: Any = durable.app.conf
+    about, settings = "configuration", durable.settings
+    count = len(durable.workflows)
+    known = "1 workflow is" if count == 1 else f"{count} workflows are"
+    yield Finding(Level.OK, about, f"The durable_* settings are valid; {known} known.")
+    if conf.task_always_eager:
+        sentence = "task_always_eager is on: workflows run in whatever process creates them, and no worker gets any."
+        yield Finding(Level.WARN, about, sentence, "Remove it from the settings of production.")
+    if conf.worker_pool in ("gevent", "eventlet"):
+        sentence = f"worker_pool is {conf.worker_pool!r}: its cooperative threads starve the lease keeper."
+        yield Finding(Level.FAIL, about, sentence, "Run this app's workers with -P prefork, threads or solo.")
+    yield from _content(conf)
+    yield _time_limits(durable)
+    transport = _transport(conf)
+    if transport in _VISIBILITY_SECONDS:
+        seconds = float((conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_SECONDS[transport]))
+        if seconds < settings.lease_seconds:
+            sentence = (
+                f"visibility_timeout is {seconds:g} s, and a lease {settings.lease_seconds:g} s: {transport} delivers "
+                "messages again while their runs are at work."
+            )
+            remedy = "Take visibility_timeout out of broker_transport_options, or make it an hour."
+            yield Finding(Level.WARN, "visibility_timeout", sentence, remedy)
+        else:
+            sentence = f"visibility_timeout ({seconds:g} s) is longer than a lease ({settings.lease_seconds:g} s)."
+            yield Finding(Level.OK, "visibility_timeout", sentence)
+
+
+def _content(conf: Any) -> Iterator[Finding]:
+    accepted = {str(each) for each in conf.accept_content or ()}
+    if not accepted & _JSON:
+        sentence = f"accept_content is {sorted(accepted)}: workers throw our messages away, which are JSON."
+        yield Finding(Level.FAIL, "accept_content", sentence, "Add 'json' to accept_content.")
+    if accepted & _PICKLE:
+        sentence = "accept_content has pickle: whoever can write to the broker runs code in your workers."
+        yield Finding(Level.WARN, "accept_content", sentence, "Take pickle out: accept_content = ['json'].")
+    elif accepted & _JSON:
+        yield Finding(Level.OK, "accept_content", "Workers read JSON, and no pickle.")
+
+
+def _time_limits(durable: Durable) -> Finding:
+    task: Any = durable.app.tasks[tasks.ADVANCE]
+    limits = [seconds for seconds in (task.time_limit, task.soft_time_limit) if seconds]
+    if not limits or min(limits) >= _LONGEST_PASS.total_seconds():
+        sentence = "task_time_limit and task_soft_time_limit do not apply to passes, which have limits of their own"
+        own = "" if not limits else f": {span(timedelta(seconds=min(limits)))}"
+        return Finding(Level.OK, "time limits", f"{sentence}{own}.")
+    sentence = f"A time limit of {min(limits):g} s ends {tasks.ADVANCE}, with the step that runs then, again and again."
+    remedy = f"Do not change the limits of {tasks.ADVANCE}; give steps a timeout instead."
+    return Finding(Level.FAIL, "time limits", sentence, remedy)
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+def _transport(conf: Any) -> str:
+    return _broker_url(conf).partition("://")[0].partition("+")[0]
+
+
+def _broker_url(conf: Any) -> str:
+    url = conf.broker_write_url or ""
+    return url if isinstance(url, str) else ";".join(url)
+
+
+def _broker(durable: Durable) -> Generator[Finding, None, bool]:
+    conf: Any = durable.app.conf
+    url, transport = maybe_sanitize_url(_broker_url(conf)), _transport(conf)
+    try:
+        with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
+            connection.ensure_connection(max_retries=0, timeout=_CONNECT_SECONDS)
+    except Exception as exc:  # noqa: BLE001  # each transport has its own errors
+        sentence = f"The broker {url} does not answer: {exc}."
+        yield Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")
+        return False
+    if transport == "memory":
+        sentence = "The broker is this process's memory: no worker of another process hears of anything."
+        yield Finding(Level.WARN, "broker", sentence, "Set broker_url to a server, for example redis:// or amqp://.")
+        return True
+    yield Finding(Level.OK, "broker", f"{url} answers.")
+    if transport in ("redis", "rediss", "sentinel"):
+        seconds = (conf.broker_transport_options or {}).get("socket_timeout")
+        if not seconds:
+            sentence = "There is no socket_timeout: a Redis that hangs, instead of refusing, blocks whoever publishes."
+            options = '{"socket_timeout": 5, "socket_connect_timeout": 5}'
+            yield Finding(Level.WARN, "socket_timeout", sentence, f"Set broker_transport_options = {options}")
+        else:
+            yield Finding(Level.OK, "socket_timeout", f"A Redis that hangs is given up after {seconds:g} s.")
+    return True
+
+
+Processes = tuple[datetime, tuple[Heartbeat, ...]]
+
+
+def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
+    """Answers with the processes that are known; None where the database cannot tell."""
+    about = "database"
+    try:
+        if embedded.is_without_store(durable):
+            remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
+            yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
+            return None
+        asked = durable.runtime.wall_clock()
+        found = health.look(durable.store)
+        offset = asked + (durable.runtime.wall_clock() - asked) / 2 - found.now
+    except UnsupportedDatabase as exc:
+        yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
+        return None
+    except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
+        answer = getattr(exc, "orig", None) or exc
+        remedy = "Is the server running, and is durable_database_url right?"
+        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", remedy)
+        return None
+    url = durable.store.engine.url.render_as_string()
+    if found.is_read_only:
+        sentence = f"{found.name} {found.version} at {url} is read-only: a standby?"
+        yield Finding(Level.FAIL, about, sentence, "Name the server that takes writes in durable_database_url.")
+    else:
+        yield Finding(Level.OK, about, f"{found.name} {found.version} at {url}, {found.isolation}.")
+    if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
+        remedy = "Let engine= use isolation_level='READ COMMITTED'."
+        yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups get lost.", remedy)
+    is_current = yield from _schema(durable)
+    direction = "ahead of" if offset > timedelta(0) else "behind"
+    sentence = f"This machine's clock is {span(abs(offset))} {direction} the database's, which alone counts."
+    yield Finding(Level.OK, "clock", sentence)
+    return durable.store.read(heartbeats.read) if is_current else None
+
+
+def _schema(durable: Durable) -> Generator[Finding, None, bool]:
+    revision = migrate.current(durable.store)
+    if revision is not None and revision >= REVISION:
+        yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
+        return True
+    at = "There are none" if revision is None else f"They are at revision {revision}"
+    sentence = f"{at}; this version needs {REVISION}."
+    yield Finding(Level.FAIL, "tables", sentence, f"celery -A {_APP} durable migrate")
+    return False
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
+    about, setting = "dispatcher", durable.settings.dispatcher
+    sweeping = [beat for beat in beats if beat.sweeps(now)]
+    if sweeping:
+        nodes = ", ".join(sorted({beat.node for beat in sweeping})[:5])
+        return Finding(Level.OK, about, f"Due work is looked for by {nodes}.")
+    last = max((beat.swept_at for beat in beats if beat.swept_at is not None), default=None)
+    seen = "No dispatcher has been seen" if last is None else f"Nobody has looked for due work since {iso(last)}"
+    host = {"worker": "worker", "none": ""}.get(setting, "beat")
+    remedy = f"celery -A {_APP} {host}" if host else "Set durable_dispatcher to beat, worker or both in one process."
+    sentence = f"{seen}: sleeps, timeouts and retries do not end (durable_dispatcher is {setting!r})."
+    return Finding(Level.FAIL, about, sentence, remedy)
+
+
+def _backlog(durable: Durable) -> Finding:
+    first, now = durable.store.read(sweeps.next_poll)
+    if first is None or now - first <= _LATE:
+        return Finding(Level.OK, "backlog", "Nothing is late.")
+    sentence = f"The oldest due work has not been looked after for {span(now - first, units=1)}."
+    remedy = "See to dispatcher, broker and workers; a long queue needs more workers."
+    return Finding(Level.WARN, "backlog", sentence, remedy)
+
+
+def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool) -> Iterator[Finding]:
+    working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
+    yield _pings(durable, {beat.node for beat in working}, has_broker=has_broker)
+    needed: dict[str, list[str]] = {durable.settings.queue: []}
+    for name, handle in durable.workflows.items():
+        needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
+    for queue, names in needed.items():
+        consumers = [beat for beat in working if queue in beat.queues]
+        if not consumers:
+            remedy = f"celery -A {_APP} worker -Q {queue}"
+            yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.", remedy)
+            continue
+        nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
+        yield Finding(Level.OK, "queue", f"{queue!r} is consumed by {nodes}.")
+        unknown = [name for name in names if not any(name in beat.workflows for beat in consumers)]
+        if unknown:
+            sentence = f"No worker of queue {queue!r} knows {', '.join(map(repr, unknown[:5]))}."
+            remedy = "Import the modules that define them in the workers, or finish the deploy."
+            yield Finding(Level.FAIL, "workflows", sentence, remedy)
+
+
+def _pings(durable: Durable, working: set[str], *, has_broker: bool) -> Finding:
+    about, answering = "workers", _answering(durable) if has_broker else set()
+    seen = f"in the last {span(3 * HEARTBEAT)}"
+    if not working and not answering:
+        return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
+    if not working:
+        nodes = ", ".join(sorted(answering)[:5])
+        sentence = f"{nodes} answer, but have written no heartbeat {seen}."
+        remedy = "Do they load this app with its Durable, and have the same durable_database_url?"
+        return Finding(Level.FAIL, about, sentence, remedy)
+    nodes = ", ".join(sorted(working)[:5])
+    if has_broker and not working & answering and durable.app.conf.worker_enable_remote_control:
+        sentence = f"{nodes} work on this database, but do not answer over this broker."
+        remedy = "Have they the same broker_url? Busy solo workers do not answer either."
+        return Finding(Level.WARN, about, sentence, remedy)
+    return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
+
+
+def _answering(durable: Durable) -> set[str]:
+    try:
+        # A connection of our own: one that went back to the pool after a reply that it still waits for hurts forks.
+        with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
+            pongs = durable.app.control.ping(timeout=_PING_SECONDS, connection=connection) or []
+    except Exception:  # noqa: BLE001  # transports without broadcast
+        return set()
+    return {node for pong in pongs for node in pong}

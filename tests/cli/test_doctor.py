@@ -1,0 +1,305 @@
+"""doctor: installations that are broken in one way each, and what it says to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import Pulse
+from celery_durable.tasks import ADVANCE
+from tests.celery.embedded import until, worker
+from tests.cli.conftest import Said
+from tests.cli.test_refusals import call
+from tests.services import BROKERS, missing
+
+REDIS = BROKERS["redis"]
+Make = Callable[..., Celery]
+
+
+@pytest.fixture
+def make(store_url: str) -> Iterator[Make]:
+    made: list[Celery] = []
+
+    def build(broker: str = "memory://", **settings: Any) -> Celery:
+        app = Celery("shop", broker=broker, set_as_current=False)
+        app.conf.durable_database_url = store_url
+        app.conf.control_exchange = f"control-{uuid.uuid4().hex[:8]}"
+        app.conf.broker_transport_options = {"polling_interval": 0.01}
+        app.conf.update(settings)
+        durable = Durable(app)
+        made.append(app)
+
+        @durable.workflow(name="order")
+        def order(event: WorkflowEvent[Any], step: Step) -> None:
+            step.sleep("nap", "1 day")
+
+        return app
+
+    yield build
+    for app in made:
+        app.durable.close()
+        app.close()
+
+
+def findings(app: Celery) -> dict[str, list[tuple[str, str, str]]]:
+    said = call(app, "doctor")
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for level, about, sentence, *remedy in (line.split("\t") for line in said.out.splitlines()):
+        found.setdefault(about, []).append((level, sentence, *remedy))
+    levels = {level for each in found.values() for level, *_ in each}
+    assert said.code == (1 if "FAIL" in levels else 0), said
+    for each in found.values():
+        for level, _, remedy in each:
+            assert bool(remedy) is (level != "OK"), each
+    return found
+
+
+def one(app: Celery, about: str) -> tuple[str, str, str]:
+    (found,) = findings(app)[about]
+    return found
+
+
+def live(app: Celery, *pulses: Pulse) -> None:
+    for pulse in pulses:
+        app.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+
+
+# --- in order -----------------------------------------------------------------------------------
+
+
+def test_a_sound_installation_has_no_failure(make: Make) -> None:
+    app = make(durable_dispatcher="worker", durable_poll_seconds=0.02)
+    with worker(app, hostname="w@here"):
+        until(lambda: app.durable.store.read(heartbeats.read)[1])
+        found = findings(app)
+    levels = {(level, about) for about, each in found.items() for level, *_ in each}
+    assert levels == {
+        ("OK", "configuration"),
+        ("OK", "accept_content"),
+        ("OK", "time limits"),
+        ("WARN", "broker"),  # this process's memory
+        ("OK", "database"),
+        ("OK", "tables"),
+        ("OK", "clock"),
+        ("OK", "dispatcher"),
+        ("OK", "backlog"),
+        ("OK", "workers"),
+        ("OK", "queue"),
+    }
+    assert found["workers"] == [("OK", "1 running: w@here.", "")]
+    assert found["queue"] == [("OK", "'durable' is consumed by w@here.", "")]
+
+
+def test_findings_as_json(make: Make) -> None:
+    said: Said = call(make(), "doctor", "--json")
+    first, *_ = json.loads(said.out)
+    assert first == {
+        "level": "OK",
+        "about": "configuration",
+        "sentence": "The durable_* settings are valid; 1 workflow is known.",
+        "remedy": "",
+    }
+    assert said.code == 1  # nobody runs
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_the_database_is_told_with_version_isolation_and_revision(make: Make, database: str) -> None:
+    found = findings(make())
+    ((level, sentence, _),) = found["database"]
+    isolation = "SERIALIZABLE" if database == "sqlite" else "READ COMMITTED"
+    assert (level, sentence.startswith(f"{database} "), sentence.endswith(f", {isolation}.")) == ("OK", True, True)
+    assert found["tables"] == [("OK", "They are at revision 0001; this version needs 0001.", "")]
+    ((level, sentence, _),) = found["clock"]
+    assert (level, sentence.startswith("This machine's clock is ")) == ("OK", True)
+
+
+# --- configuration ------------------------------------------------------------------------------
+
+
+def test_a_setting_that_does_not_exist_is_a_failure() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = "sqlite:////no/such/folder/x.sqlite3"
+    app.conf.durable_leese_seconds = 3
+    Durable(app)
+    ((level, sentence, remedy),) = findings(app)["configuration"]
+    assert (level, remedy) == ("FAIL", "Set it as the message says.")
+    assert "durable_leese_seconds" in sentence
+    assert "durable_lease_seconds" in sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "about", "finding"),
+    [
+        (
+            {"accept_content": ["json", "pickle"]},
+            "accept_content",
+            (
+                "WARN",
+                "accept_content has pickle: whoever can write to the broker runs code in your workers.",
+                "Take pickle out: accept_content = ['json'].",
+            ),
+        ),
+        (
+            {"accept_content": ["yaml"]},
+            "accept_content",
+            (
+                "FAIL",
+                "accept_content is ['yaml']: workers throw our messages away, which are JSON.",
+                "Add 'json' to accept_content.",
+            ),
+        ),
+        (
+            {"task_time_limit": 30, "task_soft_time_limit": 20},
+            "time limits",
+            (
+                "OK",
+                "task_time_limit and task_soft_time_limit do not apply to passes, which have limits of their own: 1 d.",
+                "",
+            ),
+        ),
+    ],
+)
+def test_a_setting_has_its_finding(make: Make, settings: dict[str, Any], about: str, finding: tuple[str, ...]) -> None:
+    assert one(make(**settings), about) == finding
+
+
+def test_a_time_limit_that_would_hit_a_pass_is_a_failure(make: Make) -> None:
+    app = make()
+    app.tasks[ADVANCE].soft_time_limit = 30
+    level, sentence, _ = one(app, "time limits")
+    assert (level, sentence.partition(",")[0]) == ("FAIL", f"A time limit of 30 s ends {ADVANCE}")
+
+
+def test_pools_and_eagerness_that_do_not_fit_are_told(make: Make) -> None:
+    found = findings(make(worker_pool="gevent", task_always_eager=True))["configuration"]
+    assert [level for level, *_ in found] == ["OK", "WARN", "FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("options", "level"), [({}, "OK"), ({"visibility_timeout": 20}, "WARN"), ({"visibility_timeout": 60}, "OK")]
+)
+def test_a_visibility_timeout_below_the_lease_is_told(make: Make, options: dict[str, Any], level: str) -> None:
+    app = make("redis://127.0.0.1:1/0", broker_transport_options=options)
+    assert one(app, "visibility_timeout")[0] == level
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://guest:secret@127.0.0.1:1//"])
+def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> None:
+    level, sentence, remedy = one(make(url), "broker")
+    assert (level, remedy) == ("FAIL", "Is the server running, and is broker_url right?")
+    assert sentence.startswith("The broker ")
+    assert "secret" not in sentence
+
+
+@pytest.mark.parametrize(("options", "level"), [({}, "WARN"), ({"socket_timeout": 5}, "OK")])
+def test_a_redis_without_a_socket_timeout_is_told(make: Make, options: dict[str, Any], level: str) -> None:
+    app = make(REDIS, broker_transport_options=options)
+    found = findings(app)
+    if found["broker"][0][0] == "FAIL":
+        missing("redis", found["broker"][0][1])
+    assert found["socket_timeout"][0][0] == level
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql+psycopg://nobody@127.0.0.1:1/none", "The database cannot be used: "),
+        ("mysql+pymysql://nobody@127.0.0.1:1/none", "The database cannot be used: "),
+        ("oracle://nobody@127.0.0.1/none", "oracle is not supported."),
+        (None, "durable_database_url is not set."),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_a_failure(
+    make: Make, url: str | None, sentence: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = findings(make(durable_database_url=url))
+    ((level, said, _),) = found["database"]
+    assert (level, said.startswith(sentence)) == ("FAIL", True), said
+    assert "tables" not in found
+    assert "workers" not in found
+
+
+def test_missing_tables_are_a_failure(make: Make, tmp_path: Any) -> None:
+    found = findings(make(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3"))
+    assert found["tables"] == [
+        ("FAIL", "There are none; this version needs 0001.", "celery -A <your app> durable migrate")
+    ]
+    assert "dispatcher" not in found
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
+    engine = sa.create_engine(store_url, connect_args={"options": "-c default_transaction_read_only=on"})
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    durable = Durable(app, engine=engine)
+    level, sentence, remedy = one(app, "database")
+    assert (level, sentence.endswith(" is read-only: a standby?")) == ("FAIL", True)
+    assert remedy == "Name the server that takes writes in durable_database_url."
+    durable.close()
+    engine.dispose()
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def test_without_processes_everything_that_is_missing_is_told(make: Make) -> None:
+    found = findings(make())
+    assert found["dispatcher"] == [
+        (
+            "FAIL",
+            "No dispatcher has been seen: sleeps, timeouts and retries do not end (durable_dispatcher is 'beat').",
+            "celery -A <your app> beat",
+        )
+    ]
+    assert found["workers"] == [("FAIL", "No worker has been seen in the last 30 s.", "celery -A <your app> worker")]
+    assert found["queue"] == [("FAIL", "No worker consumes queue 'durable'.", "celery -A <your app> worker -Q durable")]
+
+
+def test_a_worker_of_another_queue_or_without_the_code_is_told(make: Make) -> None:
+    app = make()
+    live(app, Pulse("w", "worker", "w@here", os.getpid(), queues=["celery"], workflows=["order"]))
+    assert one(app, "queue")[0] == "FAIL"
+    live(app, Pulse("w", "worker", "w@here", os.getpid(), queues=["durable"], workflows=["other"]))
+    found = findings(app)
+    assert found["queue"] == [("OK", "'durable' is consumed by w@here.", "")]
+    assert found["workflows"][0][:2] == ("FAIL", "No worker of queue 'durable' knows 'order'.")
+    assert found["workers"] == [
+        (
+            "WARN",
+            "w@here work on this database, but do not answer over this broker.",
+            "Have they the same broker_url? Busy solo workers do not answer either.",
+        )
+    ]
+
+
+def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -> None:
+    app = make()
+    with worker(app, hostname="w@here"):
+        until(lambda: app.durable.store.read(heartbeats.read)[1])
+        with app.durable.store.engine.begin() as connection:
+            connection.execute(sa.delete(app.durable.store.tables.heartbeat))
+        level, sentence, _ = one(app, "workers")
+    assert (level, sentence) == ("FAIL", "w@here answer, but have written no heartbeat in the last 30 s.")
+
+
+def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
+    app = make()
+    assert one(app, "backlog")[0] == "OK"
+    app.durable.operations.create("order", id="o-1")
+    with app.durable.store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE workflow_instance SET poll_at = poll_at - 200000000"))
+    level, sentence, _ = one(app, "backlog")
+    assert (level, sentence) == ("WARN", "The oldest due work has not been looked after for 3 min.")
