@@ -23,6 +23,7 @@ from celery_durable import tasks, values
 from celery_durable.config import Settings, read_settings
 from celery_durable.definitions import SHARED, Registry, WorkflowDefinition, define
 from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured, ResultTimeout, WorkflowFailed
+from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     CreateOptions,
     History,
@@ -508,6 +509,10 @@ class WorkflowInstance(Generic[R_co]):
         """Send an event; it waits until the workflow asks for its type. ``id`` makes a repetition harmless: False."""
         return self._operations.send_event(self.workflow.name, self.id, event_type, payload, id=id, session=session)
 
+    def explain(self) -> Diagnosis:
+        """Why it stands where it stands, as a sentence for people, and what to do about it."""
+        return self._operations.explain(self.workflow.name, self.id)
+
     def history(self, run: int | None = None) -> History:
         """Steps and events of a run, by default the current one."""
         return self._operations.history(self.workflow.name, self.id, run=run)
@@ -529,6 +534,10 @@ class WorkflowInstance(Generic[R_co]):
     async def astatus(self) -> InstanceStatus:
         """`status` for async code."""
         return await asyncio.to_thread(self.status)
+
+    async def aexplain(self) -> Diagnosis:
+        """`explain` for async code."""
+        return await asyncio.to_thread(self.explain)
 
     async def aresult(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ASYNC109  # as result()
         """`result` for async code; waits on a thread of the event loop's executor."""

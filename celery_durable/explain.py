@@ -138,7 +138,7 @@ def _claimed(facts: Facts) -> Diagnosis:
         return _said(facts, Code.PAUSED, sentence, _do(row, "resume"))
     begun = [step.name for step in facts.open_steps if step.status is StepStatus.PENDING]
     if begun:
-        doing = f"{_steps(len(begun))} {', '.join(map(_quoted, begun[:5]))}"
+        doing = ("step " if len(begun) == 1 else "steps ") + ", ".join(map(_quoted, begun[:5]))
     elif facts.last_step is not None:
         doing = f"what follows step {_quoted(facts.last_step.name)}"
     else:
@@ -388,10 +388,6 @@ def _n_of_m(step: StepRecord) -> str:
 
 def _attempts(step: StepRecord) -> str:
     return "1 attempt" if step.attempts == 1 else f"{step.attempts} attempts"
-
-
-def _steps(count: int) -> str:
-    return "step" if count == 1 else "steps"
 
 
 def _times(count: int) -> str:

@@ -30,6 +30,7 @@ from celery_durable.errors import (
     ValueRefused,
     WorkflowParamsInvalid,
 )
+from celery_durable.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
     CreateOptions,
     Due,
@@ -45,7 +46,7 @@ from celery_durable.model import (
     Wake,
 )
 from celery_durable.runtime import Runtime
-from celery_durable.store import history, instances
+from celery_durable.store import heartbeats, history, instances
 from celery_durable.store.engine import Store, Tx
 
 T = TypeVar("T")
@@ -296,6 +297,19 @@ class Operations:
             )
 
         return self._store.read(work)
+
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
+        """Why an instance stands where it stands, from one look at the database; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> Facts:
+            row = _read(tx, workflow, instance_id)
+            open_, last = history.open_steps(tx, row.pk, row.run_number)
+            buffered = history.buffered_types(tx, row.pk, row.run_number)
+            run = self._run(tx, row, row.run_number)
+            now, beats = heartbeats.read(tx)
+            return Facts(now, row, run, open_steps=open_, last_step=last, buffered=buffered, heartbeats=beats)
+
+        return explain(self._store.read(work))
 
     def logs(
         self,

@@ -44,9 +44,11 @@ class MovableRuntime(Runtime):
 
 @pytest.fixture(autouse=True)
 def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples and the testing kit's tests register for every app of the process is there for them alone."""
+    """What examples and tests register for every app of the process is there for them alone."""
     here = request.module.__name__
-    hidden = tuple(room for room in ("examples", "tests.testing") if not here.startswith((room, f"tests.{room}")))
+    hidden = tuple(
+        room for room in ("examples", "tests.testing", "tests.explain") if not here.startswith((room, f"tests.{room}"))
+    )
     others = {name: it for name, it in SHARED._definitions.items() if not it.fn.__module__.startswith(hidden)}
     monkeypatch.setattr(SHARED, "_definitions", others)
 

@@ -17,6 +17,7 @@ _VERBS = {
     "start": "commands",
     "ls": "reading",
     "show": "show",
+    "explain": "explain",
     "logs": "reading",
     "send-event": "commands",
     "pause": "manage",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from celery_durable import model
 from celery_durable.cli.screen import Cell, Column, Styled
 from celery_durable.model import (
     ErrorInfo,
     EventRecord,
     History,
-    InstanceRow,
     InstanceSummary,
     LogLevel,
     LogRecord,
@@ -20,6 +20,7 @@ from celery_durable.model import (
     StepRecord,
     StepStatus,
     StepType,
+    span,
 )
 
 _LOOKS = {
@@ -37,7 +38,6 @@ _LOOKS = {
     LogLevel.ERROR: "red",
 }
 _TYPES = {StepType.DO: "do", StepType.SLEEP: "sleep", StepType.WAIT: "event"}
-_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def painted(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
@@ -47,30 +47,12 @@ def painted(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
 
 def iso(instant: datetime | None) -> str:
     """ISO 8601 in UTC, to the millisecond; empty for None."""
-    return "" if instant is None else instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return "" if instant is None else model.iso(instant)
 
 
 def clock(instant: datetime, *, exact: bool) -> Styled:
     """When something happened that is told as it happens: the time of day, in UTC, unless ``exact``."""
     return Styled(iso(instant) if exact else iso(instant).partition("T")[2], "dim")
-
-
-def span(length: timedelta, *, units: int = 2) -> str:
-    """A length of time in its largest units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
-    seconds = length.total_seconds()
-    if seconds < 1:
-        return f"{max(0, round(seconds * 1000))} ms"
-    if seconds < 10 and units > 1:
-        return f"{seconds:.1f} s"
-    left, parts = round(seconds), list[str]()
-    for unit, size in _UNITS:
-        count, rest = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {unit}" if count else "")
-            left = rest
-        if len(parts) == units:
-            break
-    return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,51 +206,10 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) and value and " " not in value else compact(value)
 
 
-# --- why an instance stands where it stands -----------------------------------------------------
+# --- how a run ended ----------------------------------------------------------------------------
 
 
-def standing(row: InstanceRow | None, history: History, times: Times) -> list[str]:
-    """What a run is doing, waits for or ended with, as sentences. ``row``: None for a run before the current one."""
-    said: list[str] = []
-    if history.status.error is not None:
-        said.append(sentence(history.status.error))
-    if history.reason is not None:
-        said.append(f"Reason: {history.reason}")
-    if row is None:
-        return said
-    if row.pause_requested:
-        said.append("A pause is requested; it takes effect when the running step ends.")
-    if row.status is Status.ACTIVE:
-        said.append(_activity(row, times))
-    elif row.status in (Status.WAITING, Status.PAUSED):
-        said += [_open_step(step, times) for step in history.steps if step.status is StepStatus.WAITING]
-    return said
-
-
-def _activity(row: InstanceRow, times: Times) -> str:
-    if row.claim_token is None:
-        return f"Due {times.by(row.run_at)}, and no worker has taken it yet."
-    node = (row.claimed_by or "").rpartition(" ")[2] or "a worker"
-    if row.lease_until is not None and row.lease_until < times.now:
-        return f"The worker {node} fell silent; the next sweep hands the run on."
-    return f"A worker is on it: {node}."
-
-
-def _open_step(step: StepRecord, times: Times) -> str:
-    match step.type:
-        case StepType.WAIT:
-            at = times.by(step.wake_at)
-            return f'Waits for event "{step.wait_event_type}" at step "{step.name}"; times out {at}.'
-        case StepType.SLEEP:
-            return f'Sleeps at step "{step.name}"; wakes {times.by(step.wake_at)}.'
-        case StepType.DO:
-            failed = f"attempt {attempts(step)} failed: {sentence(step.error)}"
-            return f'Tries step "{step.name}" again {times.by(step.next_retry_at)}; {failed}'
-
-
-def awaited_events(history: History) -> list[str]:
-    """The types of events that open steps of a living run wait for, each once."""
-    if history.status.status.is_terminal:
-        return []
-    open_ = (step.wait_event_type for step in history.steps if step.status is StepStatus.WAITING)
-    return list(dict.fromkeys(type_ for type_ in open_ if type_ is not None))
+def standing(history: History) -> list[str]:
+    """What a run ended with, and why it was ended or begun, as sentences. What a live one waits for `explain` says."""
+    said = [] if history.status.error is None else [sentence(history.status.error)]
+    return said if history.reason is None else [*said, f"Reason: {history.reason}"]

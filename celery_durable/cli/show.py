@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from celery_durable.cli import render
+from celery_durable.cli.explain import show_diagnosis
 from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Screen, Styled
-from celery_durable.cli.verb import Verb, command_line, database_now, open_durable
+from celery_durable.cli.verb import Verb, database_now, open_durable
+from celery_durable.explain import Diagnosis
 from celery_durable.model import History, InstanceRow, Status, StepRecord
 
 
@@ -31,13 +31,22 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     history = durable.operations.history(workflow, id, run=run)
     times = Times(database_now(durable), exact=full or not screen.is_terminal)
     if screen.is_terminal:
-        _show_people(ctx, screen, row, history, times, full=full)
+        is_live = not row.status.is_terminal and history.run_number == row.run_number
+        diagnosis = durable.operations.explain(workflow, id) if is_live else None
+        _show_people(ctx, screen, row, history, times, diagnosis, full=full)
     else:
         _show_programs(screen, history, times, full=full)
 
 
 def _show_people(
-    ctx: click.Context, screen: Screen, row: InstanceRow, history: History, times: Times, *, full: bool
+    ctx: click.Context,
+    screen: Screen,
+    row: InstanceRow,
+    history: History,
+    times: Times,
+    diagnosis: Diagnosis | None,
+    *,
+    full: bool,
 ) -> None:
     is_current = history.run_number == row.run_number
     screen.line(
@@ -47,12 +56,10 @@ def _show_people(
         f"created {times.by(history.created_at)}",
         "" if history.completed_at is None else f"ended {times.by(history.completed_at)}",
     )
-    for said in render.standing(row if is_current else None, history, times):
+    for said in render.standing(history):
         screen.line(said, indent=2)
-    for type_ in render.awaited_events(history):
-        name, id_ = shlex.quote(row.workflow), shlex.quote(row.instance_id)
-        example = command_line(ctx, f"send-event {name} {id_} {type_} --payload '{{...}}'")
-        screen.line(Styled(f"Send it: {example}", "dim"), indent=2)
+    if diagnosis is not None:
+        show_diagnosis(ctx, screen, diagnosis)
     if full:
         screen.head("PARAMS")
         screen.block("", render.pretty(history.params))

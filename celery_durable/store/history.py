@@ -120,26 +120,48 @@ def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
     """A run's steps in call order."""
     st = tx.t.step
     query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number)
-    return tuple(
-        StepRecord(
-            step_key=row.step_key,
-            name=row.name,
-            type=StepType(row.type),
-            status=StepStatus(row.status),
-            attempts=row.attempts,
-            max_attempts=row.max_attempts,
-            timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
-            next_retry_at=maybe_at(row.next_retry_at),
-            wake_at=maybe_at(row.wake_at),
-            wait_event_type=row.wait_event_type,
-            result=None if row.result is None else json.loads(row.result),
-            error=_error(row.error_name, row.error_message),
-            created_at=maybe_at(row.created_at),
-            started_at=maybe_at(row.started_at),
-            finished_at=maybe_at(row.finished_at),
-        )
-        for row in tx.execute(query.order_by(st.c.seq, st.c.step_key))
+    rows = tx.execute(query.order_by(st.c.seq, st.c.step_key))
+    return tuple(_step(row, None if row.result is None else json.loads(row.result)) for row in rows)
+
+
+def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
+    """A run's steps that have not ended, in call order, and the last one that has; all without results."""
+    st = tx.t.step
+    columns = [column for column in st.c if column.name != "result"]
+    query = sa.select(*columns).where(st.c.instance_pk == pk, st.c.run_number == run_number)
+    is_open = st.c.status.in_([StepStatus.PENDING.value, StepStatus.WAITING.value])
+    last = query.where(~is_open).order_by(st.c.seq.desc(), st.c.step_key.desc()).limit(1)
+    found = tx.execute(last).first()
+    rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
+    return tuple(_step(row, None) for row in rows), None if found is None else _step(found, None)
+
+
+def _step(row: Any, result: Any) -> StepRecord:
+    return StepRecord(
+        step_key=row.step_key,
+        name=row.name,
+        type=StepType(row.type),
+        status=StepStatus(row.status),
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
+        next_retry_at=maybe_at(row.next_retry_at),
+        wake_at=maybe_at(row.wake_at),
+        wait_event_type=row.wait_event_type,
+        result=result,
+        error=_error(row.error_name, row.error_message),
+        created_at=maybe_at(row.created_at),
+        started_at=maybe_at(row.started_at),
+        finished_at=maybe_at(row.finished_at),
     )
+
+
+def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
+    """The types of a run's events that nobody has consumed, each once."""
+    e = tx.t.event
+    mine = (e.c.instance_pk == pk, e.c.run_number == run_number, e.c.consumed_by_step_key.is_(None))
+    query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
+    return tuple(tx.execute(query).scalars())
 
 
 def events(tx: Tx, pk: int, run_number: int) -> tuple[EventRecord, ...]:

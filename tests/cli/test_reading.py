@@ -97,7 +97,7 @@ def test_show_tells_what_it_waits_for_and_how_to_give_it(order: Shop) -> None:
     assert plain(order.terminal("show", "order", "o-1")) == (
         "order/o-1   waiting   run 1   created 40 min ago\n"
         '  Waits for event "approval" at step "await approval"; times out in 23 h 20 min.\n'
-        "  Send it: celery -A <your app> durable send-event order o-1 approval --payload '{...}'\n"
+        "  Try: celery -A <your app> durable send-event order o-1 approval --payload '{...}'\n"
         "\n"
         "STEP             TYPE    STATUS      ATTEMPTS   TOOK     WAITS FOR\n"
         "count            do      completed   1/6        12 ms\n"
@@ -111,7 +111,8 @@ def test_show_tells_of_a_retry_and_its_error_without_control_characters(shop: Sh
     shop.clock.advance(seconds=4)
     assert plain(shop.terminal("show", "charge", "c-1", columns=140)) == (
         "charge/c-1   waiting   run 1   created 6 s ago\n"
-        '  Tries step "charge card" again in 6.0 s; attempt 1/4 failed: ConnectionError: the gateway is away for c-1\n'
+        '  Tries step "charge card" again in 6.0 s; attempt 1/4 failed: ConnectionError: the gateway is away for c-1.\n'
+        "  Try: celery -A <your app> durable logs charge c-1 --level warn\n"
         "\n"
         "STEP          TYPE   STATUS    ATTEMPTS   TOOK    WAITS FOR               ERROR\n"
         "charge card   do     waiting   1/4        5.5 s   next attempt in 6.0 s   "
@@ -122,12 +123,17 @@ def test_show_tells_of_a_retry_and_its_error_without_control_characters(shop: Sh
 def test_show_tells_of_a_sleep_a_pause_a_worker_and_of_none(shop: Shop) -> None:
     shop.pipe("start", "nap", "--id", "n-1")
     shop.clock.advance(seconds=5)
-    assert "\n  Due 5 s ago, and no worker has taken it yet." in plain(shop.terminal("show", "nap", "n-1"))
+    due = "\n  It has been due for 5 s, and nobody has sent it to a worker. No dispatcher has been seen: is celery beat"
+    assert due in plain(shop.terminal("show", "nap", "n-1"))
     shop.work("nap", "n-1")
     asleep = '\n  Sleeps at step "cool off"; wakes in 3 d.\n'
     assert asleep in plain(shop.terminal("show", "nap", "n-1"))
     shop.pipe("pause", "nap", "n-1")
-    assert "nap/n-1   paused   run 1   created 5 s ago" + asleep in plain(shop.terminal("show", "nap", "n-1"))
+    assert plain(shop.terminal("show", "nap", "n-1")).startswith(
+        "nap/n-1   paused   run 1   created 5 s ago\n"
+        '  It is paused, for 0 ms; timers go on counting. Behind the pause: step "cool off" sleeps.\n'
+        "  Try: celery -A <your app> durable resume nap n-1\n"
+    )
 
 
 def test_show_of_an_ended_run_and_of_the_one_before_it(shop: Shop) -> None:
@@ -136,7 +142,9 @@ def test_show_of_an_ended_run_and_of_the_one_before_it(shop: Shop) -> None:
     shop.clock.advance(hours=2)
     shop.pipe("restart", "bad", "b-1", "--reason", "paper\0 is in")
     assert plain(shop.terminal("show", "bad", "b-1")) == (
-        "bad/b-1   active   run 2   created now\n  Reason: paper is in\n  Due now, and no worker has taken it yet."
+        "bad/b-1   active   run 2   created now\n  Reason: paper is in\n"
+        "  It is due; a worker should take it any moment. But no worker consumes queue 'durable'.\n"
+        "  Try: celery -A <your app> worker -Q durable"
     )
     assert plain(shop.terminal("show", "bad", "b-1", "--run", "1")) == (
         "bad/b-1   errored   run 1 (the current one is 2)   created 2 h ago   ended 2 h ago\n  NoPaper: out of paper"

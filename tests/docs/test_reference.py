@@ -17,6 +17,7 @@ from celery_durable import Step, StepTx, errors, testing
 from celery_durable.app import Workflow, WorkflowInstance
 from celery_durable.cli import durable
 from celery_durable.config import Settings
+from celery_durable.explain import Code
 from celery_durable.testing import DurableHarness, Gate, HarnessInstance, Messages, scenario
 from tests.docs.blocks import PAGES, ROOT
 
@@ -58,6 +59,11 @@ def test_the_tables_of_errors_name_errors() -> None:
     assert len(names) > 25
     for name in names:
         assert issubclass(getattr(errors, name), errors.DurableError), name
+
+
+def test_the_table_of_codes_is_what_explain_may_say() -> None:
+    section = TEXT[DEBUGGING].partition("## Why is it not moving?")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| ([A-Z_]{2,}) \|", section, re.MULTILINE) == list(Code)
 
 
 def test_every_error_that_people_meet_is_in_the_tables() -> None:

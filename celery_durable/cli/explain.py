@@ -1,0 +1,61 @@
+"""`explain`: why an instance is not moving, and what to do."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.verb import Verb, command_line, open_durable
+from celery_durable.explain import YOUR_APP, Code, Diagnosis
+
+_LOOKS = {
+    **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
+    **dict.fromkeys((Code.SLEEPING, Code.SCHEDULED, Code.DUE), "cyan"),
+    **dict.fromkeys((Code.WAITING_EVENT, Code.RETRY_SCHEDULED, Code.CRASHING), "yellow"),
+    **dict.fromkeys((Code.PAUSED, Code.TERMINATED), "magenta"),
+}
+
+
+@click.command(cls=Verb, examples=["explain order/order-42", "explain order order-42", "explain order/order-42 --json"])
+@click.argument("workflow", metavar="WORKFLOW[/ID]")
+@click.argument("id", required=False)
+@click.option("--json", "as_json", is_flag=True, help="The code, the sentence, the facts and the actions as JSON.")
+@click.pass_context
+def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) -> None:
+    """Tell why an instance is not moving.
+
+    Use it when something waits, and you want to know for what, and whether somebody has to do something. Looks at the
+    database alone: at the instance, and at the heartbeats of dispatchers and workers. Piped: the code and the sentence,
+    then one line for each action.
+    """
+    name, _, rest = workflow.partition("/")
+    instance_id = id or rest
+    if not instance_id:
+        raise click.UsageError("Name the instance too: WORKFLOW/ID.")
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    found = durable.operations.explain(name, instance_id)
+    if as_json:
+        said = {"code": found.code, "sentence": found.sentence, "facts": found.facts, "actions": actions(ctx, found)}
+        click.echo(json.dumps(said, indent=2))
+    elif screen.is_terminal:
+        screen.line(Styled(f"{name}/{instance_id}", "bold"), Styled(found.code, _LOOKS.get(found.code, "red")))
+        show_diagnosis(ctx, screen, found)
+    else:
+        screen.record(found.code, found.sentence)
+        for action in actions(ctx, found):
+            screen.record("action", action)
+
+
+def show_diagnosis(ctx: click.Context, screen: Screen, found: Diagnosis) -> None:
+    """The sentence, and below it what to type, for people."""
+    screen.line(found.sentence, indent=2)
+    for action in actions(ctx, found):
+        screen.line(Styled(f"Try: {action}", "dim"), indent=2)
+
+
+def actions(ctx: click.Context, found: Diagnosis) -> list[str]:
+    """What to type, with the app's name in it."""
+    ours, prefix = command_line(ctx, "").removesuffix(" durable "), f"celery -A {YOUR_APP}"
+    return [action.replace(prefix, ours, 1) for action in found.actions]

@@ -1,0 +1,206 @@
+"""Every code provoked in the engine itself, on a clock of its own; with real processes missing: tests/smoke."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_durable import NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
+from celery_durable.errors import InstanceNotFound
+from celery_durable.explain import Code
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import Pulse
+from celery_durable.testing import DurableHarness
+
+
+@durable_workflow(name="explained")
+def explained(event: WorkflowEvent[str], step: Step) -> str:
+    match event.payload:
+        case "sleep":
+            step.sleep("nap", "1 day")
+        case "event":
+            step.wait_for_event("await approval", "approval", timeout="2 days")
+        case "retry":
+            step.do("charge", StepConfig(retries=Retries(limit=2, delay="10s")), lambda: 1 / 0)
+        case "fail":
+            step.do("pay", _declined)
+        case "limit":
+            step.do("one", lambda: 1)
+            step.do("two", lambda: 2)
+            step.do("three", lambda: 3)
+        case "reuse":
+            step.do("one", lambda: 1)
+            step.do("one", lambda: 2)
+        case "both":
+            step.gather(step.submit_sleep("nap", "1 hour"), step.submit_wait_for_event("wait", "go"))
+        case "long":
+            step.do("work", lambda: "worked")
+            step.do("more", lambda: "worked more")
+        case _:
+            step.do("work", lambda: "worked")
+    return "done"
+
+
+def _declined() -> None:
+    raise NonRetryableError("no money", name="CardDeclined")
+
+
+@pytest.fixture
+def world(store_url: str) -> Iterator[DurableHarness]:
+    settings = {"durable_max_steps": 2, "durable_max_crashes": 3}
+    with DurableHarness([explained], store_url=store_url, settings=settings) as world:
+        yield world
+
+
+def made(world: DurableHarness, what: str = "work", **options: Any) -> Any:
+    return world.create(explained, what, id="e-1", **options)
+
+
+def ran(world: DurableHarness, what: str) -> Any:
+    instance = made(world, what)
+    world.run_until_idle()
+    return instance
+
+
+def live(world: DurableHarness, *pulses: Pulse) -> None:
+    for pulse in pulses:
+        world.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+
+
+BEAT = Pulse("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
+WORKER = Pulse("w", "worker", "celery@here", 2, queues=["durable"], workflows=["explained"])
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("sleep", Code.SLEEPING),
+        ("event", Code.WAITING_EVENT),
+        ("retry", Code.RETRY_SCHEDULED),
+        ("both", Code.SLEEPING),
+        ("fail", Code.FAILED),
+        ("limit", Code.STEP_LIMIT),
+        ("reuse", Code.NONDETERMINISTIC),
+        ("work", Code.DONE),
+    ],
+)
+def test_what_a_workflow_does_has_its_code(world: DurableHarness, what: str, code: Code) -> None:
+    assert ran(world, what).explain().code is code
+
+
+def test_an_event_of_nearly_the_right_type_is_told(world: DurableHarness) -> None:
+    instance = ran(world, "event")
+    instance.send_event("aproval", {"by": "eve"})
+    found = instance.explain()
+    assert found.code is Code.WAITING_EVENT
+    assert found.sentence == (
+        'Waits for event "approval" at step "await approval"; times out in 2 d. An event "aproval" is buffered, the '
+        'wait is for "approval": a typing mistake?'
+    )
+    assert found.facts["buffered"] == ["aproval"]
+    instance.send_event("approval")
+    world.run_until_idle()
+    assert instance.explain().code is Code.DONE
+
+
+def test_a_retry_is_told_with_its_error(world: DurableHarness) -> None:
+    assert ran(world, "retry").explain().sentence == (
+        'Tries step "charge" again in 10 s; attempt 1/3 failed: ZeroDivisionError: division by zero.'
+    )
+
+
+def test_a_failure_is_told_with_its_step(world: DurableHarness) -> None:
+    found = ran(world, "fail").explain()
+    assert found.sentence == 'It failed 0 ms ago with CardDeclined: no money (step "pay", 1 attempt).'
+    assert found.actions[-1] == "celery -A <your app> durable restart explained e-1"
+
+
+def test_what_starts_later_is_scheduled(world: DurableHarness) -> None:
+    found = made(world, run_at=world.clock.now + timedelta(hours=3)).explain()
+    assert (found.code, found.sentence) == (Code.SCHEDULED, "It was created for a later time, and starts in 3 h.")
+
+
+def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness) -> None:
+    gate = world.hold("work")
+    instance = ran(world, "long")
+    found = instance.explain()
+    assert found.code is Code.RUNNING
+    assert found.sentence == (
+        "It runs its beginning, on the worker task@runner-1, which has had it for 0 ms; the lease is good for 30 s."
+    )
+    instance.pause()
+    assert instance.explain().code is Code.PAUSED
+    assert instance.explain().sentence.startswith("A pause is requested; it takes effect when the running step ends")
+    gate.release()
+    world.run_until_idle()
+    assert instance.explain().sentence == "It is paused, for 0 ms; timers go on counting."
+    instance.terminate("no more")
+    assert instance.explain().sentence == "It was terminated 0 ms ago: no more."
+
+
+def test_what_is_due_is_told_by_who_is_missing(world: DurableHarness) -> None:
+    instance = made(world)
+    world.messages.clear()  # lost
+    assert instance.explain().code is Code.DUE
+    world.clock.set_to(world.clock.now + timedelta(seconds=3))
+    live(world, WORKER)
+    assert instance.explain().code is Code.DUE_NOT_DISPATCHED
+    live(world, BEAT)
+    assert instance.explain().code is Code.DUE
+    world.tick()  # a sweep
+    world.messages.clear()
+    assert instance.explain().code is Code.DISPATCHED_NOT_CLAIMED
+    live(world, Pulse("w", "worker", "celery@here", 2, queues=["durable"], workflows=["order"]))
+    assert instance.explain().code is Code.NOT_REGISTERED
+    live(world, Pulse("w", "worker", "celery@here", 2, queues=["celery"], workflows=["explained"]))
+    found = instance.explain()
+    assert found.code is Code.DISPATCHED_NOT_CLAIMED
+    assert found.sentence == (
+        "It has been due for 3 s and was sent once, but no worker consumes queue 'durable'. It is sent again in 15 s."
+    )
+
+
+def test_a_dead_worker_is_told_when_its_lease_has_ended(world: DurableHarness) -> None:
+    world.crash_at("claimed")
+    instance = ran(world, "work")
+    assert instance.explain().code is Code.RUNNING
+    world.clock.set_to(world.clock.now + timedelta(seconds=31))
+    found = instance.explain()
+    assert (found.code, found.actions) == (Code.LEASE_EXPIRED, ("celery -A <your app> beat",))
+    live(world, BEAT)
+    assert (instance.explain().code, instance.explain().actions) == (Code.LEASE_EXPIRED, ())
+
+
+def test_workers_that_die_again_and_again_are_told_while_it_rests(world: DurableHarness) -> None:
+    world.crash_in_step("work", times=9)
+    instance = ran(world, "work")
+    seen = []
+    while not instance.has_ended:
+        seen.append(instance.explain())
+        world.advance("0.5 s")
+    resting = next(found for found in seen if found.code is Code.CRASHING)
+    assert resting.sentence.startswith("It rests after a crash and goes on in ")
+    assert resting.sentence.endswith(" 2 workers died there, without a step in between.")
+    assert "1 worker died before, without a step in between." in {found.sentence.partition("s. ")[2] for found in seen}
+    assert instance.explain().sentence.startswith("It failed 0 ms ago with WorkerCrashLoop: 3 workers in a row died")
+
+
+def test_the_current_run_is_what_is_explained(world: DurableHarness) -> None:
+    instance = ran(world, "event")
+    instance.send_event("aproval")
+    instance.restart()
+    world.run_until_idle()
+    assert instance.explain().facts["run_number"] == 2
+    assert "aproval" not in instance.explain().sentence
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_it_has_an_async_twin_and_refuses_what_is_not_there(world: DurableHarness) -> None:
+    instance = ran(world, "sleep")
+    assert asyncio.run(instance.aexplain()) == instance.explain()
+    with pytest.raises(InstanceNotFound):
+        world.durable.operations.explain("explained", "none")
