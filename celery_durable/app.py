@@ -37,6 +37,7 @@ from celery_durable.model import (
 )
 from celery_durable.operations import IfExists, Operations
 from celery_durable.runner import Runner
+from celery_durable.runner.ticks import Ticker
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 from celery_durable.store.engine import Store
@@ -156,6 +157,18 @@ class Durable:
     def sweeper(self) -> Sweeper:
         """What finds due work and has it published."""
         return Sweeper(self.store, self.settings, self.runtime, self.publisher.publish, self.queue_length)
+
+    @functools.cached_property
+    def ticker(self) -> Ticker:
+        """What advances due runs here, without Celery."""
+        return Ticker(self.store, self.settings, self.runtime, self.runner)
+
+    def tick(self, *, max_instances: int = 10, max_steps: int | None = None) -> int:
+        """Advance what is due in this process, without Celery: for cron; answers with the number of passes.
+
+        Up to ``max_instances`` passes, each of up to ``max_steps`` steps. Any number of ticks and workers at once.
+        """
+        return self.ticker.tick(max_instances=max_instances, max_steps=max_steps)
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:

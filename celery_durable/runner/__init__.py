@@ -65,9 +65,10 @@ class Runner:
         self._keeper = Keeper(store, settings.lease, runtime)
         self._interruptions = interruptions
 
-    def advance(self, ref: Ref, *, claimed_by: str) -> str:
+    def advance(self, ref: Ref, *, claimed_by: str, max_steps: int | None = None) -> str:
         """Advance a run as far as it goes now; any number of times, anywhere: superfluous calls change nothing.
 
+        ``max_steps``: hand it on after so many commits of steps; branches that run at the same time end together.
         Answers with a short sentence for people. Raises what broke the pass from outside, such as the
         database; the run is then found again by the sweep.
         """
@@ -83,7 +84,7 @@ class Runner:
         outer = current_body.set(None)  # under task_always_eager a body may have started this run
         try:
             with self._keeper.hold(lease):
-                return self._pass(definition, lease)
+                return self._pass(definition, lease, max_steps)
         except Superseded:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
         finally:
@@ -110,7 +111,7 @@ class Runner:
             single=True,
         )
 
-    def _pass(self, definition: WorkflowDefinition, lease: Lease) -> str:
+    def _pass(self, definition: WorkflowDefinition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
         loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True)
         committer = Committer(
@@ -129,7 +130,7 @@ class Runner:
             crash_count=claim.crash_count,
             max_steps=definition.max_steps or self._settings.max_steps,
         )
-        at = Progress(self._env, lease, ledger, committer)
+        at = Progress(self._env, lease, ledger, committer, max_boundaries=max_steps)
         host = Pass(definition, at, loaded.created_at)
         try:
             output = self._call(definition, host, at, loaded.params)

@@ -44,7 +44,15 @@ class Environment:
 class Progress:
     """The state of one pass, shared by its parts."""
 
-    def __init__(self, env: Environment, lease: Lease, ledger: Ledger, committer: Committer) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        lease: Lease,
+        ledger: Ledger,
+        committer: Committer,
+        *,
+        max_boundaries: int | None = None,
+    ) -> None:
         self.env, self.lease, self.ledger, self.committer = env, lease, ledger, committer
         self.now = lease.claim.claimed_at  # never ahead of the database's time
         self.race: Race | None = None
@@ -57,7 +65,7 @@ class Progress:
         """Branches whose attempts this pass has counted before they began."""
         self._thread = threading.get_ident()
         self._started = env.runtime.monotonic()
-        self._boundaries = 0
+        self._boundaries, self._max_boundaries = 0, max_boundaries
         self._pause_requested = False
 
     def enter(self) -> None:
@@ -72,7 +80,7 @@ class Progress:
             )
         if self.over is not None:
             raise self.over
-        stops = self._pause_requested or self.env.should_stop()
+        stops = self._pause_requested or self.env.should_stop() or self._boundaries == self._max_boundaries
         if stops or (self._boundaries and self._elapsed > self.env.settings.pass_seconds):
             raise self.interrupt(Suspend())
 

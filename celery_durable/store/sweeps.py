@@ -122,6 +122,7 @@ def sweep(
     may_expire: bool,
     lease: timedelta,
     without: Sequence[str] = (),
+    only_claimed: bool = False,
 ) -> tuple[list[Due], int]:
     """Look after up to ``limit`` rows of one priority whose poll time has come; any number of sweeps at once.
 
@@ -129,9 +130,10 @@ def sweep(
     on and answered for publishing after the commit; a sweep that dies before it publishes has only
     delayed the next. ``may_expire`` False (the database may have been away, and with it all heartbeats): an expired
     claim is released only when it was looked at in vain for a lease's time. ``without``: queues whose rows are left
-    as they are. Answers with what to publish, and how many rows were looked at.
+    as they are. ``only_claimed``: look after claims and nothing else. Answers with what to publish, and how many rows
+    were looked at.
     """
-    rows = _rows(tx, priority, limit, without)
+    rows = _rows(tx, priority, limit, without, only_claimed=only_claimed)
     publish: list[Due] = []
     moves: list[dict[str, Any]] = []
     for row in rows:
@@ -154,11 +156,52 @@ def sweep(
     return publish, len(rows)
 
 
-def _rows(tx: Tx, priority: int, limit: int, without: Sequence[str]) -> Sequence[Any]:
-    if not without:
+def _rows(tx: Tx, priority: int, limit: int, without: Sequence[str], *, only_claimed: bool) -> Sequence[Any]:
+    if not without and not only_claimed:
         return tx.run(_due, priority=priority, limit=limit).all()
-    others = _due.build(tx.store).where(tx.t.instance.c.queue.not_in(without))
+    i = tx.t.instance.c
+    others = _due.build(tx.store)
+    if without:
+        others = others.where(i.queue.not_in(without))
+    if only_claimed:
+        others = others.where(i.claim_token.is_not(None))
     return tx.execute(others, priority=priority, limit=limit).all()
+
+
+@statement
+def _free(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        _swept_columns(i)
+        .add_columns(s.statement_clock().label("now_us"))
+        .where(
+            i.c.priority == param("priority"),
+            i.c.poll_at <= s.statement_clock() + param("early_us", sa.BigInteger),
+            i.c.run_at <= s.statement_clock(),
+            i.c.claim_token.is_(None),
+        )
+        .order_by(i.c.poll_at)
+        .limit(1)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+
+
+def take(
+    tx: Tx, *, priority: int, early: timedelta, redispatch: Redispatch, without: Sequence[int] = ()
+) -> tuple[int, Due] | None:
+    """Find one run that is due and free, and move it on as if it were published: the caller advances it himself.
+
+    Also what was published up to ``early`` ago and is left to its message by a sweep. Whoever takes at the same time
+    takes another; who dies before the claim has only delayed it. ``without``: keys that were answered before.
+    """
+    free = _free.build(tx.store).where(tx.t.instance.c.id.not_in(without)) if without else None
+    params: dict[str, Any] = {"priority": priority, "early_us": span_us(early)}
+    row = (tx.run(_free, **params) if free is None else tx.execute(free, **params)).first()
+    if row is None:
+        return None
+    again = from_us(row.now_us) + redispatch.after(row.dispatches + 1)
+    tx.run(_move, pk=row.id, poll_us=to_us(again), sent=row.dispatches + 1)
+    return row.id, _due_of(row)
 
 
 def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:

@@ -1,0 +1,86 @@
+"""Ticks: passes in the caller's own process, for deployments that something like cron drives instead of workers.
+
+What makes many at once safe is the claim (LAW 2): a tick takes nobody's work, and beside workers it is one more.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+from celery_durable.config import Settings
+from celery_durable.model import Due
+from celery_durable.runner import Runner
+from celery_durable.runtime import Runtime
+from celery_durable.store import sweeps
+from celery_durable.store.engine import Store
+from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.sweeps import Redispatch
+
+logger = logging.getLogger("celery_durable.runner")
+
+_CLAIMS = 100
+"""Claims of dead workers that one tick looks after."""
+
+
+class Ticker:
+    """Finds due runs and advances them."""
+
+    def __init__(self, store: Store, settings: Settings, runtime: Runtime, runner: Runner) -> None:
+        self._store, self._settings, self._runtime, self._runner = store, settings, runtime, runner
+        self._redispatch = Redispatch(
+            timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
+        )
+
+    def tick(self, *, max_instances: int, max_steps: int | None = None) -> int:
+        """Advance due runs, each once and resumed ones first; answers with the number of passes.
+
+        Ends when nothing else is due, after ``max_instances`` passes, or with the pass during which
+        ``durable_pass_seconds`` are over.
+        """
+        begun, passes = self._runtime.monotonic(), 0
+        for due in self._found():
+            passes += self._advance(due, max_steps)
+            if passes >= max_instances or self._runtime.monotonic() - begun > self._settings.pass_seconds:
+                break
+        return passes
+
+    def _found(self) -> Iterator[Due]:
+        taken: list[int] = []  # what was handed on is due again, and has had its turn
+        for priority in (RESUMING, STARTING):
+            released, _ = self._store.transact(
+                functools.partial(
+                    sweeps.sweep,
+                    priority=priority,
+                    limit=_CLAIMS,
+                    redispatch=self._redispatch,
+                    # A tick knows nothing of the time before it, and so not whether the database was away.
+                    may_expire=False,
+                    lease=self._settings.lease,
+                    only_claimed=True,
+                )
+            )
+            yield from released
+            early, again = self._settings.grace, self._redispatch
+            while True:
+                take = functools.partial(sweeps.take, priority=priority, early=early, redispatch=again, without=taken)
+                if (found := self._store.transact(take)) is None:
+                    break
+                pk, due = found
+                taken.append(pk)
+                yield due
+
+    def _advance(self, due: Due, max_steps: int | None) -> int:
+        """One pass; 0 where somebody else was faster or something broke: a sweep or a later tick finds it again."""
+        name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
+        try:
+            said = self._runner.advance(due.ref, claimed_by=name, max_steps=max_steps)
+        except Exception as exc:
+            if not self._store.is_transient(exc):
+                raise
+            logger.warning("A tick could not advance %s, it is tried again later: %s", due.ref, exc)
+            return 0
+        return 0 if said.startswith("noop") else 1

@@ -1,0 +1,122 @@
+"""Durable.tick: passes in the caller's process, for deployments that cron drives; beside workers and other ticks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_durable import Durable, Status, Step, WorkflowEvent
+from celery_durable.store import claims
+from tests.conftest import MovableRuntime
+
+
+class Site:
+    """An app whose messages nobody reads."""
+
+    def __init__(self, url: str, runtime: MovableRuntime) -> None:
+        self.app = Celery("site", broker="memory://", set_as_current=False)
+        self.app.conf.durable_database_url = url
+        self.clock = runtime
+        self.durable = Durable(self.app, runtime=runtime)
+        self.ran: list[str] = []
+        self.ready = threading.Event()
+
+        @self.durable.workflow(name="count")
+        def count(event: WorkflowEvent[int], step: Step) -> int:
+            for number in range(event.payload or 0):
+                step.do(f"step {number}", self.ran.append, f"{event.instance_id} {number}")
+            return len(self.ran)
+
+        @self.durable.workflow(name="nap")
+        def nap(event: WorkflowEvent[None], step: Step) -> None:
+            step.sleep("nap", "1 hour")
+            step.do("after", self.ran.append, event.instance_id)
+
+    def create(self, workflow: str, params: Any, id: str) -> Any:
+        return self.durable.workflows[workflow].create(params, id=id)
+
+    def status(self, workflow: str, id: str) -> str:
+        return self.durable.workflows[workflow].get(id).status().status
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> str:
+    """What is due is found by statements of ticks' own."""
+    return request.param
+
+
+@pytest.fixture
+def site(store_url: str) -> Iterator[Site]:
+    site = Site(store_url, MovableRuntime())
+    yield site
+    site.durable.close()
+    site.app.close()
+
+
+def test_a_tick_advances_what_is_due_at_once_and_answers_with_the_passes(site: Site) -> None:
+    for number in range(3):
+        site.create("count", 2, f"c-{number}")
+    site.create("nap", None, "n-1")
+    assert site.durable.tick() == 4
+    assert [site.status("count", f"c-{number}") for number in range(3)] == [Status.COMPLETE] * 3
+    assert site.status("nap", "n-1") == Status.WAITING
+    assert site.durable.tick() == 0
+    site.clock.advance(3599)
+    assert site.durable.tick() == 0
+    site.clock.advance(1)
+    assert site.durable.tick() == 1
+    assert site.status("nap", "n-1") == Status.COMPLETE
+
+
+def test_a_tick_ends_after_so_many_instances(site: Site) -> None:
+    for number in range(5):
+        site.create("count", 1, f"c-{number}")
+    assert [site.durable.tick(max_instances=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_pass_ends_after_so_many_steps_and_the_next_tick_goes_on(site: Site) -> None:
+    site.create("count", 5, "c-1")
+    site.create("count", 1, "c-2")
+    assert site.durable.tick(max_steps=2) == 2
+    assert site.ran == ["c-1 0", "c-1 1", "c-2 0"]
+    assert site.status("count", "c-2") == Status.COMPLETE
+    assert [site.durable.tick(max_steps=2) for _ in range(3)] == [1, 1, 0]
+    assert site.ran[3:] == ["c-1 2", "c-1 3", "c-1 4"]
+    assert site.status("count", "c-1") == Status.COMPLETE
+
+
+def test_a_paused_instance_is_left_alone(site: Site) -> None:
+    site.create("count", 1, "c-1").pause()
+    assert site.durable.tick() == 0
+    site.durable.workflows["count"].get("c-1").resume()
+    assert site.durable.tick() == 1
+
+
+def test_a_tick_takes_over_from_a_dead_worker_once_it_was_looked_at_for_a_leases_time(site: Site) -> None:
+    handle = site.create("count", 1, "c-1")
+    row = site.durable.operations.get("count", handle.id).instance
+    store, lease = site.durable.store, site.durable.settings.lease
+    claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", claimed_by="dead", lease=lease))
+    assert claim is not None
+    passes = []
+    for _ in range(8):
+        site.clock.advance(10.5)
+        passes.append(site.durable.tick())
+    assert sum(passes) == 1
+    assert passes.index(1) >= 4  # the lease, and as long again
+    assert handle.status().status == Status.COMPLETE
+
+
+def test_ticks_at_the_same_time_run_each_step_once(site: Site) -> None:
+    for number in range(12):
+        site.create("count", 3, f"c-{number}")
+    with ThreadPoolExecutor(4) as threads:
+        ticks = [threads.submit(site.durable.tick, max_instances=20) for _ in range(4)]
+        passes = [tick.result(timeout=50) for tick in ticks]
+    assert sum(passes) == 12
+    assert sorted(site.ran) == sorted(f"c-{number} {step}" for number in range(12) for step in range(3))
