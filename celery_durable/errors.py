@@ -8,7 +8,8 @@
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, DurationInvalid, InstantInvalid, CursorInvalid,
                     NotSerializable, PayloadTooLarge, BatchTooLarge)
       WorkflowParamsInvalid, WorkflowOutputInvalid
-      InstanceNotFound, RunNotFound, InstanceAlreadyExists, InstanceTerminal, ResultTimeout, WorkflowFailed
+      InstanceNotFound, RunNotFound, InstanceAlreadyExists, InstanceTerminal, VersionMismatch, ResultTimeout,
+      WorkflowFailed
       NonRetryableError                    raised by authors, and by us where a retry cannot help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
         StepResultInvalid, StepCommitConflict, StepCancelled
@@ -350,6 +351,19 @@ class InstanceTerminal(DurableError):
         super().__init__(
             f"Cannot {operation} instance {instance_id!r} of workflow {workflow!r}: it is {status}. "
             "restart() begins a new run of it."
+        )
+
+
+class VersionMismatch(DurableError):
+    """The instance has changed since the caller looked at it; nothing was written."""
+
+    code, http_status = "PRECONDITION_FAILED", 412
+
+    def __init__(self, workflow: str, instance_id: str, version: int) -> None:
+        self.workflow, self.instance_id, self.version = workflow, instance_id, version
+        super().__init__(
+            f"Instance {instance_id!r} of workflow {workflow!r} has changed meanwhile: it is at version {version}. "
+            "Look at it again, and repeat the operation if it is still what you want."
         )
 
 

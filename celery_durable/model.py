@@ -378,6 +378,32 @@ class History:
     events: tuple[EventRecord, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceDetails:
+    """All of an instance but its steps and events. ``params`` is the stored value of the current run.
+
+    ``current_step``: of the open steps the one that is due first, else the last one; without its result.
+    """
+
+    instance: InstanceRow
+    status: InstanceStatus
+    params: Any
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
+    current_step: StepRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """A page of each of a run's lists; ``logs`` is None where they were not asked for."""
+
+    run_number: int
+    steps: Page[StepRecord]
+    events: Page[EventRecord]
+    logs: Page[LogRecord] | None
+
+
 # --- what authors hold --------------------------------------------------------------------------
 
 

@@ -6,13 +6,11 @@ down delays work and fails nobody (LAW 1).
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
@@ -28,6 +26,7 @@ from celery_durable.errors import (
     NameInvalid,
     RunNotFound,
     ValueRefused,
+    VersionMismatch,
     WorkflowParamsInvalid,
 )
 from celery_durable.explain import Diagnosis, Facts, explain
@@ -35,6 +34,8 @@ from celery_durable.model import (
     CreateOptions,
     Due,
     History,
+    HistoryPage,
+    InstanceDetails,
     InstanceRow,
     InstanceStatus,
     InstanceSummary,
@@ -52,6 +53,8 @@ from celery_durable.store.engine import Store, Tx
 T = TypeVar("T")
 WakeUp = Callable[[Sequence[Due]], None]
 IfExists = Literal["error", "return"]
+Versions = Collection[int] | None
+"""The versions of an instance that a change is meant for; None: whatever it is."""
 
 _LARGEST_PAGE = 1000
 
@@ -154,20 +157,23 @@ class Operations:
 
     # --- change ---------------------------------------------------------------------------------
 
-    def pause(self, workflow: str, instance_id: str) -> None:
-        """Stop at the next step boundary, at once where nobody works on it; timers go on. Raises InstanceTerminal."""
+    def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
+        """Stop at the next step boundary, at once where nobody works on it; timers go on. Raises InstanceTerminal.
+
+        ``if_version``, here and below: raises VersionMismatch where the instance is at none of these.
+        """
 
         def work(tx: Tx) -> None:
-            row = self._lock_live(tx, workflow, instance_id, "pause")
+            row = self._lock_live(tx, workflow, instance_id, "pause", if_version)
             instances.pause(tx, row)
 
         self._store.transact(work)
 
-    def resume(self, workflow: str, instance_id: str) -> None:
+    def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
         """Go on after a pause, or take back one that has not happened yet; otherwise nothing."""
 
         def work(tx: Tx) -> list[Due]:
-            row = _lock(tx, workflow, instance_id)
+            row = _lock(tx, workflow, instance_id, if_version)
             if row.status is Status.PAUSED:
                 due = instances.resume(tx, row, grace=self._grace)
                 return [] if due is None else [due]
@@ -177,14 +183,16 @@ class Operations:
 
         self._wake(self._store.transact(work))
 
-    def terminate(self, workflow: str, instance_id: str, *, reason: str | None = None) -> None:
+    def terminate(
+        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+    ) -> None:
         """End it for good; of a body that runs on nothing is recorded. Raises InstanceTerminal."""
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
         meant: list[int] = []
 
         def work(tx: Tx) -> bool:
-            row = self._lock_live(tx, workflow, instance_id, "terminate")
+            row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
             meant[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
             return True
@@ -196,13 +204,15 @@ class Operations:
 
         self._store.transact(work, resolve=was_applied)
 
-    def restart(self, workflow: str, instance_id: str, *, reason: str | None = None) -> int:
+    def restart(
+        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+    ) -> int:
         """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept."""
         commit_id = self._runtime.new_token()
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
         def work(tx: Tx) -> Due:
-            row = _lock(tx, workflow, instance_id)
+            row = _lock(tx, workflow, instance_id, if_version)
             return instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason)
 
         def was_applied(tx: Tx) -> Due | None:
@@ -223,6 +233,7 @@ class Operations:
         *,
         id: str | None = None,  # the public name
         session: Session | None = None,
+        if_version: Versions = None,
     ) -> bool:
         """Buffer an event for the current run; it is consumed once, by the first wait for its type.
 
@@ -236,7 +247,7 @@ class Operations:
         sent: list[instances.Sent | None] = []
 
         def work(tx: Tx) -> tuple[bool, list[Due]]:
-            row = self._lock_live(tx, workflow, instance_id, "send an event to")
+            row = self._lock_live(tx, workflow, instance_id, "send an event to", if_version)
             sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
             if sent[0] is not None and instances.is_awaited(tx, row, type_):
                 return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
@@ -259,8 +270,8 @@ class Operations:
         return is_new
 
     @staticmethod
-    def _lock_live(tx: Tx, workflow: str, instance_id: str, operation: str) -> InstanceRow:
-        row = _lock(tx, workflow, instance_id)
+    def _lock_live(tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions) -> InstanceRow:
+        row = _lock(tx, workflow, instance_id, if_version)
         if row.status.is_terminal:
             raise InstanceTerminal(workflow, instance_id, row.status, operation)
         return row
@@ -273,6 +284,28 @@ class Operations:
         def work(tx: Tx) -> Snapshot:
             row = _read(tx, workflow, instance_id)
             return Snapshot(row, history.status_of(row.status, self._run(tx, row, row.run_number)))
+
+        return self._store.read(work)
+
+    def read(self, workflow: str, instance_id: str) -> InstanceRow:
+        """The instance's row and nothing else, for who looks often; raises InstanceNotFound."""
+        return self._store.read(lambda tx: _read(tx, workflow, instance_id))
+
+    def details(self, workflow: str, instance_id: str) -> InstanceDetails:
+        """An instance with its current run and step; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> InstanceDetails:
+            row = _read(tx, workflow, instance_id)
+            record = self._run(tx, row, row.run_number)
+            return InstanceDetails(
+                instance=row,
+                status=history.status_of(row.status, record),
+                params=json.loads(record.params),
+                started_at=record.started_at,
+                completed_at=record.completed_at,
+                reason=record.reason,
+                current_step=history.current_step(tx, row.pk, row.run_number),
+            )
 
         return self._store.read(work)
 
@@ -311,6 +344,70 @@ class Operations:
 
         return explain(self._store.read(work))
 
+    def history_page(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        limit: int = 25,
+        newest_first: bool = False,
+        steps_cursor: str | None = None,
+        events_cursor: str | None = None,
+        logs_cursor: str | None = None,
+        with_logs: bool = False,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> HistoryPage:
+        """A page of a run's steps, events and, if asked for, logs, each with a cursor of its own.
+
+        A cursor belongs to a run and an order: without ``run`` it goes on with its own run, also after a restart.
+        Raises InstanceNotFound, RunNotFound, CursorInvalid.
+        """
+        _check_limit(limit)
+        given = {"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor}
+        after = {kind: _read_place(cursor, kind, newest_first) for kind, cursor in given.items() if cursor is not None}
+        for kind, (number, *_) in after.items():
+            if run is None:
+                run = cast("int", number)
+            elif number != run:
+                raise CursorInvalid(given[kind])
+
+        def work(tx: Tx) -> HistoryPage:
+            row = _read(tx, workflow, instance_id)
+            number = self._run(tx, row, row.run_number if run is None else run).run_number
+
+            def page(kind: str, found: Sequence[T], key: Callable[[T], tuple[values.CursorPart, ...]]) -> Page[T]:
+                items = tuple(found[:limit])
+                order = "d" if newest_first else "a"
+                more = values.write_cursor(kind, number, order, *key(items[-1])) if len(found) > limit else None
+                return Page(items, more)
+
+            options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
+            place = cast("tuple[int, str] | None", after["steps"][1:] if "steps" in after else None)
+            found = page(
+                "steps",
+                history.step_page(tx, row.pk, number, after=place, **options),
+                lambda item: (item[0], item[1].step_key),
+            )
+            last_event = cast("int | None", after["events"][1] if "events" in after else None)
+            last_log = cast("int | None", after["logs"][1] if "logs" in after else None)
+            narrowed: dict[str, Any] = {"after_id": last_log, "levels": levels, "category": category}
+            return HistoryPage(
+                run_number=number,
+                steps=Page(tuple(record for _, record in found.items), found.cursor),
+                events=page(
+                    "events",
+                    history.events(tx, row.pk, number, after=last_event, **options),
+                    lambda event: (event.seq,),
+                ),
+                logs=page("logs", history.logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
+                if with_logs
+                else None,
+            )
+
+        return self._store.read(work)
+
     def logs(
         self,
         workflow: str,
@@ -340,16 +437,15 @@ class Operations:
         limit: int = 25,
     ) -> Page[InstanceSummary]:
         """Instances, newest first; ``cursor`` continues an earlier page. Raises CursorInvalid."""
-        if not 1 <= limit <= _LARGEST_PAGE:
-            raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")
-        before = None if cursor is None else _read_cursor(cursor)
+        _check_limit(limit)
+        before = None if cursor is None else cast("int", values.read_cursor(cursor, "i", int)[0])
         wanted = None if status is None else Status(status)
         found = self._store.read(
             lambda tx: history.instances(tx, workflow=workflow, status=wanted, before_pk=before, limit=limit + 1)
         )
         more = found[limit:]
         items = found[:limit]
-        return Page(tuple(item for _, item in items), _write_cursor(items[-1][0]) if more else None)
+        return Page(tuple(item for _, item in items), values.write_cursor("i", items[-1][0]) if more else None)
 
     @staticmethod
     def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
@@ -359,8 +455,11 @@ class Operations:
         return found
 
 
-def _lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
-    return instances.lock(tx, workflow, _possible(workflow, instance_id))
+def _lock(tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
+    row = instances.lock(tx, workflow, _possible(workflow, instance_id))
+    if if_version is not None and row.version not in if_version:
+        raise VersionMismatch(workflow, instance_id, row.version)
+    return row
 
 
 def _read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
@@ -376,15 +475,15 @@ def _possible(workflow: str, instance_id: str) -> str:
         raise InstanceNotFound(workflow, instance_id) from None
 
 
-def _write_cursor(pk: int) -> str:
-    return base64.urlsafe_b64encode(json.dumps(["i", pk]).encode()).decode().rstrip("=")
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")
 
 
-def _read_cursor(cursor: str) -> int:
-    try:
-        kind, pk = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (ValueError, TypeError, binascii.Error) as exc:
-        raise CursorInvalid(cursor) from exc
-    if kind != "i" or not isinstance(pk, int):
+def _read_place(cursor: str, kind: str, newest_first: bool) -> Sequence[values.CursorPart]:  # noqa: FBT001  # read aloud
+    """The run number and the key of the last item."""
+    key: tuple[type[values.CursorPart], ...] = (int, str) if kind == "steps" else (int,)
+    number, order, *place = values.read_cursor(cursor, kind, int, str, *key)
+    if order != ("d" if newest_first else "a"):
         raise CursorInvalid(cursor)
-    return pk
+    return number, *place

@@ -118,25 +118,63 @@ def listing(
 
 def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
     """A run's steps in call order."""
+    return tuple(record for _, record in step_page(tx, pk, run_number))
+
+
+def step_page(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after: tuple[int, str] | None = None,
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> list[tuple[int, StepRecord]]:
+    """A run's steps in call order, or against it, that come after (seq, step key); with their seqs."""
     st = tx.t.step
-    query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number)
-    rows = tx.execute(query.order_by(st.c.seq, st.c.step_key))
-    return tuple(_step(row, None if row.result is None else json.loads(row.result)) for row in rows)
+    query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
+    if newest_first:
+        query = query.order_by(st.c.seq.desc(), st.c.step_key.desc())
+    else:
+        query = query.order_by(st.c.seq, st.c.step_key)
+    if after is not None:
+        seq, key = after
+        further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
+        query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
+    return [(row.seq, _step(row)) for row in tx.execute(query)]
+
+
+def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
+    """Where a run stands: of its open steps the one that is due first, else the last one; without its result."""
+    st = tx.t.step
+    open_ = sa.case((st.c.status.in_([StepStatus.PENDING.value, StepStatus.WAITING.value]), 0), else_=1)
+    due = sa.case((open_ == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
+    query = (
+        sa.select(*_without_results(st))
+        .where(st.c.instance_pk == pk, st.c.run_number == run_number)
+        .order_by(open_, due, st.c.seq.desc())
+        .limit(1)
+    )
+    row = tx.execute(query).first()
+    return None if row is None else _step(row)
 
 
 def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
     """A run's steps that have not ended, in call order, and the last one that has; all without results."""
     st = tx.t.step
-    columns = [column for column in st.c if column.name != "result"]
-    query = sa.select(*columns).where(st.c.instance_pk == pk, st.c.run_number == run_number)
+    query = sa.select(*_without_results(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
     is_open = st.c.status.in_([StepStatus.PENDING.value, StepStatus.WAITING.value])
     last = query.where(~is_open).order_by(st.c.seq.desc(), st.c.step_key.desc()).limit(1)
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    return tuple(_step(row, None) for row in rows), None if found is None else _step(found, None)
+    return tuple(_step(row) for row in rows), None if found is None else _step(found)
 
 
-def _step(row: Any, result: Any) -> StepRecord:
+def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
+    return [sa.null().label("result") if column.name == "result" else column for column in steps.c]
+
+
+def _step(row: Any) -> StepRecord:
     return StepRecord(
         step_key=row.step_key,
         name=row.name,
@@ -148,7 +186,7 @@ def _step(row: Any, result: Any) -> StepRecord:
         next_retry_at=maybe_at(row.next_retry_at),
         wake_at=maybe_at(row.wake_at),
         wait_event_type=row.wait_event_type,
-        result=result,
+        result=None if row.result is None else json.loads(row.result),
         error=_error(row.error_name, row.error_message),
         created_at=maybe_at(row.created_at),
         started_at=maybe_at(row.started_at),
@@ -164,10 +202,21 @@ def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tupl
     return tuple(tx.execute(query).scalars())
 
 
-def events(tx: Tx, pk: int, run_number: int) -> tuple[EventRecord, ...]:
-    """A run's events in the order of their acceptance."""
+def events(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after: int | None = None,
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> tuple[EventRecord, ...]:
+    """A run's events in the order of their acceptance, or against it, that come after the seq ``after``."""
     e = tx.t.event
-    query = sa.select(e).where(e.c.instance_pk == pk, e.c.run_number == run_number).order_by(e.c.seq)
+    query = sa.select(e).where(e.c.instance_pk == pk, e.c.run_number == run_number).limit(limit)
+    query = query.order_by(e.c.seq.desc() if newest_first else e.c.seq)
+    if after is not None:
+        query = query.where(e.c.seq < after if newest_first else e.c.seq > after)
     return tuple(
         EventRecord(
             seq=row.seq,
@@ -187,19 +236,18 @@ def logs(
     pk: int,
     run_number: int,
     *,
-    after_id: int,
+    after_id: int | None,
     limit: int,
     levels: Sequence[LogLevel] | None = None,
     category: str | None = None,
+    newest_first: bool = False,
 ) -> list[LogRecord]:
-    """A run's log lines after ``after_id``, in the order they were written."""
+    """A run's log lines after ``after_id``, in the order they were written, or against it."""
     log = tx.t.log
-    query = (
-        sa.select(log)
-        .where(log.c.instance_pk == pk, log.c.run_number == run_number, log.c.id > after_id)
-        .order_by(log.c.id)
-        .limit(limit)
-    )
+    query = sa.select(log).where(log.c.instance_pk == pk, log.c.run_number == run_number).limit(limit)
+    query = query.order_by(log.c.id.desc() if newest_first else log.c.id)
+    if after_id is not None:
+        query = query.where(log.c.id < after_id if newest_first else log.c.id > after_id)
     if levels is not None:
         query = query.where(log.c.level.in_([level.value for level in levels]))
     if category is not None:

@@ -4,6 +4,7 @@ A value is refused with an error that names it and the remedy; payloads are name
 (``$.items[3].when``), never by content.
 """
 
+from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.names import LONGEST_ID, event_type, identifier, instance_id, label, storable, storable_error
 from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
@@ -14,6 +15,7 @@ __all__ = [
     "UNSET",
     "Backoff",
     "Codec",
+    "CursorPart",
     "Duration",
     "Misfit",
     "PayloadLimits",
@@ -27,6 +29,8 @@ __all__ = [
     "identifier",
     "instance_id",
     "label",
+    "read_cursor",
     "storable",
     "storable_error",
+    "write_cursor",
 ]
