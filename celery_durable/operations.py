@@ -44,6 +44,7 @@ from celery_durable.model import (
     Page,
     Ref,
     Status,
+    StepRecord,
     Wake,
 )
 from celery_durable.runtime import Runtime
@@ -57,6 +58,8 @@ Versions = Collection[int] | None
 """The versions of an instance that a change is meant for; None: whatever it is."""
 
 _LARGEST_PAGE = 1000
+_LARGEST_RUN = 2**31 - 1
+"""And the largest place of a step: both columns are of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +312,26 @@ class Operations:
 
         return self._store.read(work)
 
+    def outcome(self, workflow: str, instance_id: str, *, run: int) -> InstanceStatus:
+        """How a run stands, or what became of it; raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> InstanceStatus:
+            row = _read(tx, workflow, instance_id)
+            record = self._run(tx, row, run)
+            return history.status_of(history.past_status(row, record), record)
+
+        return self._store.read(work)
+
+    def steps(
+        self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
+    ) -> list[tuple[int, StepRecord]]:
+        """Up to ``limit`` steps of a run in call order, after (place in it, step key); with their places."""
+
+        def work(tx: Tx) -> list[tuple[int, StepRecord]]:
+            return history.step_page(tx, _read(tx, workflow, instance_id).pk, run, after=after, limit=limit)
+
+        return self._store.read(work)
+
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """The steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
 
@@ -440,6 +463,8 @@ class Operations:
         _check_limit(limit)
         before = None if cursor is None else cast("int", values.read_cursor(cursor, "i", int)[0])
         wanted = None if status is None else Status(status)
+        if workflow is not None and not _can_be_named(workflow):
+            return Page((), None)
         found = self._store.read(
             lambda tx: history.instances(tx, workflow=workflow, status=wanted, before_pk=before, limit=limit + 1)
         )
@@ -449,7 +474,7 @@ class Operations:
 
     @staticmethod
     def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
-        found = history.run(tx, row.pk, number)
+        found = history.run(tx, row.pk, number) if number <= _LARGEST_RUN else None
         if found is None:
             raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
         return found
@@ -469,10 +494,20 @@ def _read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 def _possible(workflow: str, instance_id: str) -> str:
     """An id that no instance can have is not asked for: databases differ in what they make of a NUL or a number."""
     try:
-        values.identifier("Workflow name", workflow, values.LONGEST_ID)
-        return values.instance_id(instance_id, values.LONGEST_ID)
+        values.instance_id(instance_id, values.LONGEST_ID)
     except NameInvalid:
         raise InstanceNotFound(workflow, instance_id) from None
+    if not _can_be_named(workflow):
+        raise InstanceNotFound(workflow, instance_id)
+    return instance_id
+
+
+def _can_be_named(workflow: str) -> bool:
+    try:
+        values.identifier("Workflow name", workflow, values.LONGEST_ID)
+    except NameInvalid:
+        return False
+    return True
 
 
 def _check_limit(limit: int) -> None:
@@ -484,6 +519,6 @@ def _read_place(cursor: str, kind: str, newest_first: bool) -> Sequence[values.C
     """The run number and the key of the last item."""
     key: tuple[type[values.CursorPart], ...] = (int, str) if kind == "steps" else (int,)
     number, order, *place = values.read_cursor(cursor, kind, int, str, *key)
-    if order != ("d" if newest_first else "a"):
+    if order != ("d" if newest_first else "a") or (kind == "steps" and cast("int", place[0]) > _LARGEST_RUN):
         raise CursorInvalid(cursor)
     return number, *place
