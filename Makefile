@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos simulate mutants check format lint-fix docs bench news clean
+.PHONY: help setup demo test test-all chaos simulate mutants check format lint-fix docs openapi bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ lint-fix: format
 
 docs: .venv/dev ## Build the documentation into docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs docs/_build/html
+
+openapi: .venv/dev ## Write the description of the HTTP API into docs/openapi.json
+	$(BIN)/python -m celery_durable.http > docs/openapi.json
 
 bench: .venv/dev ## Measure (benchmarks/run.py)
 	$(BIN)/python benchmarks/run.py $(ARGS)

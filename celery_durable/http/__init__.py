@@ -1,0 +1,23 @@
+"""The HTTP API: a router for your FastAPI application, or an ASGI application to mount anywhere.
+
+Nobody gets in who is not let in (docs/http.md): without hooks there is no API. Needs the extra ``http``.
+"""
+
+from celery_durable.http.access import Access, Authorize, Hook, Right
+from celery_durable.http.app import asgi, router
+from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
+from celery_durable.http.view import Redact, Shown
+
+__all__ = [
+    "Access",
+    "Authorize",
+    "Forbidden",
+    "Hook",
+    "NoAuthorization",
+    "Redact",
+    "Right",
+    "Shown",
+    "Unauthenticated",
+    "asgi",
+    "router",
+]

@@ -1,0 +1,190 @@
+"""Who may do what: hooks of the application, asked in one place before anything else happens.
+
+Deny by default: what no hook answers with True is refused, and so is what no hook was given for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_durable.http.problems import BodyTooLarge, Forbidden, NoAuthorization, answer_to
+
+E = TypeVar("E", bound=Callable[..., Any])
+
+
+class Right(StrEnum):
+    """What a route needs. Every route names one."""
+
+    CREATION = "creation"
+    READING = "reading"
+    MANAGEMENT = "management"
+    EVENTS = "events"
+    TICK = "tick"
+    HEALTH = "health"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a hook decides on: somebody wants to do ``operation``, under ``right``, to this workflow and instance.
+
+    ``workflow`` is None where a request concerns all of them, ``instance_id`` where it concerns no single one. A
+    creation is asked for twice: before its body is read, without an id, and then with each id that will be written.
+    """
+
+    right: Right
+    operation: str
+    workflow: str | None
+    instance_id: str | None
+    request: Request
+
+
+Hook = Callable[[Access], bool | Response | Awaitable[bool | Response]]
+"""Answers with True to let the request go on. Any other answer refuses it: a Response is sent, else it is a 403;
+`Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain functions run on a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorize:
+    """The hooks. ``request`` is asked for every access, then the one of its right. Both must answer with True."""
+
+    request: Hook | None = None
+    creation: Hook | None = None
+    reading: Hook | None = None
+    management: Hook | None = None
+    events: Hook | None = None
+    tick: Hook | None = None
+    health: Hook | None = None
+
+    def hooks(self, right: Right) -> list[Hook]:
+        """Those that decide on a right."""
+        policy: Hook | None = getattr(self, right.value)
+        return [hook for hook in (self.request, policy) if hook is not None]
+
+
+class Gate:
+    """The outermost layer of every route: access first, then the size of the body, and every error as a problem."""
+
+    def __init__(
+        self,
+        authorize: Authorize | Hook | None,
+        *,
+        allow_anonymous: bool,
+        max_body_bytes: Callable[[], int],
+    ) -> None:
+        hooks = authorize if authorize is None or isinstance(authorize, Authorize) else Authorize(authorize)
+        if (hooks is None or not any(hooks.hooks(right) for right in Right)) != allow_anonymous:
+            raise NoAuthorization(is_contradiction=allow_anonymous)
+        self._hooks, self._max_body_bytes = hooks, max_body_bytes
+
+    async def admit(self, access: Access) -> None:
+        """Return if the hooks let this go on; raises what refuses it."""
+        if self._hooks is None:
+            return
+        hooks = self._hooks.hooks(access.right)
+        if not hooks:
+            raise Forbidden(f"This API serves no requests of the kind {access.right.value!r}.")
+        for hook in hooks:
+            answer = await _ask(hook, access)
+            if isinstance(answer, Response):
+                raise Answered(answer)
+            if answer is not True:
+                raise Forbidden
+
+    async def pass_through(
+        self, request: Request, right: Right, operation: str, inner: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        """Serve a request, or refuse it."""
+        request = self._capped(request)
+        try:
+            await self.admit(_access(request, right, operation))
+            if request.method == "POST":
+                await request.body()  # kept by the request; what parses it would take our error for a bad body
+            response = await inner(request)
+        except Answered as answered:
+            response = answered.response
+        except Exception as error:  # noqa: BLE001  # the one place where errors become answers
+            response = answer_to(error)
+        response.headers.setdefault("Cache-Control", "private, no-cache")
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    def _capped(self, request: Request) -> Request:
+        """The same request, whose body breaks off where it gets too large, whoever reads it."""
+        size = 0
+
+        async def receive() -> Any:
+            nonlocal size
+            message = await request.receive()
+            size += len(message.get("body", b""))
+            if size > (limit := self._max_body_bytes()):
+                raise BodyTooLarge(limit)
+            return message
+
+        return Request(request.scope, receive, request._send)  # noqa: SLF001  # there is no public way to hand it on
+
+
+class Answered(Exception):
+    """A hook answers the request itself."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        super().__init__(response.status_code)
+
+
+async def _ask(hook: Hook, access: Access) -> object:
+    call: Any = hook
+    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
+    answer = call(access) if is_async else await run_in_threadpool(call, access)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _access(request: Request, right: Right, operation: str) -> Access:
+    # The very texts that the endpoint gets.
+    found = request.path_params
+    return Access(right, operation, found.get("workflowName"), found.get("instanceId"), request)
+
+
+def needs(right: Right) -> Callable[[E], E]:
+    """Say what an endpoint needs; one that does not say it cannot be made a route."""
+
+    def mark(endpoint: E) -> E:
+        setattr(endpoint, _RIGHT, right)
+        return endpoint
+
+    return mark
+
+
+def needed(endpoint: Any) -> Right:
+    """The right that an endpoint needs."""
+    right = getattr(endpoint, _RIGHT, None)
+    if not isinstance(right, Right):
+        raise TypeError(f"{endpoint!r} does not say what it needs.")
+    return right
+
+
+_RIGHT = "__durable_right__"
+
+
+def guarded(gate: Gate) -> type[APIRoute]:
+    """The class of routes that nobody passes but through this gate, also in the router of another application."""
+
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            inner = super().get_route_handler()
+            right, operation = needed(self.endpoint), self.endpoint.__name__
+
+            async def handle(request: Request) -> Response:
+                return await gate.pass_through(request, right, operation, inner)
+
+            return handle
+
+    return GuardedRoute

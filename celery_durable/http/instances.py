@@ -1,0 +1,139 @@
+"""The routes that change something: create, pause, resume, terminate, restart, send an event."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_durable import values
+from celery_durable.app import Durable
+from celery_durable.errors import BatchTooLarge
+from celery_durable.http import wire
+from celery_durable.http.access import Access, Gate, Right, needs
+from celery_durable.http.etags import wanted
+from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
+from celery_durable.http.reading import answer
+from celery_durable.model import CreateOptions, Status
+from celery_durable.operations import Operations
+
+OptionalReason = Annotated[wire.Reason | None, Body()]
+
+
+class Instances:
+    """The endpoints."""
+
+    def __init__(self, durable: Durable, gate: Gate) -> None:
+        self._durable, self._gate = durable, gate
+
+    @property
+    def _operations(self) -> Operations:
+        return self._durable.operations
+
+    @needs(Right.CREATION)
+    async def create(self, request: Request, workflow: WorkflowName, body: wire.CreateInstance) -> Response:
+        """Create an instance and have it started.
+
+        An id that is taken is refused: `restart` runs an instance again.
+        """
+        self._durable.registry.get(workflow)
+        instance_id = self._durable.runtime.new_id() if body.id is None else self._checked(body.id)
+        await self._admit(request, "create", workflow, instance_id)
+        await run_in_threadpool(self._operations.create, workflow, body.params, id=instance_id)
+        return answer(_created(instance_id), status=201)
+
+    @needs(Right.CREATION)
+    async def create_batch(self, request: Request, workflow: WorkflowName, body: wire.CreateBatch) -> Response:
+        """Create several instances at once.
+
+        Existing and repeated ids are skipped, and left out of the answer; one invalid item refuses all.
+        """
+        self._durable.registry.get(workflow)
+        if len(body.instances) > self._durable.settings.max_batch:
+            raise BatchTooLarge(len(body.instances), self._durable.settings.max_batch)
+        batch: list[CreateOptions[Any]] = [
+            CreateOptions(self._checked(each.id), each.params) for each in body.instances
+        ]
+        for instance_id in dict.fromkeys(each.id for each in batch):
+            await self._admit(request, "create_batch", workflow, instance_id)
+        made = await run_in_threadpool(self._operations.create_batch, workflow, batch)
+        return answer(wire.InstanceBatch(instances=[_created(instance_id) for instance_id in made]))
+
+    def _checked(self, instance_id: str) -> str:
+        return values.instance_id(instance_id, self._durable.settings.max_instance_id)
+
+    async def _admit(self, request: Request, operation: str, workflow: str, instance_id: str) -> None:
+        """Each instance is asked for with the very id that will be written."""
+        await self._gate.admit(Access(Right.CREATION, operation, workflow, instance_id, request))
+
+    @needs(Right.MANAGEMENT)
+    def pause(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
+        """Pause an instance at its next step boundary.
+
+        Timers and deadlines go on.
+        """
+        self._operations.pause(workflow, instance_id, if_version=wanted(if_match))
+        return answer(wire.Done(ok=True))
+
+    @needs(Right.MANAGEMENT)
+    def resume(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
+        """Go on after a pause.
+
+        Of one that is not paused nothing is changed.
+        """
+        self._operations.resume(workflow, instance_id, if_version=wanted(if_match))
+        return answer(wire.Done(ok=True))
+
+    @needs(Right.MANAGEMENT)
+    def terminate(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: OptionalReason = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """End an instance for good.
+
+        Of a step that runs nothing is recorded.
+        """
+        reason = None if body is None else body.reason
+        self._operations.terminate(workflow, instance_id, reason=reason, if_version=wanted(if_match))
+        return answer(wire.Done(ok=True))
+
+    @needs(Right.MANAGEMENT)
+    def restart(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: OptionalReason = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Begin a new run of an instance, with the same parameters.
+
+        From any state; prior runs stay readable.
+        """
+        reason = None if body is None else body.reason
+        number = self._operations.restart(workflow, instance_id, reason=reason, if_version=wanted(if_match))
+        return answer(wire.Restarted(ok=True, run_number=number))
+
+    @needs(Right.EVENTS)
+    def send_event(
+        self, workflow: WorkflowName, instance_id: InstanceId, body: wire.SendEvent, if_match: IfMatch = None
+    ) -> Response:
+        """Send an event to an instance.
+
+        It is kept until the workflow asks for its type, also while the instance is paused.
+        """
+        accepted = self._operations.send_event(
+            workflow, instance_id, body.type, body.payload, id=body.id, if_version=wanted(if_match)
+        )
+        # The word alone: who may send events need not be one who may read outputs and errors.
+        status = self._operations.read(workflow, instance_id).status
+        return answer(wire.EventSent(status=wire.StatusView(status=status), accepted=accepted))
+
+
+def _created(instance_id: str) -> wire.InstanceItem:
+    return wire.InstanceItem(id=instance_id, details=wire.StatusView(status=Status.ACTIVE))

@@ -1,0 +1,124 @@
+"""Refusals as `application/problem+json` (RFC 9457), each with the ``code`` and ``message`` of its error."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from celery_durable.errors import DurableError, WorkflowNotFound
+from celery_durable.http.wire import Flaw, Problem
+from celery_durable.store.engine import Store
+
+logger = logging.getLogger("celery_durable.http")
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class NoAuthorization(DurableError):
+    """An HTTP API was to be made that nobody guards."""
+
+    code = "NO_AUTHORIZATION"
+
+    def __init__(self, *, is_contradiction: bool = False) -> None:
+        what = (
+            "Both authorize= and allow_anonymous=True were given"
+            if is_contradiction
+            else "The HTTP API has no authorize= hook, and so everybody could start, read and end workflows"
+        )
+        super().__init__(
+            f"{what}. Pass authorize=your_hook (see celery_durable.http.Authorize), or, where only trusted clients "
+            "can reach it, allow_anonymous=True."
+        )
+
+
+class Unauthenticated(DurableError):
+    """For hooks to raise: nobody knows who is asking. ``challenge`` is the header WWW-Authenticate."""
+
+    code, http_status = "UNAUTHENTICATED", 401
+
+    def __init__(self, message: str = "Credentials are needed.", *, challenge: str = "Bearer") -> None:
+        self.challenge = challenge
+        super().__init__(message)
+
+
+class Forbidden(DurableError):
+    """For hooks to raise, and what every answer of a hook but True means."""
+
+    code, http_status = "FORBIDDEN", 403
+
+    def __init__(self, message: str = "You may not do this.") -> None:
+        super().__init__(message)
+
+
+class BodyTooLarge(DurableError):
+    """The request's body is larger than what is read."""
+
+    code, http_status = "BODY_TOO_LARGE", 413
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The body of a request may have at most {limit_bytes} bytes.")
+
+
+class NotReady(DurableError):
+    """The database cannot be reached, or has not been migrated."""
+
+    code, http_status = "NOT_READY", 503
+
+    def __init__(self) -> None:
+        super().__init__("The database does not answer, or its tables are missing or outdated. The log says more.")
+
+
+def problem(status: int, code: str, message: str, *, headers: Any = None, flaws: list[Flaw] | None = None) -> Response:
+    """A response with a problem as its body."""
+    given: dict[str, Any] = {} if flaws is None else {"errors": flaws}
+    body = Problem(title=_phrase(status), status=status, detail=message, code=code, message=message, **given)
+    return Response(body.to_json(), status, headers, MEDIA_TYPE)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
+def answer_to(error: Exception) -> Response:
+    """What the client is told of an error: all of a refusal, nothing of a fault, which goes to the log."""
+    match error:
+        case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
+            return _refusal(error)
+        case RequestValidationError():
+            return problem(400, "INVALID_REQUEST", "The request is not valid.", flaws=_flaws(error.errors()))
+        case HTTPException():
+            return of_http_exception(error)
+    if Store.is_transient(error):
+        logger.warning("A request was refused, the database does not answer: %s", error)
+        return problem(503, "STORE_UNAVAILABLE", "The database does not answer.", headers={"Retry-After": "2"})
+    logger.error("A request failed", exc_info=error)
+    code = error.code if isinstance(error, DurableError) else "INTERNAL_ERROR"
+    return problem(500, code, "The request could not be served. The server's log says why.")
+
+
+def _refusal(error: DurableError) -> Response:
+    headers = {"WWW-Authenticate": error.challenge} if isinstance(error, Unauthenticated) else None
+    # Which workflows there are is told to who may list them.
+    message = f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
+    return problem(error.http_status, error.code, message, headers=headers)
+
+
+def of_http_exception(error: HTTPException) -> Response:
+    """The problem that an HTTPException of a hook or of the routing means."""
+    if error.status_code in (204, 304):
+        return Response(status_code=error.status_code, headers=error.headers)
+    code = _phrase(error.status_code).upper().replace(" ", "_").replace("-", "_")
+    return problem(error.status_code, code, str(error.detail), headers=error.headers)
+
+
+def _flaws(errors: Any) -> list[Flaw]:
+    """Where and what, never the value: the answer may be logged."""
+    return [Flaw(where=".".join(map(str, error["loc"])), message=str(error["msg"])) for error in errors[:20]]

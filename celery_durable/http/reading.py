@@ -1,0 +1,179 @@
+"""The routes that only look: workflows, lists, one instance, its history, its stream. All need the right to read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import anyio
+from fastapi import Header, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from celery_durable.app import Durable
+from celery_durable.errors import WorkflowNotFound
+from celery_durable.http import wire
+from celery_durable.http.access import Right, needs
+from celery_durable.http.etags import is_known, tag
+from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
+from celery_durable.http.stream import Place, Stream
+from celery_durable.http.view import Redact, View
+from celery_durable.model import InstanceRow, LogLevel, Status
+from celery_durable.operations import Operations
+
+LARGEST_PAGE = 100
+_LONGEST_WAIT_SECONDS = 60
+_LARGEST_RUN = 2**31 - 1
+_LEVELS = list(LogLevel)  # from the least to the most important
+
+PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=LARGEST_PAGE, description="How many at most.")]
+Cursor = Annotated[str | None, Query(description="Continues an earlier page, which gave it.")]
+RunNumber = Annotated[
+    int | None, Query(alias="runNumber", ge=1, le=_LARGEST_RUN, description="By default the current run.")
+]
+
+
+class Reading:
+    """The endpoints."""
+
+    def __init__(self, durable: Durable, redact: Redact | None) -> None:
+        self._durable, self._redact = durable, redact
+
+    @property
+    def _operations(self) -> Operations:
+        return self._durable.operations
+
+    def _view(self, workflow: str, instance_id: str) -> View:
+        return View(self._redact, workflow, instance_id)
+
+    @needs(Right.READING)
+    def list_workflows(self) -> Response:
+        """List the workflows.
+
+        Those that the serving process knows.
+        """
+        names = sorted(self._durable.workflows)
+        return answer(wire.WorkflowList(workflows=[wire.WorkflowView(name=name) for name in names]))
+
+    @needs(Right.READING)
+    def list_instances(
+        self,
+        workflow: WorkflowName,
+        status: Annotated[Status | None, Query(description="Only in this status.")] = None,
+        page_size: PageSize = 25,
+        cursor: Cursor = None,
+    ) -> Response:
+        """List the instances of a workflow, newest first.
+
+        Without their params and output.
+        """
+        page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size)
+        if not page.items and cursor is None and workflow not in self._durable.workflows:
+            raise WorkflowNotFound(workflow, [])
+        more = {} if page.cursor is None else {"cursor": page.cursor}
+        items = [self._view(workflow, item.id).listed(item) for item in page.items]
+        return answer(wire.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
+
+    @needs(Right.READING)
+    async def get(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        wait: Annotated[
+            float, Query(ge=0, le=_LONGEST_WAIT_SECONDS, description="Seconds to wait at most, see above.")
+        ] = 0,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
+        """Get an instance: where it stands, its parameters, its current step.
+
+        The ETag is its version, which every change moves on. With `wait` the answer comes when the instance has ended
+        or, with If-None-Match, has changed; at the latest after so many seconds.
+        """
+        if wait > 0 or if_none_match is not None:
+            row = await self._awaited(workflow, instance_id, wait, if_none_match)
+            if is_known(row.version, if_none_match):
+                return Response(status_code=304, headers={"ETag": tag(row.version)})
+        return await run_in_threadpool(self._shown, workflow, instance_id)
+
+    def _shown(self, workflow: str, instance_id: str) -> Response:
+        details = self._operations.details(workflow, instance_id)
+        shown = self._view(workflow, instance_id).instance(details)
+        return answer(shown, headers={"ETag": tag(details.instance.version)})
+
+    async def _awaited(self, workflow: str, instance_id: str, wait: float, if_none_match: str | None) -> InstanceRow:
+        """The instance's row at the end of a long poll; between two looks nothing is held."""
+        pause = 0.05
+        while True:
+            row = await run_in_threadpool(self._operations.read, workflow, instance_id)
+            has_changed = if_none_match is not None and not is_known(row.version, if_none_match)
+            if row.status.is_terminal or has_changed or wait <= 0:
+                return row
+            await anyio.sleep(min(pause, wait))
+            wait -= pause
+            pause = min(pause * 1.5, 1.0)
+
+    @needs(Right.READING)
+    def history(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        run_number: RunNumber = None,
+        page_size: PageSize = 25,
+        order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
+        steps_cursor: Annotated[str | None, Query(alias="stepsCursor")] = None,
+        events_cursor: Annotated[str | None, Query(alias="eventsCursor")] = None,
+        include_logs: Annotated[bool, Query(alias="includeLogs")] = False,  # noqa: FBT002  # a query's
+        logs_cursor: Annotated[str | None, Query(alias="logsCursor")] = None,
+        log_level: Annotated[LogLevel | None, Query(alias="logLevel", description="This level and above.")] = None,
+        log_category: Annotated[str | None, Query(alias="logCategory", max_length=255)] = None,
+    ) -> Response:
+        """Read the history of a run: its steps, its events and, if asked for, its log lines.
+
+        Each list has a cursor of its own. A cursor belongs to a run and an order; without `runNumber` it goes on with
+        its own run.
+        """
+        page = self._operations.history_page(
+            workflow,
+            instance_id,
+            run=run_number,
+            limit=page_size,
+            newest_first=order == "desc",
+            steps_cursor=steps_cursor,
+            events_cursor=events_cursor,
+            logs_cursor=logs_cursor,
+            with_logs=include_logs,
+            levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
+            category=log_category,
+        )
+        return answer(self._view(workflow, instance_id).history(page))
+
+    @needs(Right.READING)
+    async def stream(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        run_number: RunNumber = None,
+        last_event_id: Annotated[
+            str | None, Header(alias="Last-Event-ID", description="Goes on after this message; browsers send it.")
+        ] = None,
+    ) -> Response:
+        """Follow a run: server-sent events with its steps, its log lines and its end.
+
+        The messages are `step`, `log` and `status` as they are recorded, and `end` with the outcome. Steps that a
+        client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell.
+        """
+        row = await run_in_threadpool(self._operations.read, workflow, instance_id)
+        run = row.run_number if run_number is None else run_number
+        place = Place(run) if last_event_id is None else Place.read(last_event_id)
+        if place.run != run:
+            place = Place(run)  # the instance was restarted meanwhile, or the client looks at another run
+        await run_in_threadpool(self._operations.outcome, workflow, instance_id, run=run)
+        if place.is_over:
+            return Response(status_code=204)
+        followed = Stream(self._operations, self._view(workflow, instance_id), workflow, instance_id, place)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return EventStream(followed.messages(), headers=headers)
+
+
+def answer(what: wire.Answer, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer as JSON."""
+    return Response(what.to_json(), status, headers, "application/json")

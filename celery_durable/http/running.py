@@ -1,0 +1,65 @@
+"""The routes about the process that serves: run what is due in it, and whether it lives and can work."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+from fastapi import Body
+from starlette.responses import Response
+
+from celery_durable.app import Durable
+from celery_durable.http import wire
+from celery_durable.http.access import Right, needs
+from celery_durable.http.problems import NotReady
+from celery_durable.http.reading import answer
+from celery_durable.store import migrate
+
+logger = logging.getLogger("celery_durable.http")
+
+_TICKS = 4
+"""Ticks that run at the same time; others wait. On threads of their own: a body may take as long as it likes."""
+
+
+class Running:
+    """The endpoints."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_TICKS, thread_name_prefix="durable-tick")
+
+    @needs(Right.TICK)
+    async def tick(self, body: Annotated[wire.TickRequest | None, Body()] = None) -> Response:
+        """Advance what is due, in the serving process.
+
+        For deployments that something like cron drives instead of Celery workers: up to `maxInstances` passes, each of
+        up to `maxSteps` steps. Any number of ticks at once; `processed` is the number of passes.
+        """
+        asked = body or wire.TickRequest()
+        work = functools.partial(self._durable.tick, max_instances=asked.max_instances, max_steps=asked.max_steps)
+        processed = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return answer(wire.Ticked(processed=processed))
+
+    @needs(Right.HEALTH)
+    async def healthz(self) -> Response:
+        """Whether the process lives.
+
+        Asks nobody else.
+        """
+        return answer(wire.Healthy(status="ok"))
+
+    @needs(Right.HEALTH)
+    def readyz(self) -> Response:
+        """Whether the database answers and has been migrated."""
+        try:
+            migrate.check(self._durable.store)
+        except Exception as exc:
+            logger.warning("Not ready: %s", exc)
+            raise NotReady from exc
+        return answer(wire.Healthy(status="ok"))

@@ -1,0 +1,149 @@
+"""Following an instance over server-sent events: its steps, log lines and status, told as they are recorded.
+
+Each message's id says how far the client has come, so that a connection that broke goes on there. A step is told at
+least once for each state that was seen of it. Between two looks neither a thread nor a connection is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import cast
+
+import anyio
+from starlette.concurrency import run_in_threadpool
+
+from celery_durable.errors import CursorInvalid, InstanceNotFound
+from celery_durable.http.view import View
+from celery_durable.http.wire import Answer, StatusView
+from celery_durable.model import Status, StepRecord
+from celery_durable.operations import Operations
+from celery_durable.values import read_cursor, write_cursor
+
+_PAGE = 100
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
+"""Between two looks: soon after something has happened, then less often. A look is one small read."""
+_KEEP_ALIVE_SECONDS = 15.0
+_LIFE_SECONDS = 3600.0
+"""Then the client comes again, and is asked for its credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a client has come: a run, its last log line, and the step up to which, in call order, all have ended."""
+
+    run: int
+    log: int = 0
+    seq: int = 0
+    key: str = ""
+    is_over: bool = False
+
+    def __str__(self) -> str:
+        return write_cursor("stream", self.run, self.log, self.seq, self.key, int(self.is_over))
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """From the header Last-Event-ID; raises CursorInvalid."""
+        run, log, seq, key, is_over = read_cursor(text, "stream", int, int, int, str, int)
+        if cast("int", run) > _LARGEST_RUN or cast("int", seq) > _LARGEST_RUN:
+            raise CursorInvalid(text)
+        return cls(cast("int", run), cast("int", log), cast("int", seq), cast("str", key), bool(is_over))
+
+
+_LARGEST_RUN = 2**31 - 1
+
+
+class Stream:
+    """One client that follows one run."""
+
+    def __init__(self, operations: Operations, view: View, workflow: str, instance_id: str, place: Place) -> None:
+        self._operations, self._view = operations, view
+        self._workflow, self._instance_id = workflow, instance_id
+        self._run, self._log, self._done = place.run, place.log, (place.seq, place.key)
+        self._version: int | None = None
+        self._status: Status | None = None
+        self._told: dict[str, tuple[object, ...]] = {}
+
+    async def messages(self) -> AsyncIterator[str]:
+        """What to send, until the run ends or is replaced by another."""
+        yield "retry: 2000\n\n"
+        pause, quiet, left = _SHORTEST_SECONDS, 0.0, _LIFE_SECONDS
+        while left > 0:
+            try:
+                row = await run_in_threadpool(self._operations.read, self._workflow, self._instance_id)
+            except InstanceNotFound:
+                return  # deleted by its operator
+            if row.version != self._version:
+                self._version = row.version  # read before what it stands for: the next look finds what came since
+                async for message in self._logs():
+                    yield message
+                async for message in self._steps():
+                    yield message
+                if row.status.is_terminal or row.run_number != self._run:
+                    yield await self._end()
+                    return
+                if row.status is not self._status:
+                    self._status = row.status
+                    yield self._message("status", StatusView(status=row.status))
+                pause = _SHORTEST_SECONDS
+            await anyio.sleep(pause)
+            quiet, left = quiet + pause, left - pause
+            if quiet >= _KEEP_ALIVE_SECONDS:
+                yield ": still here\n\n"
+                quiet = 0.0
+            pause = min(pause * 1.5, _LONGEST_SECONDS)
+
+    async def _logs(self) -> AsyncIterator[str]:
+        while True:
+            lines = await run_in_threadpool(self._next_logs)
+            for id_, line in lines:
+                self._log = id_
+                yield self._message("log", line)
+            if len(lines) < _PAGE:
+                return
+
+    def _next_logs(self) -> list[tuple[int, Answer]]:
+        # Shown here, on a thread: the redaction hook is the application's.
+        lines = self._operations.logs(self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE)
+        return [(line.id, self._view.log(line)) for line in lines]
+
+    async def _steps(self) -> AsyncIterator[str]:
+        after, is_complete = self._done, True
+        while True:
+            page = await run_in_threadpool(self._next_steps, after)
+            for seq, step, shown in page:
+                # A place that is empty may still be taken, by a branch that began before its neighbours.
+                is_complete = is_complete and _has_ended(step) and seq <= self._done[0] + 1
+                if is_complete:
+                    self._done = (seq, step.step_key)
+                state = _state(step)
+                if self._told.get(step.step_key) != state:
+                    self._told[step.step_key] = state
+                    yield self._message("step", shown)
+                if is_complete:
+                    del self._told[step.step_key]
+                after = (seq, step.step_key)
+            if len(page) < _PAGE:
+                return
+
+    def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, Answer]]:
+        page = self._operations.steps(self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE)
+        return [(seq, step, self._view.step(step)) for seq, step in page]
+
+    async def _end(self) -> str:
+        return self._message("end", await run_in_threadpool(self._outcome), is_over=True)
+
+    def _outcome(self) -> Answer:
+        return self._view.status(self._operations.outcome(self._workflow, self._instance_id, run=self._run))
+
+    def _message(self, kind: str, answer: Answer, *, is_over: bool = False) -> str:
+        place = Place(self._run, self._log, *self._done, is_over=is_over)
+        return f"id: {place}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
+
+
+def _has_ended(step: StepRecord) -> bool:
+    return step.status in ("completed", "errored", "cancelled")
+
+
+def _state(step: StepRecord) -> tuple[object, ...]:
+    return step.status, step.attempts, step.wake_at, step.next_retry_at

@@ -1,0 +1,177 @@
+"""What is shown: records as answers, with every value that people or their code wrote led past the redaction hook."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from celery_durable.http import wire
+from celery_durable.model import (
+    ErrorInfo,
+    EventRecord,
+    HistoryPage,
+    InstanceDetails,
+    InstanceStatus,
+    InstanceSummary,
+    LogRecord,
+    Status,
+    StepRecord,
+)
+
+logger = logging.getLogger("celery_durable.http")
+
+REDACTED = "[redacted]"
+Kind = Literal["params", "output", "result", "payload", "data", "error", "message", "reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a value is. ``name``: the step's, the event's type or the log line's category; None for the others."""
+
+    kind: Kind
+    workflow: str
+    instance_id: str
+    name: str | None = None
+
+
+Redact = Callable[[Any, Shown], Any]
+"""Answers with what is shown in a value's place: JSON data; text for an error, message or reason. The stored value
+stays as it is. Where it raises, ``"[redacted]"`` is shown."""
+
+
+class View:
+    """Shows what concerns one instance."""
+
+    def __init__(self, redact: Redact | None, workflow: str, instance_id: str) -> None:
+        self._redact, self._workflow, self._instance_id = redact, workflow, instance_id
+
+    def _seen(self, value: Any, kind: Kind, name: str | None = None) -> Any:
+        if self._redact is None or value is None:
+            return value
+        try:
+            seen = self._redact(value, Shown(kind, self._workflow, self._instance_id, name))
+        except Exception:
+            logger.exception("The redaction hook failed at %s of %s/%s", kind, self._workflow, self._instance_id)
+            return REDACTED
+        return seen if kind not in ("error", "message", "reason") or isinstance(seen, str) else REDACTED
+
+    def status(self, status: InstanceStatus) -> wire.StatusView:
+        """With the output, or the error."""
+        more: dict[str, Any] = self._error(status.error)
+        if status.status is Status.COMPLETE:
+            more["output"] = self._seen(status.output, "output")
+        return wire.StatusView(status=status.status, **more)
+
+    def instance(self, details: InstanceDetails) -> wire.InstanceView:
+        """All but its history."""
+        row, step = details.instance, details.current_step
+        meta: dict[str, Any] = {} if step is None else {"current_step": self._current(step)}
+        return wire.InstanceView(
+            id=row.instance_id,
+            details=self.status(details.status),
+            meta=wire.InstanceMeta(
+                workflow_name=row.workflow,
+                run_number=row.run_number,
+                params=self._seen(details.params, "params"),
+                created_at=row.created_at,
+                updated_at=row.updated_at,
+                started_at=details.started_at,
+                completed_at=details.completed_at,
+                reason=self._seen(details.reason, "reason"),
+                **meta,
+            ),
+        )
+
+    def listed(self, item: InstanceSummary) -> wire.ListedInstance:
+        """A line of a list."""
+        return wire.ListedInstance(
+            id=item.id,
+            details=wire.StatusView(status=item.status, **self._error(item.error)),
+            run_number=item.run_number,
+            created_at=item.created_at,
+            updated_at=item.updated_at,
+        )
+
+    def history(self, page: HistoryPage) -> wire.HistoryView:
+        """A page of each list."""
+        more: dict[str, Any] = {}
+        if page.logs is not None:
+            more = {"logs": [self.log(line) for line in page.logs.items]} | _paging("logs", page.logs.cursor)
+        return wire.HistoryView(
+            run_number=page.run_number,
+            steps=[self.step(step) for step in page.steps.items],
+            events=[self.event(event) for event in page.events.items],
+            **_paging("steps", page.steps.cursor),
+            **_paging("events", page.events.cursor),
+            **more,
+        )
+
+    def step(self, step: StepRecord) -> wire.StepView:
+        """A step with its result."""
+        has_result = step.status == "completed" or step.result is not None
+        result = {"result": self._seen(step.result, "result", step.name)} if has_result else {}
+        return wire.StepView(
+            **_common(step),
+            **result,
+            **self._error(step.error, step.name),
+            created_at=step.created_at,
+            started_at=step.started_at,
+            finished_at=step.finished_at,
+        )
+
+    def event(self, event: EventRecord) -> wire.EventView:
+        """An event with its payload."""
+        return wire.EventView(
+            id=event.event_id,
+            type=event.type,
+            payload=self._seen(event.payload, "payload", event.type),
+            created_at=event.created_at,
+            delivered_at=event.delivered_at,
+            consumed_by_step_key=event.consumed_by_step_key,
+        )
+
+    def log(self, line: LogRecord) -> wire.LogView:
+        """A log line with its data."""
+        return wire.LogView(
+            id=str(line.id),
+            run_number=line.run_number,
+            step_key=line.step_key,
+            attempt=line.attempt,
+            level=line.level,
+            category=line.category,
+            message=self._seen(line.message, "message", line.category),
+            data=self._seen(line.data, "data", line.category),
+            is_replay=line.is_replay,
+            created_at=line.created_at,
+        )
+
+    def _current(self, step: StepRecord) -> wire.CurrentStep:
+        return wire.CurrentStep(**_common(step), **self._error(step.error, step.name))
+
+    def _error(self, error: ErrorInfo | None, name: str | None = None) -> dict[str, Any]:
+        if error is None:
+            return {}
+        return {"error": wire.ErrorView(name=error.name, message=self._seen(error.message, "error", name))}
+
+
+def _common(step: StepRecord) -> dict[str, Any]:
+    return {
+        "step_key": step.step_key,
+        "name": step.name,
+        "type": step.type,
+        "status": step.status,
+        "attempts": step.attempts,
+        "max_attempts": step.max_attempts,
+        "timeout_ms": None if step.timeout is None else step.timeout // timedelta(milliseconds=1),
+        "next_retry_at": step.next_retry_at,
+        "wake_at": step.wake_at,
+        "wait_event_type": step.wait_event_type,
+    }
+
+
+def _paging(name: str, cursor: str | None) -> dict[str, Any]:
+    more: dict[str, Any] = {f"{name}_has_next_page": cursor is not None}
+    return more if cursor is None else more | {f"{name}_cursor": cursor}

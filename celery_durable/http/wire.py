@@ -1,0 +1,419 @@
+"""What travels: the bodies of requests and answers, in camelCase, as section names of docs/http.md and OpenAPI show.
+
+A field that does not apply is left out; one that has no value yet is null.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from celery_durable.model import LogLevel, Status, StepStatus, StepType
+
+
+class Body(BaseModel):
+    """What comes in. Unknown fields are refused: a misspelled one must not be a silent default."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+
+
+class Answer(BaseModel):
+    """What goes out."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    def to_json(self) -> bytes:
+        """As it travels: what was not set is left out."""
+        return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)
+
+
+_WHEN = "2030-01-01T08:00:00.000000Z"
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+class CreateInstance(Body):
+    """A new instance. ``id``: yours, unique per workflow; without one it is random."""
+
+    id: str | None = None
+    params: Any = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"id": "order-42", "params": {"orderId": "42", "cents": 1999}}]}
+    )
+
+
+class BatchItem(Body):
+    """One instance of a batch."""
+
+    id: str
+    params: Any = None
+
+
+class CreateBatch(Body):
+    """Several instances, up to ``durable_max_batch`` (100). Existing and repeated ids are skipped."""
+
+    instances: list[BatchItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"instances": [{"id": "order-1", "params": {"orderId": "1"}}]}]}
+    )
+
+
+class Reason(Body):
+    """Why; kept with the run."""
+
+    reason: str | None = Field(default=None, max_length=2048)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "sold twice"}]})
+
+
+class SendEvent(Body):
+    """An event. ``id``: yours; an event of this id is accepted once per run."""
+
+    type: str
+    payload: Any = None
+    id: str | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"type": "approval", "payload": {"by": "eve"}, "id": "click-7"}]}
+    )
+
+
+class TickRequest(Body):
+    """How much one tick does at most."""
+
+    max_instances: int = Field(default=10, ge=1, le=100)
+    max_steps: int | None = Field(default=None, ge=1, le=1024)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"maxInstances": 10, "maxSteps": 100}]})
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+class Flaw(Answer):
+    """One thing that is wrong with a request; never with its value."""
+
+    where: str
+    message: str
+
+
+class Problem(Answer):
+    """Why a request was refused (RFC 9457). ``code`` is stable; ``message``, for people, is the same as ``detail``."""
+
+    title: str
+    status: int
+    detail: str
+    code: str
+    message: str
+    errors: list[Flaw] | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "title": "Not Found",
+                    "status": 404,
+                    "detail": "Workflow 'order' has no instance 'order-42'.",
+                    "code": "INSTANCE_NOT_FOUND",
+                    "message": "Workflow 'order' has no instance 'order-42'.",
+                }
+            ]
+        }
+    )
+
+
+class ErrorView(Answer):
+    """An error as it is stored."""
+
+    name: str
+    message: str
+
+
+class StatusView(Answer):
+    """Where an instance stands. ``error`` only when errored, ``output`` only when complete."""
+
+    status: Status
+    error: ErrorView | None = None
+    output: Any = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "complete", "output": "shipped"}]})
+
+
+class WorkflowView(Answer):
+    """A workflow."""
+
+    name: str
+
+
+class WorkflowList(Answer):
+    """The workflows that the serving process knows."""
+
+    workflows: list[WorkflowView]
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"workflows": [{"name": "order"}]}]})
+
+
+class InstanceItem(Answer):
+    """An instance that was created; a moment later it may have come further."""
+
+    id: str
+    details: StatusView
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "order-42", "details": {"status": "active"}}]})
+
+
+class InstanceBatch(Answer):
+    """The instances that were created, without those that were skipped."""
+
+    instances: list[InstanceItem]
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"instances": [{"id": "order-1", "details": {"status": "active"}}]}]}
+    )
+
+
+class ListedInstance(Answer):
+    """One line of a list: without params and output."""
+
+    id: str
+    details: StatusView
+    run_number: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class InstanceList(Answer):
+    """A page, newest first. ``cursor`` continues it."""
+
+    instances: list[ListedInstance]
+    cursor: str | None = None
+    has_next_page: bool
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "instances": [
+                        {
+                            "id": "order-42",
+                            "details": {"status": "waiting"},
+                            "runNumber": 1,
+                            "createdAt": _WHEN,
+                            "updatedAt": _WHEN,
+                        }
+                    ],
+                    "hasNextPage": False,
+                }
+            ]
+        }
+    )
+
+
+class CurrentStep(Answer):
+    """Of the open steps the one that is due first, else the last one. ``maxAttempts`` null: without end."""
+
+    step_key: str
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int
+    max_attempts: int | None
+    timeout_ms: int | None
+    next_retry_at: datetime | None
+    wake_at: datetime | None
+    wait_event_type: str | None
+    error: ErrorView | None = None
+
+
+class InstanceMeta(Answer):
+    """What else is known of an instance and its current run."""
+
+    workflow_name: str
+    run_number: int
+    params: Any
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
+    current_step: CurrentStep | None = None
+
+
+class InstanceView(Answer):
+    """An instance."""
+
+    id: str
+    details: StatusView
+    meta: InstanceMeta
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "order-42",
+                    "details": {"status": "waiting"},
+                    "meta": {
+                        "workflowName": "order",
+                        "runNumber": 1,
+                        "params": {"orderId": "42", "cents": 1999},
+                        "createdAt": _WHEN,
+                        "updatedAt": _WHEN,
+                        "startedAt": _WHEN,
+                        "completedAt": None,
+                        "reason": None,
+                        "currentStep": {
+                            "stepKey": "wait for approval",
+                            "name": "wait for approval",
+                            "type": "waitForEvent",
+                            "status": "waiting",
+                            "attempts": 0,
+                            "maxAttempts": None,
+                            "timeoutMs": None,
+                            "nextRetryAt": None,
+                            "wakeAt": "2030-01-02T08:00:00.000000Z",
+                            "waitEventType": "approval",
+                        },
+                    },
+                }
+            ]
+        }
+    )
+
+
+class Done(Answer):
+    """It is done, or will be at the next step boundary."""
+
+    ok: Literal[True] = True
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True}]})
+
+
+class Restarted(Done):
+    """A new run has begun."""
+
+    run_number: int
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 2}]})
+
+
+class EventSent(Answer):
+    """Where the instance stands. ``accepted`` false: an event of this id had been accepted before."""
+
+    status: StatusView
+    accepted: bool
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": {"status": "active"}, "accepted": True}]})
+
+
+class StepView(Answer):
+    """A step. ``result`` only when it has one."""
+
+    step_key: str
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int
+    max_attempts: int | None
+    timeout_ms: int | None
+    next_retry_at: datetime | None
+    wake_at: datetime | None
+    wait_event_type: str | None
+    result: Any = None
+    error: ErrorView | None = None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class EventView(Answer):
+    """An event. ``consumedByStepKey`` null: no wait has asked for it yet."""
+
+    id: str
+    type: str
+    payload: Any
+    created_at: datetime
+    delivered_at: datetime | None
+    consumed_by_step_key: str | None
+
+
+class LogView(Answer):
+    """A log line. ``isReplay``: said again while the workflow's code was replayed."""
+
+    id: str
+    run_number: int
+    step_key: str | None
+    attempt: int | None
+    level: LogLevel
+    category: str
+    message: str
+    data: Any
+    is_replay: bool
+    created_at: datetime
+
+
+class HistoryView(Answer):
+    """A page of each list of a run. ``logs`` and what belongs to it only with ``includeLogs=true``."""
+
+    run_number: int
+    steps: list[StepView]
+    events: list[EventView]
+    steps_cursor: str | None = None
+    steps_has_next_page: bool
+    events_cursor: str | None = None
+    events_has_next_page: bool
+    logs: list[LogView] | None = None
+    logs_cursor: str | None = None
+    logs_has_next_page: bool | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "runNumber": 1,
+                    "steps": [
+                        {
+                            "stepKey": "charge card",
+                            "name": "charge card",
+                            "type": "do",
+                            "status": "completed",
+                            "attempts": 1,
+                            "maxAttempts": 6,
+                            "timeoutMs": 600000,
+                            "nextRetryAt": None,
+                            "wakeAt": None,
+                            "waitEventType": None,
+                            "result": "payment 1",
+                            "createdAt": _WHEN,
+                            "startedAt": _WHEN,
+                            "finishedAt": _WHEN,
+                        }
+                    ],
+                    "events": [],
+                    "stepsHasNextPage": False,
+                    "eventsHasNextPage": False,
+                }
+            ]
+        }
+    )
+
+
+class Ticked(Answer):
+    """How many passes were run."""
+
+    processed: int
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"processed": 3}]})
+
+
+class Healthy(Answer):
+    """All is well."""
+
+    status: Literal["ok"] = "ok"
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok"}]})

@@ -1,0 +1,333 @@
+"""Nobody gets in who is not let in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from celery_durable.http import (
+    Access,
+    Authorize,
+    Forbidden,
+    NoAuthorization,
+    Right,
+    Unauthenticated,
+    asgi,
+    router,
+)
+from celery_durable.http.access import Gate, guarded
+from tests.http.conftest import Shop
+from tests.http.test_routes import refused
+
+
+def with_key(access: Access) -> bool:
+    if access.request.headers.get("X-Api-Key") != "sesame":
+        raise Unauthenticated("Send the header X-Api-Key.", challenge="ApiKey")
+    return True
+
+
+def routes(api: TestClient) -> list[tuple[str, str]]:
+    """Every method and path, from the routing table itself."""
+    found = []
+    for route in _leaves(api.app.routes):
+        path = re.sub(r"\{\w+\}", "o-1", route.path)
+        found += [(method, path) for method in sorted(route.methods)]
+    return found
+
+
+def _leaves(these: Any) -> list[Any]:
+    leaves = []
+    for route in these:
+        inner = getattr(route, "original_router", None)  # how newer FastAPIs keep an included router
+        leaves += _leaves(inner.routes) if inner is not None else [route]
+    return leaves
+
+
+# --- deny by default ----------------------------------------------------------------------------
+
+
+def test_there_is_no_api_without_hooks_or_a_clear_word(shop: Shop) -> None:
+    for make in (asgi, router):
+        for nothing in ({}, {"authorize": None}, {"authorize": Authorize()}, {"authorize": Authorize(), "tick": True}):
+            with pytest.raises(NoAuthorization, match="The HTTP API has no authorize= hook"):
+                make(shop.durable, **nothing)
+        with pytest.raises(NoAuthorization, match="Both authorize= and allow_anonymous=True were given"):
+            make(shop.durable, authorize=with_key, allow_anonymous=True)
+
+
+@pytest.mark.parametrize("mounted", [False, True], ids=["asgi", "router in an application"])
+def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted: bool) -> None:
+    if mounted:
+        app = FastAPI(openapi_url=None)
+        app.include_router(router(shop.durable, authorize=with_key, tick=True))
+        api = TestClient(app)
+    else:
+        api = shop.client(authorize=with_key, tick=True)
+    table = routes(api)
+    assert len(table) == 15 + (not mounted)  # also the description
+    before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
+    for method, path in table:
+        for body in ({}, {"json": {"id": "e-1", "type": "approval"}}, {"content": b"\xff{"}):
+            answer = api.request(method, path.replace("/workflows/o-1", "/workflows/order"), **body)
+            assert refused(answer, 401, "UNAUTHENTICATED") == "Send the header X-Api-Key.", path
+            assert answer.headers["www-authenticate"] == "ApiKey"
+            wrong = api.request(method, path, headers={"X-Api-Key": "sesam"}, **body)
+            refused(wrong, 401, "UNAUTHENTICATED")
+    assert api.get(order, headers={"X-Api-Key": "sesame"}).json() == before
+
+
+def test_a_route_that_does_not_say_what_it_needs_cannot_be_made() -> None:
+    gate = Gate(with_key, allow_anonymous=False, max_body_bytes=lambda: 1)
+    made = APIRouter(route_class=guarded(gate))
+    with pytest.raises(TypeError, match="does not say what it needs"):
+        made.add_api_route("/open", lambda: "sesame")
+
+
+@pytest.mark.parametrize("answer", [None, False, 0, 1, "yes", object(), [True]], ids=repr)
+def test_only_true_lets_anybody_in(shop: Shop, answer: Any) -> None:
+    async def later(access: Access) -> Any:
+        await asyncio.sleep(0)
+        return answer
+
+    for hook in (lambda access: answer, later):
+        refused(shop.client(authorize=hook).get("/workflows"), 403, "FORBIDDEN")
+
+
+def test_what_a_hook_raises_or_answers_refuses(shop: Shop) -> None:
+    def ask(error: Exception) -> Any:
+        def hook(access: Access) -> bool:
+            raise error
+
+        return shop.client(authorize=hook).get("/workflows")
+
+    assert refused(ask(Forbidden("Not on Sundays.")), 403, "FORBIDDEN") == "Not on Sundays."
+    answer = ask(HTTPException(429, "Slowly.", headers={"Retry-After": "9"}))
+    assert refused(answer, 429, "TOO_MANY_REQUESTS") == "Slowly."
+    assert answer.headers["retry-after"] == "9"
+    message = refused(ask(ValueError("the password of the directory is 123")), 500, "INTERNAL_ERROR")
+    assert message == "The request could not be served. The server's log says why."
+    hand_made = shop.client(authorize=lambda access: PlainTextResponse("go away", 418)).get("/workflows")
+    assert (hand_made.status_code, hand_made.text) == (418, "go away")
+
+
+class ByObject:
+    """Hooks may be objects, too."""
+
+    async def __call__(self, access: Access) -> bool:
+        return access.right is Right.HEALTH
+
+
+def test_hooks_may_be_functions_coroutines_or_objects(shop: Shop) -> None:
+    async def nobody(access: Access) -> bool:
+        return False
+
+    assert shop.client(authorize=ByObject()).get("/healthz").status_code == 200
+    refused(shop.client(authorize=ByObject()).get("/workflows"), 403, "FORBIDDEN")
+    refused(shop.client(authorize=nobody).get("/healthz"), 403, "FORBIDDEN")
+    assert shop.client(authorize=lambda access: True).get("/healthz").status_code == 200
+
+
+# --- rights -------------------------------------------------------------------------------------
+
+WANTED = {
+    "GET /healthz": Right.HEALTH,
+    "GET /readyz": Right.HEALTH,
+    "GET /openapi.json": Right.READING,
+    "GET /workflows": Right.READING,
+    "GET /workflows/o-1/instances": Right.READING,
+    "GET /workflows/o-1/instances/o-1": Right.READING,
+    "GET /workflows/o-1/instances/o-1/history": Right.READING,
+    "GET /workflows/o-1/instances/o-1/stream": Right.READING,
+    "POST /_runner/tick": Right.TICK,
+    "POST /workflows/o-1/instances": Right.CREATION,
+    "POST /workflows/o-1/instances/batch": Right.CREATION,
+    "POST /workflows/o-1/instances/o-1/events": Right.EVENTS,
+    "POST /workflows/o-1/instances/o-1/pause": Right.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/resume": Right.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/restart": Right.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/terminate": Right.MANAGEMENT,
+}
+
+
+def test_each_route_needs_one_right_and_nothing_passes_for_another(shop: Shop) -> None:
+    table = {f"{method} {path}": (method, path) for method, path in routes(shop.client())}
+    assert table.keys() == WANTED.keys()
+    for right in Right:
+        hooks: dict[str, Callable[[Access], bool]] = {right.value: lambda access: True}
+        api = shop.client(authorize=Authorize(**hooks), tick=True)
+        for name, (method, path) in table.items():
+            status = api.request(method, path).status_code
+            assert (status != 403) == (WANTED[name] is right), (right, name, status)
+
+
+def test_the_hook_for_every_request_and_that_of_the_right_must_both_agree(shop: Shop) -> None:
+    asked: list[str] = []
+
+    def request(access: Access) -> bool:
+        asked.append("request")
+        return True
+
+    def reading(access: Access) -> bool:
+        asked.append("reading")
+        return access.workflow == "echo"
+
+    api = shop.client(authorize=Authorize(request, reading=reading))
+    assert api.get("/workflows/echo/instances").status_code == 200
+    refused(api.get("/workflows/bad/instances"), 403, "FORBIDDEN")
+    assert asked == ["request", "reading"] * 2
+    assert api.get("/healthz").status_code == 200
+
+
+def test_hooks_are_told_exactly_what_is_wanted(shop: Shop) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def hook(access: Access) -> bool:
+        asked.append((access.right.value, access.operation, access.workflow, access.instance_id))
+        return True
+
+    api = shop.client(authorize=hook)
+    api.get("/workflows")
+    api.get("/workflows/echo/instances")
+    api.get("/workflows/echo/instances/e-1/stream")
+    api.post("/workflows/echo/instances/e%2D1/restart")
+    api.post("/workflows/echo/instances/e-1%2Frestart/pause")  # no such route
+    assert asked == [
+        ("reading", "list_workflows", None, None),
+        ("reading", "list_instances", "echo", None),
+        ("reading", "stream", "echo", "e-1"),
+        ("management", "restart", "echo", "e-1"),
+    ]
+
+
+def test_a_creation_is_asked_for_with_the_very_id_that_is_written(shop: Shop) -> None:
+    asked: list[Any] = []
+
+    def creation(access: Access) -> bool:
+        asked.append(access.instance_id)
+        return access.instance_id is None or not access.instance_id.startswith("vip")
+
+    api = shop.client(authorize=Authorize(creation=creation))
+    path = "/workflows/echo/instances"
+    made = api.post(path, json={}).json()["id"]
+    assert asked == [None, made]
+    refused(api.post(path, json={"id": "vip-1"}), 403, "FORBIDDEN")
+    asked.clear()
+    batch = {"instances": [{"id": "e-1"}, {"id": "e-1"}, {"id": "vip-2"}, {"id": "e-2"}]}
+    refused(api.post(f"{path}/batch", json=batch), 403, "FORBIDDEN")
+    assert asked == [None, "e-1", "vip-2"]
+    assert [item.id for item in shop.durable.operations.list().items] == [made]
+    api.post(f"{path}/batch", json={"instances": [{"id": "e-1"}, {"id": "e-2"}]})
+    assert [item.id for item in shop.durable.operations.list().items] == ["e-2", "e-1", made]
+
+
+def test_who_may_only_send_events_learns_nothing_else(shop: Shop, order: str) -> None:
+    api = shop.client(authorize=Authorize(events=lambda access: True))
+    answer = api.post(f"{order}/events", json={"type": "approval", "payload": 1})
+    assert answer.json() == {"status": {"status": "active"}, "accepted": True}
+    refused(api.get(order), 403, "FORBIDDEN")
+
+
+# --- the body -----------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_body_is_looked_at_before_its_sender_is_let_in(shop: Shop) -> None:
+    received: list[int] = []
+
+    async def receive() -> Any:
+        received.append(1)
+        return {"type": "http.request", "body": b"{" * 1000, "more_body": True}
+
+    status, _ = call(shop, "/workflows/echo/instances", receive, authorize=lambda access: False)
+    assert (status, received) == (403, [])
+
+
+@pytest.mark.parametrize("path", ["/workflows/echo/instances", "/workflows/echo/instances/e-1/pause"])
+def test_an_endless_body_is_refused_where_the_cap_is_reached(shop: Shop, path: str) -> None:
+    received: list[int] = []
+
+    async def receive() -> Any:
+        received.append(1)
+        return {"type": "http.request", "body": b" " * 1000, "more_body": True}
+
+    status, body = call(shop, path, receive, allow_anonymous=True, max_body_bytes=10_000)
+    assert (status, body["code"], len(received)) == (413, "BODY_TOO_LARGE", 11)
+    assert body["message"] == "The body of a request may have at most 10000 bytes."
+
+
+def call(shop: Shop, path: str, receive: Any, **options: Any) -> tuple[int, Any]:
+    """A POST as a server makes it, whose body comes as the test says."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+        "server": ("test", 80), "client": ("test", 1), "root_path": "", "asgi": {"version": "3.0"},
+    }  # fmt: skip
+    asyncio.run(asgi(shop.durable, **options)(scope, receive, send))
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent))
+
+
+def test_a_payload_has_its_own_limit_within_the_bodys(shop: Shop, api: TestClient) -> None:
+    path = "/workflows/echo/instances"
+    assert api.post(path, json={"id": "e-1", "params": "x" * (1024 * 1024 - 2)}).status_code == 201
+    refused(api.post(path, json={"id": "e-2", "params": "x" * 1024 * 1024}), 413, "PAYLOAD_TOO_LARGE")
+    refused(api.post(path, json={"id": "e-2", "params": "x" * 1200 * 1024}), 413, "BODY_TOO_LARGE")
+
+
+def test_a_hook_may_read_the_body_to_check_its_signature(shop: Shop) -> None:
+    async def signed(access: Access) -> bool:
+        return b"sesame" in await access.request.body()
+
+    api = shop.client(authorize=signed, max_body_bytes=100)
+    path = "/workflows/echo/instances"
+    assert api.post(path, json={"params": "sesame"}).status_code == 201
+    refused(api.post(path, json={"params": "?"}), 403, "FORBIDDEN")
+    refused(api.post(path, json={"params": "sesame" * 50}), 413, "BODY_TOO_LARGE")
+
+
+# --- in an application --------------------------------------------------------------------------
+
+
+def test_a_router_in_an_application_answers_as_its_own_application_does(shop: Shop, order: str) -> None:
+    seen: list[str] = []
+    app = FastAPI()
+    app.include_router(
+        router(shop.durable, authorize=with_key), prefix="/api/v1", dependencies=[Depends(lambda: seen.append("asked"))]
+    )
+    api = TestClient(app)
+    path = f"/api/v1{order}"
+    refused(api.get(path), 401, "UNAUTHENTICATED")
+    assert seen == []  # ours is the outermost layer
+    api.headers["X-Api-Key"] = "sesame"
+    assert api.get(path).json()["id"] == "o-1"
+    assert seen == ["asked"]
+    refused(api.get(f"{path}/history", params={"pageSize": 0}), 400, "INVALID_REQUEST")
+    refused(api.post(f"{path}/events", content=b"{", headers={"Content-Type": "application/json"}), 400,
+            "INVALID_REQUEST")  # fmt: skip
+    assert "/api/v1/workflows" in app.openapi()["paths"]
+    assert "Problem" in app.openapi()["components"]["schemas"]
+    assert api.post("/api/v1/_runner/tick").status_code == 404
+
+
+def test_an_application_can_be_mounted(shop: Shop, order: str) -> None:
+    app = FastAPI()
+    app.mount("/durable", asgi(shop.durable, authorize=with_key))
+    api = TestClient(app)
+    refused(api.get(f"/durable{order}"), 401, "UNAUTHENTICATED")
+    assert api.get(f"/durable{order}", headers={"X-Api-Key": "sesame"}).json()["id"] == "o-1"
+    described = api.get("/durable/openapi.json", headers={"X-Api-Key": "sesame"}).json()
+    assert described["info"] == {"title": "celery_durable", "version": "1"}
+    for path in ("/durable/docs", "/durable/redoc", "/durable/openapi.json/"):
+        refused(api.get(path, headers={"X-Api-Key": "sesame"}), 404, "NOT_FOUND")

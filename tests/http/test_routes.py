@@ -1,0 +1,372 @@
+"""Every route of the specification: paths, bodies, codes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_durable import Durable
+from celery_durable.http import asgi
+from tests.http.conftest import Shop
+
+NOW = "2030-01-01T00:00:00Z"
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
+def refused(answer: Any, status: int, code: str) -> str:
+    """The message of a refusal, whose form is checked."""
+    body = answer.json()
+    assert (answer.status_code, body["code"]) == (status, code), body
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert body["status"] == status
+    assert body["detail"] == body["message"]
+    return body["message"]
+
+
+# --- list ---------------------------------------------------------------------------------------
+
+
+def test_workflows_are_listed(api: TestClient) -> None:
+    answer = api.get("/workflows")
+    assert answer.json() == {"workflows": [{"name": "bad"}, {"name": "count"}, {"name": "echo"}, {"name": "order"}]}
+    assert answer.headers["cache-control"] == "private, no-cache"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@everywhere
+def test_instances_are_listed_newest_first_page_by_page_and_without_payloads(shop: Shop, api: TestClient) -> None:
+    for number in range(5):
+        api.post("/workflows/echo/instances", json={"id": f"e-{number}", "params": "secret"})
+    api.post("/workflows/bad/instances", json={"id": "b-1"})
+    shop.work()
+    first = api.get("/workflows/echo/instances", params={"pageSize": 3}).json()
+    assert [item["id"] for item in first["instances"]] == ["e-4", "e-3", "e-2"]
+    assert first["instances"][0] == {
+        "id": "e-4", "details": {"status": "complete"}, "runNumber": 1, "createdAt": NOW, "updatedAt": NOW,
+    }  # fmt: skip
+    assert first["hasNextPage"] is True
+    second = api.get("/workflows/echo/instances", params={"pageSize": 3, "cursor": first["cursor"]}).json()
+    assert [item["id"] for item in second["instances"]] == ["e-1", "e-0"]
+    assert (second["hasNextPage"], "cursor" in second) == (False, False)
+    (bad,) = api.get("/workflows/bad/instances", params={"status": "errored"}).json()["instances"]
+    assert bad["details"] == {"status": "errored", "error": {"name": "NoPaper", "message": "paper jam in tray 7"}}
+    assert api.get("/workflows/bad/instances", params={"status": "waiting"}).json()["instances"] == []
+
+
+def test_a_list_of_a_workflow_that_nobody_knows_is_refused(api: TestClient) -> None:
+    assert api.get("/workflows/echo/instances").json() == {"instances": [], "hasNextPage": False}
+    message = refused(api.get("/workflows/ecco/instances"), 404, "WORKFLOW_NOT_FOUND")
+    assert message == "No workflow is registered as 'ecco'."  # and not which ones are
+
+
+@pytest.mark.parametrize("query", [{"pageSize": 0}, {"pageSize": 101}, {"pageSize": "x"}, {"status": "asleep"}])
+def test_pages_have_a_cap_and_queries_are_checked(api: TestClient, query: dict[str, Any]) -> None:
+    answer = api.get("/workflows/echo/instances", params=query)
+    refused(answer, 400, "INVALID_REQUEST")
+    (flaw,) = answer.json()["errors"]
+    assert flaw["where"] == f"query.{next(iter(query))}"
+
+
+# --- create -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_instance_is_created_and_advanced(shop: Shop, api: TestClient) -> None:
+    made = api.post("/workflows/echo/instances", json={"id": "e-1", "params": {"größe": [1, None]}})
+    assert (made.status_code, made.json()) == (201, {"id": "e-1", "details": {"status": "active"}})
+    shop.work()
+    seen = api.get("/workflows/echo/instances/e-1").json()
+    assert seen["details"] == {"status": "complete", "output": {"größe": [1, None]}}
+
+
+def test_without_an_id_a_random_one_is_made(api: TestClient) -> None:
+    ids = {api.post("/workflows/echo/instances", json={}).json()["id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert all(api.get(f"/workflows/echo/instances/{each}").status_code == 200 for each in ids)
+
+
+def test_what_cannot_be_created_is_refused_with_its_code(api: TestClient) -> None:
+    def create(workflow: str, **body: Any) -> Any:
+        return api.post(f"/workflows/{workflow}/instances", json=body)
+
+    create("echo", id="e-1")
+    refused(create("echo", id="e-1"), 409, "INSTANCE_ID_ALREADY_EXISTS")
+    refused(create("ecco", id="e-1"), 404, "WORKFLOW_NOT_FOUND")
+    refused(create("echo", id="-1"), 400, "INVALID_INSTANCE_ID")
+    refused(create("echo", id="e" * 101), 400, "INVALID_INSTANCE_ID")
+    refused(create("echo", identity="e-2"), 400, "INVALID_REQUEST")
+    message = refused(create("order", id="o-1", params={"order_id": "42", "cents": -1}), 400, "WORKFLOW_PARAMS_INVALID")
+    assert message == "Parameters of workflow 'order' are not valid: $.cents: Input should be greater than 0."
+
+
+@everywhere
+def test_a_batch_leaves_out_what_exists_and_repetitions(api: TestClient) -> None:
+    api.post("/workflows/echo/instances", json={"id": "e-1"})
+    batch = {"instances": [{"id": "e-2"}, {"id": "e-1"}, {"id": "e-3", "params": 3}, {"id": "e-2", "params": 2}]}
+    answer = api.post("/workflows/echo/instances/batch", json=batch)
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "instances": [
+            {"id": "e-2", "details": {"status": "active"}},
+            {"id": "e-3", "details": {"status": "active"}},
+        ]
+    }
+    assert api.post("/workflows/echo/instances/batch", json=batch).json() == {"instances": []}
+
+
+def test_a_batch_has_a_cap_and_one_invalid_item_refuses_all(api: TestClient) -> None:
+    def batch(*ids: str) -> Any:
+        return api.post("/workflows/echo/instances/batch", json={"instances": [{"id": each} for each in ids]})
+
+    refused(batch(*(f"e-{number}" for number in range(101))), 400, "BATCH_TOO_LARGE")
+    refused(batch("e-1", "no spaces"), 400, "INVALID_INSTANCE_ID")
+    assert api.get("/workflows/echo/instances").json()["instances"] == []
+    assert len(batch(*(f"e-{number}" for number in range(100))).json()["instances"]) == 100
+
+
+# --- get ----------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_instance_shows_where_it_stands(api: TestClient, order: str) -> None:
+    answer = api.get(order)
+    assert answer.json() == {
+        "id": "o-1",
+        "details": {"status": "waiting"},
+        "meta": {
+            "workflowName": "order",
+            "runNumber": 1,
+            "params": {"order_id": "42", "cents": 1999},
+            "createdAt": NOW,
+            "updatedAt": NOW,
+            "startedAt": NOW,
+            "completedAt": None,
+            "reason": None,
+            "currentStep": {
+                "stepKey": "await approval",
+                "name": "await approval",
+                "type": "waitForEvent",
+                "status": "waiting",
+                "attempts": 0,
+                "maxAttempts": None,
+                "timeoutMs": None,
+                "nextRetryAt": None,
+                "wakeAt": "2030-01-02T00:00:00Z",
+                "waitEventType": "approval",
+            },
+        },
+    }
+
+
+def test_a_failed_instance_shows_its_error_and_the_step_that_failed(shop: Shop, api: TestClient) -> None:
+    api.post("/workflows/bad/instances", json={"id": "b-1"})
+    shop.work()
+    body = api.get("/workflows/bad/instances/b-1").json()
+    error = {"name": "NoPaper", "message": "paper jam in tray 7"}
+    assert body["details"] == {"status": "errored", "error": error}
+    step = body["meta"]["currentStep"]
+    assert (step["name"], step["status"], step["error"]) == ("print", "errored", error)
+    assert (step["attempts"], step["maxAttempts"], step["timeoutMs"]) == (1, 6, 600_000)
+
+
+def test_what_does_not_exist_is_not_found(api: TestClient) -> None:
+    for path in ("", "/history", "/stream"):
+        refused(api.get(f"/workflows/order/instances/o-9{path}"), 404, "INSTANCE_NOT_FOUND")
+    for verb in ("pause", "resume", "terminate", "restart"):
+        refused(api.post(f"/workflows/order/instances/o-9/{verb}"), 404, "INSTANCE_NOT_FOUND")
+    refused(api.post("/workflows/order/instances/o-9/events", json={"type": "a"}), 404, "INSTANCE_NOT_FOUND")
+    refused(api.get("/nowhere"), 404, "NOT_FOUND")
+    refused(api.delete("/workflows"), 405, "METHOD_NOT_ALLOWED")
+
+
+def test_an_etag_is_answered_with_304_until_something_changes(shop: Shop, api: TestClient, order: str) -> None:
+    tag = api.get(order).headers["etag"]
+    for header in (tag, f'"0", W/{tag}', "*"):
+        again = api.get(order, headers={"If-None-Match": header})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    api.post(f"{order}/pause")
+    changed = api.get(order, headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["details"]) == (200, {"status": "paused"})
+    assert changed.headers["etag"] != tag
+
+
+# --- change -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str) -> None:
+    def status() -> str:
+        return api.get(order).json()["details"]["status"]
+
+    assert api.post(f"{order}/pause").json() == {"ok": True}
+    assert status() == "paused"
+    assert api.post(f"{order}/pause").json() == {"ok": True}
+    assert api.post(f"{order}/resume").json() == {"ok": True}
+    shop.work()
+    assert status() == "waiting"
+    assert api.post(f"{order}/resume").json() == {"ok": True}
+    assert api.post(f"{order}/terminate", json={"reason": "sold twice"}).json() == {"ok": True}
+    assert status() == "terminated"
+    assert api.get(order).json()["meta"]["reason"] == "sold twice"
+    refused(api.post(f"{order}/pause"), 409, "INSTANCE_TERMINAL")
+    refused(api.post(f"{order}/terminate"), 409, "INSTANCE_TERMINAL")
+    refused(api.post(f"{order}/events", json={"type": "approval"}), 409, "INSTANCE_TERMINAL")
+    assert api.post(f"{order}/restart").json() == {"ok": True, "runNumber": 2}
+    assert api.get(order).json()["meta"]["runNumber"] == 2
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "terminate", "restart", "events"])
+def test_a_change_is_made_only_to_the_version_it_is_meant_for(api: TestClient, order: str, verb: str) -> None:
+    tag = api.get(order).headers["etag"]
+    body = {"json": {"type": "approval"}} if verb == "events" else {}
+    for header in ('"1"', f"W/{tag}", "nonsense", '""', f'"{"9" * 40}"'):
+        refused(api.post(f"{order}/{verb}", headers={"If-Match": header}, **body), 412, "PRECONDITION_FAILED")
+    assert api.get(order).headers["etag"] == tag
+    assert api.post(f"{order}/{verb}", headers={"If-Match": f'"1", {tag}'}, **body).status_code == 200
+    assert api.post(f"{order}/restart", headers={"If-Match": "*"}).status_code == 200
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_of_changes_to_one_version_at_the_same_time_one_is_made(api: TestClient, order: str) -> None:
+    tag = api.get(order).headers["etag"]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(
+            threads.map(lambda _: api.post(f"{order}/restart", headers={"If-Match": tag}).status_code, range(4))
+        )
+    assert sorted(answers) == [200, 412, 412, 412]
+    assert api.get(order).json()["meta"]["runNumber"] == 2
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_event_moves_an_instance_on(shop: Shop, api: TestClient, order: str) -> None:
+    event = {"type": "approval", "payload": {"by": "eve"}, "id": "click-7"}
+    sent = api.post(f"{order}/events", json=event)
+    assert sent.json() == {"status": {"status": "active"}, "accepted": True}
+    assert api.post(f"{order}/events", json=event).json()["accepted"] is False
+    shop.work()
+    assert api.get(order).json()["details"] == {"status": "complete", "output": "shipped"}
+    assert shop.ran == ["o-1"]
+
+
+def test_an_event_that_is_not_allowed_is_refused(api: TestClient, order: str) -> None:
+    refused(api.post(f"{order}/events", json={"type": "no spaces"}), 400, "INVALID_EVENT_TYPE")
+    refused(api.post(f"{order}/events", json={"type": "approval", "id": "\x00"}), 400, "NAME_INVALID")
+    refused(api.post(f"{order}/events", json={}), 400, "INVALID_REQUEST")
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_history_shows_steps_events_and_logs_if_asked_for(shop: Shop, api: TestClient, order: str) -> None:
+    api.post(f"{order}/events", json={"type": "approval", "payload": {"by": "eve"}, "id": "click-7"})
+    shop.work()
+    body = api.get(f"{order}/history").json()
+    assert "logs" not in body
+    assert [step["name"] for step in body["steps"]] == ["charge", "await approval", "ship"]
+    assert body["steps"][0].pop("startedAt") is not None
+    assert body["steps"][0] == {
+        "stepKey": "charge", "name": "charge", "type": "do", "status": "completed", "attempts": 1, "maxAttempts": 6,
+        "timeoutMs": 600_000, "nextRetryAt": None, "wakeAt": None, "waitEventType": None,
+        "result": {"cents": 1999, "card": "4242"}, "createdAt": NOW, "finishedAt": NOW,
+    }  # fmt: skip
+    assert body["steps"][2]["result"] is None
+    assert body["events"] == [
+        {
+            "id": "click-7", "type": "approval", "payload": {"by": "eve"}, "createdAt": NOW, "deliveredAt": NOW,
+            "consumedByStepKey": "await approval",
+        }
+    ]  # fmt: skip
+    assert (body["stepsHasNextPage"], body["eventsHasNextPage"], body["runNumber"]) == (False, False, 1)
+
+    logs = api.get(f"{order}/history", params={"includeLogs": True}).json()["logs"]
+    assert {"message": "order received", "level": "info", "category": "payments", "data": {"cents": 1999}}.items() <= (
+        logs[0].items()
+    )
+    assert isinstance(logs[0]["id"], str)
+    assert [line["isReplay"] for line in logs] == [False, True, False]
+    loud = api.get(f"{order}/history", params={"includeLogs": True, "logLevel": "warn"}).json()["logs"]
+    assert [line["message"] for line in loud] == ["decided"]
+    some = api.get(f"{order}/history", params={"includeLogs": True, "logCategory": "payments"}).json()["logs"]
+    assert {line["category"] for line in some} == {"payments"}
+
+
+@everywhere
+@pytest.mark.parametrize("order_", ["asc", "desc"])
+def test_each_list_of_a_history_is_paged_by_its_own_cursor(shop: Shop, api: TestClient, order_: str) -> None:
+    api.post("/workflows/count/instances", json={"id": "c-1", "params": 5})
+    for number in range(4):
+        api.post("/workflows/count/instances/c-1/events", json={"type": "e", "id": f"e-{number}"})
+    shop.work()
+    path = "/workflows/count/instances/c-1/history"
+    found: dict[str, list[str]] = {"steps": [], "events": [], "logs": []}
+    for kind, key in (("steps", "name"), ("events", "id"), ("logs", "message")):
+        query: dict[str, Any] = {"pageSize": 2, "order": order_, "includeLogs": True}
+        while True:
+            body = api.get(path, params=query).json()
+            found[kind] += [item[key] for item in body[kind]]
+            if not body[f"{kind}HasNextPage"]:
+                assert f"{kind}Cursor" not in body
+                break
+            query[f"{kind}Cursor"] = body[f"{kind}Cursor"]
+    step = 1 if order_ == "asc" else -1
+    assert found == {
+        "steps": [f"step {number}" for number in range(5)][::step],
+        "events": [f"e-{number}" for number in range(4)][::step],
+        "logs": [f"line {number}" for number in range(5)][::step],
+    }
+
+
+def test_a_cursor_belongs_to_its_list_its_order_and_its_run(shop: Shop, api: TestClient) -> None:
+    api.post("/workflows/count/instances", json={"id": "c-1", "params": 3})
+    shop.work()
+    path = "/workflows/count/instances/c-1/history"
+    cursor = api.get(path, params={"pageSize": 1}).json()["stepsCursor"]
+    assert "count" not in cursor
+    api.post("/workflows/count/instances/c-1/restart")
+
+    def ask(**query: Any) -> Any:
+        return api.get(path, params={"pageSize": 1, **query})
+
+    refused(ask(stepsCursor=cursor, order="desc"), 400, "INVALID_CURSOR")
+    refused(ask(eventsCursor=cursor), 400, "INVALID_CURSOR")
+    refused(ask(stepsCursor=cursor, runNumber=2), 400, "INVALID_CURSOR")
+    refused(api.get("/workflows/count/instances", params={"cursor": cursor}), 400, "INVALID_CURSOR")
+    goes_on = ask(stepsCursor=cursor).json()  # in its own run, although another has begun
+    assert (goes_on["runNumber"], goes_on["steps"][0]["name"]) == (1, "step 1")
+    assert ask().json()["runNumber"] == 2
+    assert ask(runNumber=1).json()["runNumber"] == 1
+    refused(ask(runNumber=3), 404, "RUN_NOT_FOUND")
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+def test_health_and_readiness(shop: Shop, api: TestClient) -> None:
+    assert api.get("/healthz").json() == api.get("/readyz").json() == {"status": "ok"}
+    with shop.durable.store.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE workflow_schema_version")
+    assert api.get("/healthz").status_code == 200
+    message = refused(api.get("/readyz"), 503, "NOT_READY")
+    assert message == "The database does not answer, or its tables are missing or outdated. The log says more."
+
+
+def test_while_the_database_is_away_clients_are_told_to_come_again() -> None:
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = "postgresql+psycopg://nobody@127.0.0.1:1/nowhere"
+    durable = Durable(app)
+    api = TestClient(asgi(durable, allow_anonymous=True))
+    answer = api.get("/workflows/order/instances/o-1")
+    assert refused(answer, 503, "STORE_UNAVAILABLE") == "The database does not answer."
+    assert answer.headers["retry-after"] == "2"
+    refused(api.get("/readyz"), 503, "NOT_READY")
+    assert api.get("/healthz").status_code == 200
+    durable.close()

@@ -1,0 +1,46 @@
+"""The tick: workflows without any worker, driven by requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_durable.http import Authorize
+from tests.http.conftest import Shop
+from tests.http.test_routes import refused
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
+def test_the_tick_is_off_unless_asked_for(shop: Shop) -> None:
+    refused(shop.client(allow_anonymous=True).post("/_runner/tick"), 404, "NOT_FOUND")
+    refused(shop.client(authorize=Authorize(reading=lambda access: True), tick=True).post("/_runner/tick"), 403,
+            "FORBIDDEN")  # fmt: skip
+
+
+@everywhere
+def test_ticks_run_workflows_in_the_serving_process(shop: Shop, api: TestClient) -> None:
+    api.post("/workflows/count/instances", json={"id": "c-1", "params": 5})
+    api.post("/workflows/echo/instances", json={"id": "e-1"})
+    assert api.post("/_runner/tick", json={"maxInstances": 1, "maxSteps": 2}).json() == {"processed": 1}
+    assert shop.ran == ["c-1 0", "c-1 1"]
+    assert [api.post("/_runner/tick").json()["processed"] for _ in range(2)] == [2, 0]
+    for path in ("/workflows/count/instances/c-1", "/workflows/echo/instances/e-1"):
+        assert api.get(path).json()["details"]["status"] == "complete"
+
+
+@everywhere
+def test_ticks_at_the_same_time_run_each_step_once(shop: Shop, api: TestClient) -> None:
+    batch = [{"id": f"c-{number}", "params": 2} for number in range(20)]
+    api.post("/workflows/count/instances/batch", json={"instances": batch})
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda _: api.post("/_runner/tick").json()["processed"], range(6)))
+    assert sum(answers) == 20
+    assert sorted(shop.ran) == sorted(f"c-{number} {step}" for number in range(20) for step in range(2))
+
+
+@pytest.mark.parametrize("body", [{"maxInstances": 0}, {"maxInstances": 101}, {"maxSteps": 0}, {"maxSteps": 1025}, []])
+def test_a_tick_is_bounded(api: TestClient, body: object) -> None:
+    refused(api.post("/_runner/tick", json=body), 400, "INVALID_REQUEST")
