@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import celery_durable
-from celery_durable import Step, StepTx, errors, testing
+from celery_durable import Step, StepTx, errors, http, testing
 from celery_durable.app import Workflow, WorkflowInstance
 from celery_durable.cli import durable
 from celery_durable.config import Settings
@@ -46,6 +46,8 @@ def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Pa
         assert hasattr(Step if owner == "step" else StepTx, name) or name in given | {"log"}, f"{owner}.{name}"
     for name in re.findall(r"`(\w+)\(", text):
         owners = (celery_durable, Workflow, WorkflowInstance, Step, StepTx)
+        if page.name == "http.md":
+            owners += (http, celery_durable.Durable)
         if page.name == "testing.md":
             owners += (testing, DurableHarness, HarnessInstance, Messages, Gate, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
