@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
 
 from celery_durable.app import Durable
 from celery_durable.cli import render
@@ -12,11 +12,12 @@ from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Styled
 from celery_durable.cli.verb import database_now
 from celery_durable.errors import ResultTimeout
-from celery_durable.model import History, LogLevel, LogRecord, Status, StepRecord, StepStatus, StepType
+from celery_durable.model import History, InstanceRow, LogLevel, LogRecord, Status, StepRecord, StepStatus, StepType
 
 LOOK_SECONDS = 0.1
 """Between two looks at an instance that is followed; a look is two small reads."""
 LOGS_PER_PAGE = 1000
+_TRIES = 5
 
 News = tuple[datetime, list[Cell]]
 
@@ -40,17 +41,32 @@ class Follower:
 
     def news(self) -> list[News]:
         """The lines since the last call: steps that ended, failed or began to wait, log lines, the run's end."""
-        snapshot = self._durable.operations.get(self.workflow, self.instance_id)
-        row = snapshot.instance
+        row = self._row()
         if row.version == self._version:
             return []
-        self._version = row.version
-        # Read before the logs: whatever ends the run is in what is read after it.
-        self.is_over = row.status.is_terminal or row.run_number != self.run
-        history = self._durable.operations.history(self.workflow, self.instance_id, run=self.run)
-        found = [*self._logs(), *self._steps(history), *self._end(history)]  # what a step says comes before its end
+        seen, history, lines = self._read_together(row)
+        self._version = seen.version
+        self.is_over = seen.status.is_terminal or seen.run_number != self.run
+        found = [*self._logs(lines), *self._steps(history), *self._end(history)]  # what a step says is before its end
         found.sort(key=lambda item: item[0])
         return [(at, cells) for at, cells in found if self._since is None or at >= self._since]
+
+    def _read_together(self, row: InstanceRow) -> tuple[InstanceRow, History, list[LogRecord]]:
+        """The instance, its steps and its new log lines as of one moment: each commit counts the version."""
+        for tries in itertools.count(1):
+            history = self._durable.operations.history(self.workflow, self.instance_id, run=self.run)
+            lines = list(lines_after(self._last_log, self._read_logs))
+            seen, row = row, self._row()
+            if row.version == seen.version or tries == _TRIES:
+                return seen, history, lines
+        raise AssertionError("unreachable")
+
+    def _row(self) -> InstanceRow:
+        return self._durable.operations.get(self.workflow, self.instance_id).instance
+
+    def _read_logs(self, *, after_id: int) -> list[LogRecord]:
+        read = self._durable.operations.logs
+        return read(self.workflow, self.instance_id, run=self.run, after_id=after_id, limit=LOGS_PER_PAGE)
 
     def _steps(self, history: History) -> Iterator[News]:
         times = Times(database_now(self._durable), exact=False)
@@ -62,18 +78,15 @@ class Follower:
             at = step.finished_at or step.started_at or step.created_at or history.created_at
             yield at, _step_line(step, times)
 
-    def _logs(self) -> Iterator[News]:
-        read = partial(
-            self._durable.operations.logs, self.workflow, self.instance_id, run=self.run, limit=LOGS_PER_PAGE
-        )
-        for line in lines_after(self._last_log, read):
+    def _logs(self, lines: Sequence[LogRecord]) -> Iterator[News]:
+        for line in lines:
             self._last_log = line.id
             if not line.is_replay:
                 _, _, _, said = render.log_cells(line)
                 yield line.created_at, _line("log", line.level, said)
 
     def _end(self, history: History) -> Iterator[News]:
-        """Once: it may have come between the look at the instance and this."""
+        """Once: on a busy database it may have come between two reads."""
         status, at = history.status, history.completed_at
         if status.status.is_terminal and at is not None and not self._is_end_told:
             self._is_end_told = True

@@ -240,19 +240,23 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
     assert [row[3] for row in said.rows] == ['order received cents=1999 note="two words"', "decided by=eve"]
 
 
-def test_an_end_that_comes_between_two_reads_is_told_once(order: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["history", "logs"])
+def test_what_comes_between_two_reads_is_told_once_and_in_order(
+    order: Shop, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     operations, follower = order.durable.operations, Follower(order.durable, "order", "o-1", 1)
-    read = operations.history
+    read = getattr(operations, verb)
 
     def read_late(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
+        order.clock.advance(seconds=1)
         operations.send_event("order", "o-1", "approval", "eve")
         order.work("order", "o-1")
         return read(*args, **options)
 
-    monkeypatch.setattr(operations, "history", read_late)
+    monkeypatch.setattr(operations, verb, read_late)
     told = [cells[0] for _ in range(3) for _, cells in follower.news()]
-    assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "log", "step", "step", "run"]
+    assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "step", "log", "step", "run"]
     assert follower.is_over
 
 
