@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
-from celery_durable.values import PayloadLimits, StepConfig, StepPolicy, label
+from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, label
 
 Dispatcher = Literal["beat", "worker", "both", "none"]
 
@@ -52,6 +52,9 @@ class Settings:
     unknown_workflow_seconds: float = 5.0
     """How long an instance rests that met a worker without its workflow's code."""
 
+    retention_seconds: float | None = None
+    """How long an instance is kept after its end; None: without end. A workflow may say otherwise."""
+
     step_defaults: StepConfig | None = None
     max_steps: int = 1024
     max_payload_bytes: int = 1024 * 1024
@@ -88,6 +91,12 @@ class Settings:
     def max_sleep(self) -> timedelta:
         """How long a sleep may be, and a wait."""
         return timedelta(seconds=self.max_sleep_seconds)
+
+    def retention_of(self, own: timedelta | None) -> timedelta | None:
+        """How long an ended instance is kept: what its workflow says, UNSET the app's; None without end."""
+        if own is not UNSET:
+            return own
+        return None if self.retention_seconds is None else timedelta(seconds=self.retention_seconds)
 
     @property
     def limits(self) -> PayloadLimits:
@@ -139,6 +148,10 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: type(value) is int and value > 0, "use a whole number above 0"),
     "float": (lambda value: type(value) in (int, float) and 0 < value < inf, "use a number of seconds above 0"),
+    "float | None": (
+        lambda value: value is None or (type(value) in (int, float) and 0 < value < inf),
+        "use a number of seconds above 0, or None",
+    ),
     "bool": (lambda value: isinstance(value, bool), "use True or False"),
     "str": (lambda value: isinstance(value, str), "use text"),
     "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),

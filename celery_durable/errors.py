@@ -4,15 +4,15 @@
 
     DurableError
       NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase
-      DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, WorkflowNotFound
-      ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, DurationInvalid, InstantInvalid, CursorInvalid,
-                    NotSerializable, PayloadTooLarge, BatchTooLarge)
+      DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
+      ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, EmissionMismatch, DurationInvalid,
+                    InstantInvalid, CursorInvalid, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
-      InstanceNotFound, RunNotFound, InstanceAlreadyExists, InstanceTerminal, VersionMismatch, ResultTimeout,
-      WorkflowFailed
+      InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
+      StepNotOpen, VersionMismatch, ResultTimeout, WorkflowFailed
       NonRetryableError                    raised by authors, and by us where a retry cannot help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
-        StepResultInvalid, StepCommitConflict, StepCancelled
+        StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
       StepFailed                           what a failed step raises into the workflow
         StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, WorkerCrashLoop  what else can end an instance
@@ -159,6 +159,32 @@ class WorkflowNameTaken(DurableError):
         )
 
 
+class BindingKeyTaken(DurableError):
+    """Two different workflows claim the same binding key."""
+
+    code = "BINDING_KEY_TAKEN"
+
+    def __init__(self, key: str, first: str, second: str) -> None:
+        self.key = key
+        super().__init__(
+            f"Binding key {key!r} is already taken by {first}; register {second} under another: "
+            "durable.register({...})."
+        )
+
+
+class WorkflowsRequired(DurableError):
+    """A package that runs workflows was set up without a service that does."""
+
+    code, http_status = "WORKFLOWS_REQUIRED", 503
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{package} runs durable workflows, and was given nothing to run them. Pass it the service of your "
+            "application, `durable.service`, and register its workflows: durable.register(required_workflows)."
+        )
+
+
 class WorkflowNotFound(DurableError):
     """No workflow of this name is registered in this process."""
 
@@ -202,6 +228,25 @@ class InvalidEventType(NameInvalid):
     """An event type breaks the rules for event types."""
 
     code = "INVALID_EVENT_TYPE"
+
+
+class InvalidTopic(NameInvalid):
+    """A topic breaks the rules for topics."""
+
+    code = "INVALID_TOPIC"
+
+
+class EmissionMismatch(ValueRefused):
+    """The id of an emission belongs to another one that is still under way."""
+
+    code, http_status = "EMISSION_MISMATCH", 409
+
+    def __init__(self, id: str, topic: str) -> None:
+        self.id, self.topic = id, topic
+        super().__init__(
+            f"Emission {_shown(id)} is under way, to topic {topic!r} or with another payload. "
+            "Use one id for one emission, and repeat it as it was."
+        )
 
 
 class DurationInvalid(ValueRefused):
@@ -274,6 +319,16 @@ class BatchTooLarge(ValueRefused):
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
         super().__init__(f"A batch of {size} is too large; create at most {limit} instances in one call.")
+
+
+class TaskRefused(ValueRefused):
+    """A task cannot be sent with a step."""
+
+    code = "TASK_REFUSED"
+
+    def __init__(self, task: object, why: str) -> None:
+        self.task = task
+        super().__init__(f"Task {_shown(task)} cannot be sent with a step: {why}.")
 
 
 class WorkflowParamsInvalid(DurableError):
@@ -351,6 +406,48 @@ class InstanceTerminal(DurableError):
         super().__init__(
             f"Cannot {operation} instance {instance_id!r} of workflow {workflow!r}: it is {status}. "
             "restart() begins a new run of it."
+        )
+
+
+class InstanceNotErrored(DurableError):
+    """The instance has not failed, and only what has failed can be tried again."""
+
+    code, http_status = "INSTANCE_NOT_ERRORED", 409
+
+    def __init__(self, workflow: str, instance_id: str, status: str) -> None:
+        self.workflow, self.instance_id, self.status = workflow, instance_id, status
+        super().__init__(
+            f"Cannot retry instance {instance_id!r} of workflow {workflow!r}: it is {status}, not errored. "
+            "restart() begins a new run of it, from the beginning or from a step."
+        )
+
+
+class StepNotFound(DurableError):
+    """The current run has recorded no step of this name. ``near``: names that it has."""
+
+    code, http_status = "STEP_NOT_FOUND", 404
+
+    def __init__(self, workflow: str, instance_id: str, run_number: int, step: str, near: Sequence[str]) -> None:
+        self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
+        self.step, self.near = step, list(near)
+        known = "It has none yet." if not near else f"Did you mean {' or '.join(repr(name) for name in near)}?"
+        super().__init__(
+            f"Run {run_number} of instance {instance_id!r} of workflow {workflow!r} has no step {_shown(step)}. {known}"
+        )
+
+
+class StepNotOpen(DurableError):
+    """The step has ended, and did not end its instance: others may stand on its result."""
+
+    code, http_status = "STEP_NOT_OPEN", 409
+
+    def __init__(self, workflow: str, instance_id: str, run_number: int, step: str, status: str) -> None:
+        self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
+        self.step, self.status = step, status
+        super().__init__(
+            f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} is {status}. Only "
+            "an open step, or one that ended an errored instance, can be settled by hand; restart(from_step=...) runs "
+            "it again."
         )
 
 
@@ -494,6 +591,17 @@ class StepCommitConflict(NonRetryableError):
         super().__init__(f"The writes of step {step!r} violate a constraint: {detail}")
 
 
+class HandlerAnswerInvalid(NonRetryableError):
+    """The handler of a linear step returned something that is no outcome."""
+
+    def __init__(self, step: str, answer: object) -> None:
+        self.step = step
+        super().__init__(
+            f"The handler of step {step!r} returned a {type(answer).__name__}: return Completed(result), "
+            "Waiting(event_type, timeout), Retry(backoff, error) or Dead(error)."
+        )
+
+
 class StepFailed(DurableError):
     """A step ended in failure. The same on the first pass and on every replay.
 
@@ -502,6 +610,9 @@ class StepFailed(DurableError):
     """
 
     code = "STEP_FAILED"
+    failed_keys: tuple[str, ...] = ()
+    failed_place: int = 0
+    """For `retry()`: the rows that record the failure, and how many calls the code had made when it was told."""
 
     def __init__(self, step: str, error_name: str, error_message: str, attempts: int) -> None:
         self.step, self.error_name, self.error_message, self.attempts = step, error_name, error_message, attempts

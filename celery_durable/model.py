@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -55,6 +56,24 @@ def span(length: timedelta, *, units: int = 2) -> str:
     return " ".join(part for part in parts if part)
 
 
+_TOPIC = "topic:"
+"""No event type that people may send begins so: it has no colon."""
+TOPIC_TYPES = f"{_TOPIC}%"
+"""All event types of waits on topics, for SQL's LIKE."""
+
+
+def topic_type(topic: str, seq: int) -> str:
+    """The event type of one wait on a topic, the step with this place in its run: nobody else consumes such events."""
+    return f"{_TOPIC}{seq}:{topic}"
+
+
+def topic_of(event_type: str | None) -> str | None:
+    """The topic in an event type that `topic_type` made; None for those that people send."""
+    if event_type is None or not event_type.startswith(_TOPIC):
+        return None
+    return event_type.split(":", 2)[2]
+
+
 class Status(StrEnum):
     """What an instance is doing."""
 
@@ -70,8 +89,21 @@ class Status(StrEnum):
         """Whether nothing but a restart can move the instance."""
         return self in TERMINAL
 
+    @property
+    def linear(self) -> str:
+        """The same in the words of linear workflows: RUNNING, COMPLETED, FAILED or CANCELED."""
+        return _LINEAR.get(self, "RUNNING")
 
+
+_LINEAR = {Status.COMPLETE: "COMPLETED", Status.ERRORED: "FAILED", Status.TERMINATED: "CANCELED"}
 TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
+
+
+class Kind(StrEnum):
+    """How an instance is advanced."""
+
+    REPLAY = "replay"  # by calling its function again
+    LINEAR = "linear"  # along the rows that were inserted when it began
 
 
 class StepType(StrEnum):
@@ -80,6 +112,7 @@ class StepType(StrEnum):
     DO = "do"
     SLEEP = "sleep"
     WAIT = "waitForEvent"
+    LINEAR = "linear"  # of a linear workflow
 
 
 class StepStatus(StrEnum):
@@ -90,6 +123,24 @@ class StepStatus(StrEnum):
     COMPLETED = "completed"
     ERRORED = "errored"
     CANCELLED = "cancelled"  # lost a race of first()
+
+    # Of linear workflows.
+    LINEAR_PENDING = "PENDING"  # planned, and not yet its turn
+    READY = "READY"
+    RUNNING = "RUNNING"
+    LINEAR_WAITING = "WAITING"  # for an event
+    DONE = "DONE"
+    DEAD = "DEAD"
+
+
+ENDED_STEPS = frozenset({
+    StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED, StepStatus.DONE, StepStatus.DEAD,
+})  # fmt: skip
+OPEN_STEPS = frozenset(StepStatus) - ENDED_STEPS - {StepStatus.LINEAR_PENDING}
+"""Under way: begun, and not ended."""
+_WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
+LEASE_EXPIRED = "LEASE_EXPIRED"
+"""The error of a linear step's attempt whose worker died."""
 
 
 class Wake(StrEnum):
@@ -130,6 +181,32 @@ class Due:
     queue: str
 
 
+class OutboxKind(StrEnum):
+    """What the outbox holds."""
+
+    TASK = "task"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What is sent once the transaction that wrote it has committed: a Celery task, or a named outbound event.
+
+    ``id`` is the same however often it is sent. ``body`` is JSON text: a task's args, kwargs and options, an event's
+    payload.
+    """
+
+    id: str
+    kind: OutboxKind
+    name: str
+    body: str
+
+    @property
+    def content(self) -> Any:
+        """``body`` as data."""
+        return json.loads(self.body)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
@@ -141,6 +218,13 @@ class Claim:
     crash_count: int
     created_at: datetime
     claimed_at: datetime
+    run_at: datetime
+    """Since when it had been due."""
+
+    @property
+    def latency(self) -> timedelta:
+        """How long it had been due when it was claimed."""
+        return max(self.claimed_at - self.run_at, timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +245,8 @@ class StepRow:
     result: str | None = None
     error_name: str | None = None
     error_message: str | None = None
+    event_seq: int | None = None
+    """Of a linear step: the event that its handler is called with."""
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -170,12 +256,30 @@ class StepRow:
     @property
     def is_settled(self) -> bool:
         """Whether the step has ended: its row never changes again."""
-        return self.status in (StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED)
+        return self.status in ENDED_STEPS
 
     @property
     def is_timer_step(self) -> bool:
         """Whether the step is a sleep, which is free."""
         return self.type is StepType.SLEEP
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A linear step as it is inserted when a run begins."""
+
+    name: str
+    max_attempts: int | None
+    timeout: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run begins: its kind, the rows that a linear one follows to its end, and the version that they are of."""
+
+    kind: Kind = Kind.REPLAY
+    steps: tuple[PlannedStep, ...] = ()
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +318,21 @@ class InstanceRow:
     queue: str
     created_at: datetime
     updated_at: datetime
+    kind: Kind = Kind.REPLAY
 
     @property
     def ref(self) -> Ref:
         """The current run."""
         return Ref(self.workflow, self.instance_id, self.run_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The run that another continues. ``step_key``: where it begins again; None: nowhere, all that settled is kept."""
+
+    instance_id: str
+    run_number: int
+    step_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +349,7 @@ class RunRow:
     started_at: datetime | None
     completed_at: datetime | None
     dropped_logs: int
+    origin: Origin | None = None
 
 
 HEARTBEAT = timedelta(seconds=10)
@@ -330,11 +445,25 @@ class StepRecord:
     created_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    wait_topic: str | None = None
+    """What a wait is for that is for no event: then ``wait_event_type`` is None."""
+
+    @property
+    def verb(self) -> Literal[StepType.DO, StepType.SLEEP, StepType.WAIT]:
+        """What kind of step it is for people: a linear one is a wait while it waits for its event."""
+        if self.type is StepType.LINEAR:
+            return StepType.WAIT if self.status is StepStatus.LINEAR_WAITING else StepType.DO
+        return self.type
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for its time, its event or its next attempt."""
+        return self.status in _WAITING_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event as history shows it; ``seq`` is its place in the order of arrival."""
+    """An event as history shows it; ``seq`` is its place in the order of arrival. ``type`` may be a topic."""
 
     seq: int
     event_id: str
@@ -362,8 +491,26 @@ class LogRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """What somebody did to a step of a run: ``action`` is "set_result" or "skip"; and what the step was before."""
+
+    run_number: int
+    step_key: str
+    action: str
+    by: str
+    reason: str | None
+    status_before: StepStatus
+    attempts_before: int
+    error_before: ErrorInfo | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class History:
-    """What happened in one run: steps in call order, events in order of arrival."""
+    """What happened in one run: steps in call order, events in order of arrival.
+
+    ``origin``: the run that this one continues, whose steps its first ones were. ``audit``: what people did to steps.
+    """
 
     workflow: str
     instance_id: str
@@ -376,6 +523,18 @@ class History:
     reason: str | None
     steps: tuple[StepRecord, ...]
     events: tuple[EventRecord, ...]
+    origin: Origin | None = None
+    audit: tuple[AuditRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What `restart_or_create` did. ``status``: where an instance stands that was left as it is, else active."""
+
+    outcome: Literal["created", "restarted", "unchanged"]
+    instance_id: str
+    run_number: int
+    status: Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,12 +555,31 @@ class InstanceDetails:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """A page of each of a run's lists; ``logs`` is None where they were not asked for."""
+    """A run and a page of each of its lists; ``logs`` is None where they were not asked for."""
 
     run_number: int
+    status: InstanceStatus
+    params: Any
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
     steps: Page[StepRecord]
     events: Page[EventRecord]
     logs: Page[LogRecord] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A wait on a topic that is open; at ``deadline`` it times out."""
+
+    workflow: str
+    instance_id: str
+    run_number: int
+    step: str
+    topic: str
+    opened_at: datetime
+    deadline: datetime
 
 
 # --- what authors hold --------------------------------------------------------------------------
@@ -427,6 +605,23 @@ class ReceivedEvent(Generic[T_co]):
     type: str
     payload: T_co
     timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundEvent:
+    """What a handler of outbound events is called with.
+
+    ``id`` is the same for every delivery of this event, ``attempt`` counts them from 1. ``workflow``, ``instance_id``
+    and ``run_number`` say who sent it.
+    """
+
+    name: str
+    payload: Any
+    id: str
+    workflow: str
+    instance_id: str
+    run_number: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

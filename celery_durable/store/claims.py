@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.model import Claim, Kind, Ref, Status, Wake, from_us, span_us, to_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claimed_by": None, "lease_until": None}
@@ -31,6 +31,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
         i.workflow == param("workflow"),
         i.instance_id == param("instance"),
         i.run_number == param("run"),
+        i.kind == param("kind"),
         i.status.in_([sa.literal_column(f"'{status}'") for status in _RUNNABLE]),
         i.pause_requested == sa.false(),
         sa.or_(
@@ -42,7 +43,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
 
 def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     i = s.tables.instance.c
-    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until]
+    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at]
 
 
 @statement
@@ -78,8 +79,10 @@ def _taken(s: Store) -> Any:
     )
 
 
-def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta) -> Claim | None:
+def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY) -> Claim | None:
     """Take the run if it is due, or if its last claim expired. None: nothing to do, or somebody else is at it.
+
+    Nor is it ours where it is of another ``kind`` than the caller's code: it is left for a worker whose code fits.
 
     One statement; where the row was locked by another, the conditions are judged anew on what he left.
     An expired claim that is taken over counts as a crash.
@@ -89,6 +92,7 @@ def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta) ->
         workflow=ref.workflow,
         instance=ref.instance_id,
         run=ref.run_number,
+        kind=kind.value,
         token=token,
         claimed_by=claimed_by,
         lease_us=span_us(lease),
@@ -114,6 +118,7 @@ def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim:
         crash_count=row.crash_count,
         created_at=from_us(row.created_at),
         claimed_at=from_us(row.lease_until) - lease,
+        run_at=from_us(row.run_at),
     )
 
 
@@ -139,7 +144,7 @@ def _postpone(s: Store) -> Any:
 
 
 def postpone(tx: Tx, ref: Ref, *, delay: timedelta) -> None:
-    """Let the sweep look again after ``delay``: this worker does not know the workflow, another may."""
+    """Let the sweep look again after ``delay``, if it is still due: this worker leaves it, another may take it."""
     tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=span_us(delay))
 
 
@@ -342,6 +347,7 @@ def _end(s: Store) -> Any:
             pause_requested=sa.false(),
             version=i.c.version + 1,
             updated_at=s.clock(),
+            retention_until=s.clock() + i.c.retention_us,
         )
     )
     if not s.database.fuses_writes:
@@ -362,6 +368,7 @@ def _run_ended(s: Store) -> Any:
         output=param("output"),
         error_name=param("error_name"),
         error_message=param("error_message"),
+        failure=param("failure"),
         started_at=sa.func.coalesce(r.c.started_at, param("started_us", type_=sa.BigInteger)),
         completed_at=s.clock(),
     )
@@ -375,6 +382,8 @@ class Ending:
     output: str | None = None
     error_name: str | None = None
     error_message: str | None = None
+    failure: str | None = None
+    """The steps to blame, as `lineage.Failure.text`."""
 
 
 def settle(tx: Tx, claim: Claim, ending: Ending) -> None:
@@ -383,6 +392,7 @@ def settle(tx: Tx, claim: Claim, ending: Ending) -> None:
         "output": ending.output,
         "error_name": ending.error_name,
         "error_message": ending.error_message,
+        "failure": ending.failure,
         "started_us": to_us(claim.claimed_at),
     }
     key = {"pk": claim.pk, "token": claim.token, "status": ending.status.value}

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import (
+    OPEN_STEPS,
     ErrorInfo,
     EventRecord,
     InstanceRow,
@@ -17,16 +18,20 @@ from celery_durable.model import (
     InstanceSummary,
     LogLevel,
     LogRecord,
+    Origin,
     RunRow,
     Status,
     StepRecord,
     StepStatus,
     StepType,
     from_us,
+    topic_of,
 )
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 from celery_durable.store.schema import Tables
+
+_OPEN = sorted(status.value for status in OPEN_STEPS)
 
 
 def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
@@ -46,6 +51,9 @@ def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
         started_at=maybe_at(row.started_at),
         completed_at=maybe_at(row.completed_at),
         dropped_logs=row.dropped_logs,
+        origin=None
+        if row.forked_from_id is None
+        else Origin(row.forked_from_id, row.forked_from_run, row.forked_from_step),
     )
 
 
@@ -147,7 +155,8 @@ def step_page(
 def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
     """Where a run stands: of its open steps the one that is due first, else the last one; without its result."""
     st = tx.t.step
-    open_ = sa.case((st.c.status.in_([StepStatus.PENDING.value, StepStatus.WAITING.value]), 0), else_=1)
+    is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
+    open_ = sa.case((is_open, 0), (is_planned, 2), else_=1)
     due = sa.case((open_ == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
     query = (
         sa.select(*_without_results(st))
@@ -163,8 +172,12 @@ def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...]
     """A run's steps that have not ended, in call order, and the last one that has; all without results."""
     st = tx.t.step
     query = sa.select(*_without_results(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
-    is_open = st.c.status.in_([StepStatus.PENDING.value, StepStatus.WAITING.value])
-    last = query.where(~is_open).order_by(st.c.seq.desc(), st.c.step_key.desc()).limit(1)
+    is_open = st.c.status.in_(_OPEN)
+    last = (
+        query.where(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
+        .order_by(st.c.seq.desc(), st.c.step_key.desc())
+        .limit(1)
+    )
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
     return tuple(_step(row) for row in rows), None if found is None else _step(found)
@@ -185,7 +198,8 @@ def _step(row: Any) -> StepRecord:
         timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
         next_retry_at=maybe_at(row.next_retry_at),
         wake_at=maybe_at(row.wake_at),
-        wait_event_type=row.wait_event_type,
+        wait_event_type=row.wait_event_type if topic_of(row.wait_event_type) is None else None,
+        wait_topic=topic_of(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_error(row.error_name, row.error_message),
         created_at=maybe_at(row.created_at),
@@ -195,9 +209,10 @@ def _step(row: Any) -> StepRecord:
 
 
 def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
-    """The types of a run's events that nobody has consumed, each once."""
+    """The types of a run's events that nobody has consumed, each once; without those that only one wait can have."""
     e = tx.t.event
-    mine = (e.c.instance_pk == pk, e.c.run_number == run_number, e.c.consumed_by_step_key.is_(None))
+    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like("topic:%"))
+    mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
     query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
     return tuple(tx.execute(query).scalars())
 
@@ -221,7 +236,7 @@ def events(
         EventRecord(
             seq=row.seq,
             event_id=row.event_id,
-            type=row.type,
+            type=topic_of(row.type) or row.type,
             payload=json.loads(row.payload),
             created_at=from_us(row.created_at),
             delivered_at=maybe_at(row.delivered_at),

@@ -16,6 +16,8 @@ from celery_durable.model import (
     TERMINAL,
     Due,
     InstanceRow,
+    Kind,
+    Plan,
     Ref,
     Status,
     StepStatus,
@@ -24,12 +26,14 @@ from celery_durable.model import (
     span_us,
     to_us,
 )
-from celery_durable.store import dialects
+from celery_durable.store import dialects, runs, waiters
 from celery_durable.store.claims import RELEASED
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import maybe_at
+from celery_durable.store.runs import Seed
 
 STARTING, RESUMING = 1, 0
+_REPLAY = Plan()
 
 
 # --- insert -------------------------------------------------------------------------------------
@@ -42,7 +46,7 @@ def _insert(s: Store) -> Any:
     values = {
         "workflow": param("workflow", sa.String),
         "instance_id": param("instance", sa.String),
-        "kind": sa.literal("replay", sa.String),
+        "kind": param("kind", sa.String),
         "run_number": 1,
         "status": param("status", sa.String),
         "run_at": run_at,
@@ -59,36 +63,10 @@ def _insert(s: Store) -> Any:
         "parent_step_key": param("parent_key", sa.String),
         "created_at": now,
         "updated_at": now,
+        "retention_us": param("retention_us", sa.BigInteger),
     }
     insert = dialects.insert_or_nothing(s.database, s.tables.instance, values, ("workflow", "instance_id"))
     return insert.returning(s.tables.instance.c.id)
-
-
-@statement
-def _insert_run(s: Store) -> Any:
-    values = {
-        "instance_pk": param("pk"),
-        "run_number": param("run"),
-        "params": param("params"),
-        "reason": param("reason"),
-        "created_at": s.clock(),
-        "commit_id": param("commit_id"),
-        "logs": 0,
-        "dropped_logs": 0,
-    }
-    return sa.insert(s.tables.run).values(values).inline()
-
-
-@statement
-def _creator(s: Store) -> Any:
-    """Who created an instance: its first run tells, which no restart changes."""
-    i, r = s.tables.instance.c, s.tables.run.c
-    return sa.select(r.commit_id).where(
-        i.workflow == param("workflow"),
-        i.instance_id == param("instance"),
-        r.instance_pk == i.id,
-        r.run_number == 1,
-    )
 
 
 def insert(
@@ -100,12 +78,17 @@ def insert(
     queue: str,
     grace: timedelta,
     commit_id: str,
+    plan: Plan = _REPLAY,
     run_at: datetime | None = None,
     parent: tuple[int, int, str] | None = None,
+    seed: Seed | None = None,
+    retention: timedelta | None = None,
 ) -> bool:
     """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
 
     A taken id leaves the surrounding transaction unhurt. ``parent``: (pk, run, step key) of the step that creates it.
+    ``seed``: what the run begins with.
+    ``retention``: how long it is kept after its end, None without end.
     May be done again after a commit in doubt: what this ``commit_id`` has created is not taken.
     """
     parent_pk, parent_run, parent_key = parent or (None, None, None)
@@ -113,6 +96,7 @@ def insert(
         _insert,
         workflow=workflow,
         instance=instance_id,
+        kind=plan.kind.value,
         status=(Status.ACTIVE if run_at is None else Status.WAITING).value,
         run_us=None if run_at is None else to_us(run_at),
         grace_us=span_us(grace) if run_at is None else 0,
@@ -120,20 +104,23 @@ def insert(
         parent_pk=parent_pk,
         parent_run=parent_run,
         parent_key=parent_key,
+        retention_us=None if retention is None else span_us(retention),
     ).scalar()
     if pk is None:
-        creator = tx.run(_creator, workflow=workflow, instance=instance_id).scalar()
-        return bool(creator == commit_id)
-    tx.run(_insert_run, pk=pk, run=1, params=params, reason=None, commit_id=commit_id)
+        return runs.creator(tx, workflow, instance_id) == commit_id
+    runs.begin(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, seed=seed)
+    if seed is not None:  # the events that it begins with come before its own
+        i = tx.t.instance
+        tx.execute(sa.update(i).where(i.c.id == pk).values(version=seed.version))
     return True
 
 
 # --- lock and read ------------------------------------------------------------------------------
 
 _COLUMNS = (
-    "id", "workflow", "instance_id", "run_number", "status", "claim_token", "claimed_by", "lease_until", "run_at",
-    "poll_at", "wake", "priority", "dispatches", "crash_count", "pause_requested", "version", "queue", "created_at",
-    "updated_at",
+    "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claimed_by", "lease_until",
+    "run_at", "poll_at", "wake", "priority", "dispatches", "crash_count", "pause_requested", "version", "queue",
+    "created_at", "updated_at",
 )  # fmt: skip
 
 
@@ -177,6 +164,7 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         pk=row.id,
         workflow=row.workflow,
         instance_id=row.instance_id,
+        kind=Kind(row.kind),
         run_number=row.run_number,
         status=Status(row.status),
         claim_token=row.claim_token,
@@ -222,12 +210,14 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> Due:
     return Due(row.ref, row.queue)
 
 
-def pause(tx: Tx, row: InstanceRow) -> None:
-    """Pause now where nobody works on it; else ask its runner, who obeys when he lets go."""
+def pause(tx: Tx, row: InstanceRow) -> bool:
+    """Pause now where nobody works on it: True; else ask its runner, who obeys when he lets go."""
     if row.claim_token is not None:
         _change(tx, row, pause_requested=True)
     elif row.status is not Status.PAUSED:
         _change(tx, row, status=Status.PAUSED.value, poll_at=None)
+        return True
+    return False
 
 
 def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
@@ -246,7 +236,16 @@ def withdraw_pause(tx: Tx, row: InstanceRow) -> None:
 
 def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     """End the instance without a result; a runner in flight loses its claim, and with it every later write."""
-    _change(tx, row, **RELEASED, status=Status.TERMINATED.value, run_at=None, poll_at=None, pause_requested=False)
+    _change(
+        tx,
+        row,
+        **RELEASED,
+        status=Status.TERMINATED.value,
+        run_at=None,
+        poll_at=None,
+        pause_requested=False,
+        retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
+    )
     r = tx.t.run
     tx.execute(
         sa.update(r)
@@ -260,10 +259,43 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.status.in_(open_))
         .values(status=StepStatus.CANCELLED.value)
     )
+    waiters.close_all(tx, row.pk)
 
 
-def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reason: str | None) -> Due:
-    """Begin run N+1 with the same parameters, from any state; every row of run N stays as it is."""
+def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
+    """Take the instance from whoever works on it; due at once, unless it is paused or was to be (None)."""
+    is_paused = row.status is Status.PAUSED or row.pause_requested
+    now = tx.store.clock()
+    _change(
+        tx,
+        row,
+        **RELEASED,
+        status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
+        run_at=now,
+        poll_at=None if is_paused else now + span_us(grace),
+        wake=Wake.RESUME.value,
+        priority=RESUMING,
+        dispatches=0,
+        crash_count=0,
+        pause_requested=False,
+    )
+    return None if is_paused else Due(row.ref, row.queue)
+
+
+def restart(
+    tx: Tx,
+    row: InstanceRow,
+    *,
+    grace: timedelta,
+    commit_id: str,
+    reason: str | None,
+    plan: Plan = _REPLAY,
+    seed: Seed | None = None,
+) -> Due:
+    """Begin run N+1 with the same parameters, from any state; every row of run N stays as it is.
+
+    ``plan``: how it begins; ``seed``: what it begins with; None: nothing.
+    """
     r, now = tx.t.run, tx.store.clock()
     params = tx.execute(
         sa.select(r.c.params).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
@@ -274,11 +306,13 @@ def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reaso
             .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
             .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
+    waiters.close_all(tx, row.pk)
     number = row.run_number + 1
     _change(
         tx,
         row,
         **RELEASED,
+        kind=plan.kind.value,
         run_number=number,
         status=Status.ACTIVE.value,
         run_at=now,
@@ -288,17 +322,11 @@ def restart(tx: Tx, row: InstanceRow, *, grace: timedelta, commit_id: str, reaso
         dispatches=0,
         crash_count=0,
         pause_requested=False,
+        retention_until=None,
     )
     # The reason is the new run's too: one that had ended keeps its own.
-    tx.run(_insert_run, pk=row.pk, run=number, params=params, reason=reason, commit_id=commit_id)
+    runs.begin(tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, seed=seed)
     return Due(Ref(row.workflow, row.instance_id, number), row.queue)
-
-
-def find_run(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
-    """The number of the run that the transaction with this id began."""
-    r = tx.t.run.c
-    query = sa.select(r.run_number).where(r.instance_pk == row.pk, r.commit_id == commit_id)
-    return tx.execute(query).scalar()
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -326,13 +354,16 @@ def _insert_event(s: Store) -> Any:
     return once.returning(e.c.seq, e.c.created_at)
 
 
+_WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
+
+
 @statement
 def _live_wait(s: Store) -> Any:
     st = s.tables.step.c
     live = (
         st.instance_pk == param("pk"),
         st.run_number == param("run"),
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
         st.wait_event_type == param("type"),
         st.wake_at > s.clock(),
     )
@@ -346,6 +377,10 @@ class Sent:
     run_number: int
     seq: int
     created_us: int
+
+    @property
+    def created_at(self) -> datetime:
+        return from_us(self.created_us)
 
 
 def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> Sent | None:

@@ -13,7 +13,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, LogLine, StepRow, StepStatus, StepType, from_us, span_us, to_us
+from celery_durable.lineage import Lineage
+from celery_durable.model import (
+    ENDED_STEPS,
+    LEASE_EXPIRED,
+    Claim,
+    LogLine,
+    StepRow,
+    StepStatus,
+    StepType,
+    from_us,
+    span_us,
+    to_us,
+    topic_of,
+)
 from celery_durable.store.claims import Guarded, fence, guard, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
 
@@ -26,9 +39,16 @@ class Loaded:
 
     params: str
     created_at: datetime
-    has_started: bool
+    started_at: datetime | None
     logs: int
+    lineage: Lineage
     steps: tuple[StepRow, ...]
+    version: int | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a pass before this one has recorded anything."""
+        return self.started_at is not None
 
 
 @statement
@@ -41,7 +61,8 @@ def _load(s: Store) -> Any:
     return (
         sa.select(
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
-            r.c.started_at.label("run_started_at"), r.c.logs,
+            r.c.started_at.label("run_started_at"), r.c.logs, r.c.code_version,
+            sa.case((is_first, r.c.lineage)).label("lineage"),
             *(c for c in st.c if c.name not in ("instance_pk", "run_number")),
         )
         .select_from(joined)
@@ -57,8 +78,10 @@ def load(tx: Tx, claim: Claim) -> Loaded:
     return Loaded(
         params=first.params,
         created_at=from_us(first.run_created_at),
-        has_started=first.run_started_at is not None,
+        started_at=maybe_at(first.run_started_at),
         logs=first.logs,
+        lineage=Lineage.read(first.lineage, ref=claim.ref, began=from_us(first.run_created_at)),
+        version=first.code_version,
         steps=tuple(step_of(row) for row in rows if row.step_key is not None),
     )
 
@@ -80,6 +103,7 @@ def step_of(row: Any) -> StepRow:
         result=row.result,
         error_name=row.error_name,
         error_message=row.error_message,
+        event_seq=row.event_seq,
         created_at=maybe_at(row.created_at),
         started_at=maybe_at(row.started_at),
         finished_at=maybe_at(row.finished_at),
@@ -121,6 +145,7 @@ class StepWrite:
     result: str | None = None
     error_name: str | None = None
     error_message: str | None = None
+    event_seq: int | None = None
     ran_for: timedelta | None = None
 
     @property
@@ -130,12 +155,12 @@ class StepWrite:
     @property
     def is_final(self) -> bool:
         """Whether the step has ended with this."""
-        return self.status in (StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED)
+        return self.status in ENDED_STEPS
 
     @property
     def is_progress(self) -> bool:
         """Whether the run gets further with this: not by announcing an attempt, which may kill its worker."""
-        return self.status is not StepStatus.PENDING
+        return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +185,7 @@ def _values(now: Any) -> dict[str, Any]:
         "next_retry_at": after("retry_us"),
         "wake_at": sa.func.coalesce(param("wake_us", sa.BigInteger), after("wake_in_us")),
         "wait_event_type": param("event_type", sa.String),
+        "event_seq": param("event_seq", sa.BigInteger),
         "result": param("result", sa.Text),
         "error_name": param("error_name", sa.String),
         "error_message": param("error_message", sa.Text),
@@ -192,6 +218,7 @@ def _parameters(write: StepWrite) -> dict[str, Any]:
         "wake_us": None if write.wake_at is None else to_us(write.wake_at),
         "wake_in_us": None if write.wake_in is None else span_us(write.wake_in),
         "event_type": write.event_type,
+        "event_seq": write.event_seq,
         "result": write.result,
         "error_name": write.error_name,
         "error_message": write.error_message,
@@ -335,6 +362,7 @@ def _as_row(write: StepWrite, times: Any) -> StepRow:
         result=write.result,
         error_name=write.error_name,
         error_message=write.error_message,
+        event_seq=write.event_seq,
         created_at=maybe_at(times.created_at),
         started_at=maybe_at(times.started_at),
         finished_at=maybe_at(times.finished_at),
@@ -371,6 +399,12 @@ class Arrived:
     payload: str
     created_at: datetime
 
+    @property
+    def as_result(self) -> str:
+        """As the wait that consumes it records it. The payload is JSON text already; it is stored as it came."""
+        type_ = topic_of(self.type) or self.type
+        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
+
 
 @statement
 def _oldest(s: Store) -> Any:
@@ -393,6 +427,20 @@ def oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> Arr
     """The oldest unconsumed event of a type accepted by the deadline, however late it is now."""
     row = tx.run(_oldest, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)).first()
     return None if row is None else Arrived(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _event(s: Store) -> Any:
+    e = s.tables.event.c
+    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
+        e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
+    )
+
+
+def event(tx: Tx, claim: Claim, seq: int) -> Arrived:
+    """One event of the run, consumed or not."""
+    row = tx.run(_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
+    return Arrived(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
 @statement

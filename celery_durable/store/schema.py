@@ -8,8 +8,14 @@ workflow_step      what a run has done, one row per step key: PRIMARY KEY (insta
 workflow_event     what was sent to a run; ``seq`` is the instance's version, counted under its lock, so order
                    never hangs on a clock.
 workflow_log       what authors and the engine say, capped per run.
+workflow_waiter    who waits on which topic: an index over the open steps, which are what decides. Only waits on
+                   topics write it.
+workflow_emission  an emit while it fans out: what to hand out, to whom, and how far it has come.
+workflow_outbox    what is to be sent once the transaction that wrote it has committed: Celery tasks, and named events
+                   for a handler. A row that is done with is deleted.
 workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves; it has no
                    part in any decision.
+workflow_audit     what people did to single steps: who, what, when, why, and what the step had been.
 
 Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
 databases, no session time zone, no rounding. Payloads are canonical JSON in text columns, since databases
@@ -70,6 +76,10 @@ class Tables:
     event: sa.Table
     log: sa.Table
     heartbeat: sa.Table
+    waiter: sa.Table
+    emission: sa.Table
+    audit: sa.Table
+    outbox: sa.Table
 
 
 @functools.cache
@@ -105,6 +115,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("parent_step_key", sa.String(280)),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("retention_us", sa.BigInteger),
         sa.Column("retention_until", sa.BigInteger),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         # The guard, one per step, updates no indexed column and stays on its page (HOT): nothing here names
@@ -119,6 +130,13 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         # For lists, newest first.
         sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
         sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
+        # What is to be deleted, once it is.
+        sa.Index(
+            f"{prefix}ix_workflow_instance_retention",
+            "retention_until",
+            postgresql_where=sa.text("retention_until IS NOT NULL"),
+            sqlite_where=sa.text("retention_until IS NOT NULL"),
+        ),
         sqlite_autoincrement=True,
     )
     for tuning in _POSTGRESQL_TUNING:
@@ -133,9 +151,17 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", long_text()),
         sa.Column("reason", long_text()),
+        sa.Column("code_version", sa.Integer),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
+        # Where it continues another run: which, the step it begins again at, and whose time and chance its code sees.
+        sa.Column("forked_from_id", sa.String(255)),
+        sa.Column("forked_from_run", sa.Integer),
+        sa.Column("forked_from_step", sa.String(280)),
+        sa.Column("lineage", long_text()),
+        # The steps to blame for its end.
+        sa.Column("failure", long_text()),
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("logs", sa.Integer, nullable=False),
         sa.Column("dropped_logs", sa.Integer, nullable=False),
@@ -155,6 +181,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("next_retry_at", sa.BigInteger),
         sa.Column("wake_at", sa.BigInteger),
         sa.Column("wait_event_type", sa.String(255)),
+        sa.Column("event_seq", sa.BigInteger),
         sa.Column("result", long_text()),
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", long_text()),
@@ -206,4 +233,57 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_wake_at", sa.BigInteger),
     )
-    return Tables(metadata, instance, run, step, event, log, heartbeat)
+    waiter = table(
+        "workflow_waiter",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("topic", sa.String(100), nullable=False),
+        sa.Column("opened_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_waiter_topic", "topic", "instance_pk"),
+    )
+    emission = table(
+        "workflow_emission",
+        sa.Column("id", sa.String(255), primary_key=True),
+        sa.Column("topic", sa.String(100), nullable=False),
+        sa.Column("payload", long_text(), nullable=False),
+        sa.Column("after_pk", sa.BigInteger, nullable=False),
+        sa.Column("last_pk", sa.BigInteger, nullable=False),
+        sa.Column("resumed", sa.Integer, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("poll_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_emission_due", "poll_at"),
+    )
+    audit = table(
+        "workflow_audit",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280), nullable=False),
+        sa.Column("action", sa.String(16), nullable=False),
+        sa.Column("actor", sa.String(255), nullable=False),
+        sa.Column("reason", long_text()),
+        sa.Column("step_before", long_text(), nullable=False),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_audit_run", "instance_pk", "run_number", "id"),
+        sqlite_autoincrement=True,
+    )
+    outbox = table(
+        "workflow_outbox",
+        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("body", long_text(), nullable=False),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280)),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("token", sa.String(36)),
+        sa.Column("run_at", sa.BigInteger),
+        sa.Column("poll_at", sa.BigInteger),
+        sa.Column("error", long_text()),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_outbox_due", "poll_at"),
+    )
+    return Tables(metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox)

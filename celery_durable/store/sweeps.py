@@ -207,20 +207,29 @@ def take(
 def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:
     """When the next sweep has something to do (None: never), and the database's time."""
     row = tx.run(_next_poll).one()
-    times = [us for us in (row.resuming, row.starting) if us is not None]
+    times = [us for us in (row.resuming, row.starting, row.emitting, row.outgoing) if us is not None]
     return (from_us(min(times)) if times else None), from_us(row.now_us)
 
 
 @statement
 def _next_poll(s: Store) -> Any:
-    i = s.tables.instance
+    i, e = s.tables.instance, s.tables.emission.c
 
     def first(priority: int) -> sa.ScalarSelect[Any]:
         # ORDER BY and LIMIT, not min(): that reads one index entry also on MariaDB.
         where = (i.c.priority == sa.literal_column(str(priority)), i.c.poll_at.is_not(None))
         return sa.select(i.c.poll_at).where(*where).order_by(i.c.poll_at).limit(1).scalar_subquery()
 
-    return sa.select(first(0).label("resuming"), first(1).label("starting"), s.clock().label("now_us"))
+    emitting = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()
+    o = s.tables.outbox.c
+    letter = sa.select(o.poll_at).where(o.poll_at.is_not(None)).order_by(o.poll_at).limit(1).scalar_subquery()
+    return sa.select(
+        first(0).label("resuming"),
+        first(1).label("starting"),
+        emitting.label("emitting"),
+        letter.label("outgoing"),
+        s.clock().label("now_us"),
+    )
 
 
 def unsend(tx: Tx, dues: Iterable[Due], *, delay: timedelta) -> None:

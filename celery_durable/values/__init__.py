@@ -6,7 +6,17 @@ A value is refused with an error that names it and the remedy; payloads are name
 
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
-from celery_durable.values.names import LONGEST_ID, event_type, identifier, instance_id, label, storable, storable_error
+from celery_durable.values.names import (
+    LONGEST_ID,
+    event_type,
+    identifier,
+    instance_id,
+    label,
+    storable,
+    storable_error,
+    topic,
+)
+from celery_durable.values.outgoing import outgoing_event, outgoing_task
 from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
 from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
 
@@ -29,8 +39,11 @@ __all__ = [
     "identifier",
     "instance_id",
     "label",
+    "outgoing_event",
+    "outgoing_task",
     "read_cursor",
     "storable",
     "storable_error",
+    "topic",
     "write_cursor",
 ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-from celery_durable.errors import InvalidEventType, InvalidInstanceId, NameInvalid
+from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidTopic, NameInvalid
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
+_TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
 _NO_LABEL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 LONGEST_ID = 255
 """What the columns of ids and names hold, whatever the settings allow."""
+LONGEST_TOPIC = 100
 _LONGEST_ERROR = 10_000
 
 UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
@@ -30,6 +32,14 @@ def instance_id(value: object, limit: int) -> str:
 def event_type(value: object, limit: int) -> str:
     """An event type; raises InvalidEventType."""
     return _identifier(InvalidEventType, "Event type", value, limit)
+
+
+def topic(value: object) -> str:
+    """A topic: an event type that may have ``.``, ``:`` and ``/`` in it; raises InvalidTopic."""
+    if not isinstance(value, str) or len(value) > LONGEST_TOPIC or not _TOPIC.fullmatch(value):
+        rule = f"use 1 to {LONGEST_TOPIC} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
+        raise InvalidTopic("Topic", value, rule)
+    return value
 
 
 def _identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:

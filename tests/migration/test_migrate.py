@@ -25,6 +25,10 @@ TABLES = {
     "workflow_event",
     "workflow_log",
     "workflow_heartbeat",
+    "workflow_waiter",
+    "workflow_emission",
+    "workflow_audit",
+    "workflow_outbox",
 }
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]

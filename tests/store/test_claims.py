@@ -28,6 +28,7 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
         crash_count=0,
         created_at=world.now,
         claimed_at=world.now,
+        run_at=world.now,
     )
     row = world.row(ref)
     assert (row.status, row.claim_token, row.claimed_by) == (Status.ACTIVE, claim.token, "task-7 host-1")
@@ -155,7 +156,7 @@ def test_only_a_step_that_gets_further_forgets_crashes(world: World, status: Ste
     world.advance(30)
     claim = world.claim(ref)
     world.commit(claim, step("charge", status))
-    assert world.row(ref).crash_count == (1 if status is StepStatus.PENDING else 0)
+    assert world.row(ref).crash_count == (1 if status in {StepStatus.PENDING, StepStatus.RUNNING} else 0)
 
 
 def test_the_guard_tells_that_a_pause_is_wanted(world: World) -> None:

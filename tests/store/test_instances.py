@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import Due, Ref, Status, StepStatus, Wake
-from celery_durable.store import history, instances
+from celery_durable.store import history, instances, runs
 from celery_durable.store.claims import Ending
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import GRACE, World, seconds, step
@@ -217,7 +217,7 @@ def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
     world.change(ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
     world.restart(ref)
     found = [
-        world.change(ref, lambda tx, row, by=by: instances.find_run(tx, row, commit_id=by))
+        world.change(ref, lambda tx, row, by=by: runs.find(tx, row, commit_id=by))
         for by in ("create-o-1", "second", "another")
     ]
     assert found == [1, 2, None]

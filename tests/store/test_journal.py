@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import Superseded
+from celery_durable.lineage import Lineage, Part
 from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType
 from celery_durable.store import claims, history, journal
 from celery_durable.store.journal import Arrived, StepWrite
@@ -148,7 +149,12 @@ def test_a_fresh_run_loads_its_parameters_and_no_steps(world: World) -> None:
     claim = world.claim(world.create(params='{"order":"Größe 4"}'))
     loaded = world.load(claim)
     assert loaded == journal.Loaded(
-        params='{"order":"Größe 4"}', created_at=world.now, has_started=False, logs=0, steps=()
+        params='{"order":"Größe 4"}',
+        created_at=world.now,
+        started_at=None,
+        logs=0,
+        lineage=Lineage((Part("order/o-1/1", world.now),), {}),
+        steps=(),
     )
 
 

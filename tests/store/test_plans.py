@@ -104,7 +104,7 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
             assert [row for row in rows if row["type"] == "ALL"] == [], name
             if name.startswith(("sweep", "next")):
                 used = {row["key"] for row in rows if row["table"]}
-                assert used == {"ix_workflow_instance_due"}, name
+                assert used - {"ix_workflow_emission_due"} == {"ix_workflow_instance_due"}, name
                 assert not any("filesort" in (row["Extra"] or "") for row in rows), name
 
 

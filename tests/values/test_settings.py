@@ -30,9 +30,13 @@ def test_each_field_is_set_under_its_name() -> None:
             other: Any = getattr(Settings(), field.name) / 2
             other = int(other) if field.type == "int" else other
         else:
-            other = {"bool": False, "Dispatcher": "both", "StepConfig | None": StepConfig(retries=1)}.get(
-                str(field.type), "other"
-            )
+            others = {
+                "bool": False,
+                "Dispatcher": "both",
+                "StepConfig | None": StepConfig(retries=1),
+                "float | None": 3.0,
+            }
+            other = others.get(str(field.type), "other")
         found = read_settings(app(**{f"durable_{field.name}": other}).conf)
         assert found == dataclasses.replace(Settings(), **{field.name: other})
         assert found != Settings()

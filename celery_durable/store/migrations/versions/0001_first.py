@@ -59,6 +59,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("parent_step_key", sa.String(280)),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("retention_us", sa.BigInteger),
         sa.Column("retention_until", sa.BigInteger),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         sqlite_autoincrement=True,
@@ -76,6 +77,14 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_instance_status", f"{prefix}workflow_instance", ["workflow", "status", "id"], **index
     )
+    op.create_index(
+        f"{prefix}ix_workflow_instance_retention",
+        f"{prefix}workflow_instance",
+        ["retention_until"],
+        postgresql_where=sa.text("retention_until IS NOT NULL"),
+        sqlite_where=sa.text("retention_until IS NOT NULL"),
+        **index,
+    )
     if op.get_context().dialect.name == "postgresql":
         name = op.get_context().dialect.identifier_preparer.format_table(instance)
         op.execute(f"ALTER TABLE {name} SET (fillfactor = 70)")
@@ -90,9 +99,15 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", LONG_TEXT),
         sa.Column("reason", LONG_TEXT),
+        sa.Column("code_version", sa.Integer),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
+        sa.Column("forked_from_id", sa.String(255)),
+        sa.Column("forked_from_run", sa.Integer),
+        sa.Column("forked_from_step", sa.String(280)),
+        sa.Column("lineage", LONG_TEXT),
+        sa.Column("failure", LONG_TEXT),
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("logs", sa.Integer, nullable=False),
         sa.Column("dropped_logs", sa.Integer, nullable=False),
@@ -114,6 +129,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("next_retry_at", sa.BigInteger),
         sa.Column("wake_at", sa.BigInteger),
         sa.Column("wait_event_type", sa.String(255)),
+        sa.Column("event_seq", sa.BigInteger),
         sa.Column("result", LONG_TEXT),
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", LONG_TEXT),
@@ -179,3 +195,66 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("next_wake_at", sa.BigInteger),
         **table,
     )
+
+    op.create_table(
+        f"{prefix}workflow_waiter",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("topic", sa.String(100), nullable=False),
+        sa.Column("opened_at", sa.BigInteger, nullable=False),
+        **table,
+    )
+    op.create_index(f"{prefix}ix_workflow_waiter_topic", f"{prefix}workflow_waiter", ["topic", "instance_pk"], **index)
+
+    op.create_table(
+        f"{prefix}workflow_emission",
+        sa.Column("id", sa.String(255), primary_key=True),
+        sa.Column("topic", sa.String(100), nullable=False),
+        sa.Column("payload", LONG_TEXT, nullable=False),
+        sa.Column("after_pk", sa.BigInteger, nullable=False),
+        sa.Column("last_pk", sa.BigInteger, nullable=False),
+        sa.Column("resumed", sa.Integer, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("poll_at", sa.BigInteger, nullable=False),
+        **table,
+    )
+    op.create_index(f"{prefix}ix_workflow_emission_due", f"{prefix}workflow_emission", ["poll_at"], **index)
+
+    op.create_table(
+        f"{prefix}workflow_audit",
+        sa.Column("id", BIG_ID, primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280), nullable=False),
+        sa.Column("action", sa.String(16), nullable=False),
+        sa.Column("actor", sa.String(255), nullable=False),
+        sa.Column("reason", LONG_TEXT),
+        sa.Column("step_before", LONG_TEXT, nullable=False),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sqlite_autoincrement=True,
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_audit_run", f"{prefix}workflow_audit", ["instance_pk", "run_number", "id"], **index
+    )
+
+    op.create_table(
+        f"{prefix}workflow_outbox",
+        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("body", LONG_TEXT, nullable=False),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280)),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("token", sa.String(36)),
+        sa.Column("run_at", sa.BigInteger),
+        sa.Column("poll_at", sa.BigInteger),
+        sa.Column("error", LONG_TEXT),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        **table,
+    )
+    op.create_index(f"{prefix}ix_workflow_outbox_due", f"{prefix}workflow_outbox", ["poll_at"], **index)

@@ -1,0 +1,23 @@
+"""How many instances there are that have not ended. Reads one index."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from celery_durable.model import Status
+from celery_durable.store.engine import Tx
+
+LIVING = (Status.ACTIVE, Status.WAITING, Status.PAUSED)
+
+
+def living(tx: Tx, workflows: Collection[str]) -> dict[tuple[str, Status], int]:
+    """How many instances of each of these workflows are active, waiting and paused; 0 where there is none."""
+    counts = {(workflow, status): 0 for workflow in workflows for status in LIVING}
+    i = tx.t.instance.c
+    where = (i.workflow.in_(list(workflows)), i.status.in_([status.value for status in LIVING]))
+    rows = tx.execute(
+        sa.select(i.workflow, i.status, sa.func.count().label("n")).where(*where).group_by(i.workflow, i.status)
+    )
+    return counts | {(row.workflow, Status(row.status)): row.n for row in rows}

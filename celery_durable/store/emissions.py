@@ -1,0 +1,259 @@
+"""Handing out what is emitted to a topic: an emission is a row until the last of its waiters has the payload.
+
+Each batch is one transaction: the emission's row is locked, then the mutex rows of its instances by ascending key,
+and only then is read who still waits (LAW 2b). Each wait gets an event of its own and stops being a waiter, and the
+emission moves on behind the batch, so whoever dies in between is followed by another who does nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import EmissionMismatch
+from celery_durable.model import TERMINAL, Due, Ref, Status, StepStatus, Wake, span_us, topic_of
+from celery_durable.store import dialects, waiters
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.instances import RESUMING
+
+BATCH = 256
+"""Instances that one transaction hands out to."""
+
+# Outside what people may call an emission: one run with several waits on a topic gets several events.
+_AGAIN = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an emission has come: ``resumed`` waits in all; ``dues``: whom this batch made due.
+
+    ``received``: which runs got an event in this batch, on which topic, and the event's id.
+    """
+
+    resumed: int
+    after_pk: int
+    is_over: bool
+    dues: tuple[Due, ...] = ()
+    received: tuple[tuple[Ref, str, str], ...] = ()
+
+
+# --- the emission's row -------------------------------------------------------------------------
+
+
+@statement
+def _last(s: Store) -> Any:
+    w = s.tables.waiter.c
+    return sa.select(w.instance_pk).where(w.topic == param("topic")).order_by(w.instance_pk.desc()).limit(1)
+
+
+@statement
+def _begin(s: Store) -> Any:
+    values = {
+        "id": param("id", sa.String),
+        "topic": param("topic", sa.String),
+        "payload": param("payload", sa.Text),
+        "after_pk": 0,
+        "last_pk": param("last", sa.BigInteger),
+        "resumed": 0,
+        "created_at": s.clock(),
+        "poll_at": s.clock() + param("poll_us", sa.BigInteger),
+    }
+    return dialects.insert_or_nothing(s.database, s.tables.emission, values, ("id",))
+
+
+@statement
+def _find(s: Store) -> Any:
+    return sa.select(s.tables.emission).where(s.tables.emission.c.id == param("id"))
+
+
+@statement
+def _lock(s: Store) -> Any:
+    return sa.select(s.tables.emission).where(s.tables.emission.c.id == param("id")).with_for_update()
+
+
+@statement
+def _move(s: Store) -> Any:
+    e = s.tables.emission
+    moved = {"after_pk": param("after"), "resumed": param("resumed"), "poll_at": s.clock() + param("poll_us")}
+    return sa.update(e).where(e.c.id == param("id")).values(moved)
+
+
+@statement
+def _end(s: Store) -> Any:
+    return sa.delete(s.tables.emission).where(s.tables.emission.c.id == param("id"))
+
+
+def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta) -> bool:
+    """Note what is to be handed out, to those who wait now; False where nobody does, and nothing is written.
+
+    One of this id that is under way is gone on with. A sweep looks after it when nobody has for ``lease``.
+    """
+    last = tx.run(_last, topic=topic).scalar()
+    if last is not None:
+        tx.run(_begin, id=emission_id, topic=topic, payload=payload, last=last, poll_us=span_us(lease))
+    found = tx.run(_find, id=emission_id).first()
+    if found is None:
+        return False
+    if (found.topic, found.payload) != (topic, payload):
+        raise EmissionMismatch(emission_id, found.topic)
+    return True
+
+
+def look(tx: Tx, emission_id: str) -> Progress | None:
+    """How far an emission has come, after any commit in doubt was decided; None where it is over."""
+    row = tx.run(_lock, id=emission_id).first()
+    return None if row is None else Progress(row.resumed, row.after_pk, is_over=False)
+
+
+# --- handing out --------------------------------------------------------------------------------
+
+
+@statement
+def _next(s: Store) -> Any:
+    w = s.tables.waiter.c
+    return (
+        sa.select(w.instance_pk)
+        .where(w.topic == param("topic"), w.instance_pk > param("after"), w.instance_pk <= param("last"))
+        .distinct()
+        .order_by(w.instance_pk)
+        .limit(param("limit", sa.Integer))
+    )
+
+
+def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> Progress | None:
+    """One batch. Who is made due is looked at by the sweep after ``grace``; None where the emission is over."""
+    emission = tx.run(_lock, id=emission_id).first()
+    if emission is None:
+        return None
+    pks = tx.run(_next, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH).scalars()
+    batch = [int(pk) for pk in pks]
+    received, dues = _serve(tx, emission, batch, grace=grace) if batch else ((), ())
+    resumed = emission.resumed + len(received)
+    if len(batch) < BATCH:
+        tx.run(_end, id=emission_id)
+        return Progress(resumed, emission.last_pk, is_over=True, dues=dues, received=received)
+    tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=span_us(lease))
+    return Progress(resumed, batch[-1], is_over=False, dues=dues, received=received)
+
+
+def _serve(
+    tx: Tx, emission: Any, pks: Sequence[int], *, grace: timedelta
+) -> tuple[tuple[tuple[Ref, str, str], ...], tuple[Due, ...]]:
+    """Give the payload to the waits of these instances that are open; answers with their events, and who is due."""
+    i = tx.t.instance
+    columns = ("id", "workflow", "instance_id", "run_number", "status", "claim_token", "version", "queue")
+    lock = sa.select(*(i.c[name] for name in columns)).where(i.c.id.in_(pks)).order_by(i.c.id)
+    owners = {row.id: row for row in tx.execute(lock.with_for_update(key_share=True))}
+    served, gone = Counter[int](), list[tuple[int, int, str]]()
+    events: list[dict[str, Any]] = []
+    for wait in tx.execute(_waits(tx, emission, pks)):
+        owner = owners.get(wait.instance_pk)
+        if owner is None or not _is_open(wait, owner, emission.topic):
+            gone.append((wait.instance_pk, wait.run_number, wait.step_key))
+        elif wait.had is None:  # else this run got it before, under the same id
+            gone.append((wait.instance_pk, wait.run_number, wait.step_key))
+            served[owner.id] += 1
+            events.append(_event(wait, owner, emission, nth=served[owner.id]))
+    tx.run_many(_insert_event, events)
+    waiters.close_many(tx, gone)
+    now = tx.store.clock()
+    resting = [pk for pk in served if _is_resting(owners[pk])]
+    due = {
+        "status": Status.ACTIVE.value,
+        "run_at": now,
+        "poll_at": now + span_us(grace),
+        "dispatches": 0,
+        "wake": Wake.WAKE.value,
+        "priority": RESUMING,
+        "updated_at": now,
+    }
+    _change(tx, {pk: served[pk] for pk in resting}, due)
+    _change(tx, {pk: count for pk, count in served.items() if not _is_resting(owners[pk])}, {})
+    received = tuple((_due(owners[each["instance_pk"]]).ref, emission.topic, each["event_id"]) for each in events)
+    return received, tuple(_due(owners[pk]) for pk in resting)
+
+
+def _waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
+    """What is known of the waits that were open when the emission began."""
+    w, st, e = tx.t.waiter, tx.t.step, tx.t.event
+    its_step = sa.and_(
+        st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
+    )
+    its_event = sa.and_(
+        e.c.instance_pk == w.c.instance_pk, e.c.run_number == w.c.run_number, e.c.event_id == emission.id
+    )
+    return (
+        sa.select(
+            w.c.instance_pk, w.c.run_number, w.c.step_key, st.c.status, st.c.wait_event_type, st.c.wake_at,
+            e.c.seq.label("had"), tx.store.clock().label("now_us"),
+        )
+        .select_from(w.outerjoin(st, its_step).outerjoin(e, its_event))
+        .where(w.c.topic == emission.topic, w.c.instance_pk.in_(pks), w.c.opened_at <= emission.created_at)
+        .order_by(w.c.instance_pk, st.c.seq)
+    )  # fmt: skip
+
+
+def _is_open(wait: Any, owner: Any, topic: str) -> bool:
+    return (
+        wait.run_number == owner.run_number
+        and Status(owner.status) not in TERMINAL
+        and wait.status == StepStatus.WAITING.value
+        and topic_of(wait.wait_event_type) == topic
+        and wait.wake_at >= wait.now_us
+    )
+
+
+def _is_resting(owner: Any) -> bool:
+    """Whether it is to be woken: a runner looks for events by itself when it lets go, and so does who resumes."""
+    return owner.claim_token is None and Status(owner.status) is Status.WAITING
+
+
+@statement
+def _insert_event(s: Store) -> Any:
+    columns = ("instance_pk", "run_number", "seq", "event_id", "type", "payload", "created_at")
+    return sa.insert(s.tables.event).values({name: param(name) for name in columns}).inline()
+
+
+def _event(wait: Any, owner: Any, emission: Any, *, nth: int) -> dict[str, Any]:
+    """An event for this wait alone; its order is the instance's version, which the lock keeps as it was read."""
+    return {
+        "instance_pk": owner.id,
+        "run_number": owner.run_number,
+        "seq": owner.version + nth,
+        "event_id": emission.id if nth == 1 else f"{emission.id}{_AGAIN}{nth}",
+        "type": wait.wait_event_type,
+        "payload": emission.payload,
+        "created_at": wait.now_us,
+    }
+
+
+def _change(tx: Tx, served: dict[int, int], values: dict[str, Any]) -> None:
+    """Count the events that each of these got, and change them: nearly always one statement."""
+    i = tx.t.instance
+    for count in sorted(set(served.values())):
+        ids = [pk for pk, its in served.items() if its == count]
+        tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(version=i.c.version + count, **values))
+
+
+def _due(owner: Any) -> Due:
+    return Due(Ref(owner.workflow, owner.instance_id, owner.run_number), owner.queue)
+
+
+# --- after a crash ------------------------------------------------------------------------------
+
+
+@statement
+def _abandoned(s: Store) -> Any:
+    e = s.tables.emission.c
+    return sa.select(e.id).where(e.poll_at <= s.statement_clock()).order_by(e.poll_at).limit(1)
+
+
+def find_abandoned(tx: Tx) -> str | None:
+    """An emission that nobody has looked after for its lease; None is the usual answer."""
+    found: str | None = tx.run(_abandoned).scalar()
+    return found

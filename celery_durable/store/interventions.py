@@ -1,0 +1,120 @@
+"""What people do to single steps: settle one by hand, and write down who did it, why, and what it was.
+
+All under the lock of the instance, whose claim is taken back in the same transaction: a runner in flight records
+nothing any more, and the next one finds the new row.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import AuditRecord, ErrorInfo, InstanceRow, StepRow, StepStatus, from_us, iso, to_us
+from celery_durable.store.engine import Tx
+from celery_durable.store.journal import Arrived
+
+
+def settle(
+    tx: Tx, row: InstanceRow, step: StepRow, *, event: Arrived | None, result: str | None, commit_id: str
+) -> None:
+    """Complete a step of a locked instance's run with a result that somebody gave; a wait with an event."""
+    st, now = tx.t.step, tx.store.clock()
+    written: dict[str, Any] = {"result": result}
+    if event is not None:
+        # An event is in time for its wait: a deadline that has passed is put off.
+        until = event.created_at if step.wake_at is None else max(step.wake_at, event.created_at)
+        written = {"result": event.as_result, "wake_at": to_us(until)}
+    settled = tx.execute(
+        sa.update(st)
+        .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.step_key == step.step_key)
+        .values(
+            status=StepStatus.COMPLETED.value,
+            next_retry_at=None,
+            error_name=None,
+            error_message=None,
+            commit_id=commit_id,
+            finished_at=now,
+            **written,
+        )
+    )
+    assert settled.rowcount == 1  # it was read under the lock
+    if event is not None:
+        e = tx.t.event
+        tx.execute(
+            sa.update(e)
+            .where(e.c.instance_pk == row.pk, e.c.run_number == row.run_number, e.c.seq == event.seq)
+            .values(delivered_at=now, consumed_by_step_key=step.step_key)
+        )
+
+
+def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
+    """Take back the attempts whose bodies run now, ``but`` one: taking their claim away is no failure of theirs."""
+    st = tx.t.step
+    of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
+    tx.execute(
+        sa.update(st)
+        .where(*of_run, st.c.step_key != but, st.c.status == StepStatus.PENDING.value, st.c.attempts > 0)
+        .values(attempts=st.c.attempts - 1)
+    )
+
+
+# --- audit --------------------------------------------------------------------------------------
+
+
+def record(
+    tx: Tx, row: InstanceRow, step: StepRow, *, action: str, actor: str, reason: str | None, commit_id: str
+) -> None:
+    """Write down what is done to a step, and what it was."""
+    before = {
+        "status": step.status.value,
+        "type": step.type.value,
+        "attempts": step.attempts,
+        "nextRetryAt": None if step.next_retry_at is None else iso(step.next_retry_at),
+        "wakeAt": None if step.wake_at is None else iso(step.wake_at),
+        "error": None if step.error_name is None else {"name": step.error_name, "message": step.error_message},
+    }
+    tx.execute(
+        sa.insert(tx.t.audit).values(
+            instance_pk=row.pk,
+            run_number=row.run_number,
+            step_key=step.step_key,
+            action=action,
+            actor=actor,
+            reason=reason,
+            step_before=json.dumps(before, ensure_ascii=False),
+            commit_id=commit_id,
+            created_at=tx.store.clock(),
+        )
+    )
+
+
+def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
+    """The run to which something was done by the transaction with this id; None where it was not applied."""
+    a = tx.t.audit.c
+    query = sa.select(a.run_number).where(a.instance_pk == row.pk, a.commit_id == commit_id)
+    return tx.execute(query).scalar()
+
+
+def audit(tx: Tx, pk: int, run_number: int) -> tuple[AuditRecord, ...]:
+    """What people did to the steps of a run, in order."""
+    a = tx.t.audit
+    query = sa.select(a).where(a.c.instance_pk == pk, a.c.run_number == run_number).order_by(a.c.id)
+    return tuple(_audited(each) for each in tx.execute(query))
+
+
+def _audited(row: Any) -> AuditRecord:
+    before = json.loads(row.step_before)
+    error = before["error"]
+    return AuditRecord(
+        run_number=row.run_number,
+        step_key=row.step_key,
+        action=row.action,
+        by=row.actor,
+        reason=row.reason,
+        status_before=StepStatus(before["status"]),
+        attempts_before=before["attempts"],
+        error_before=None if error is None else ErrorInfo(error["name"], error["message"]),
+        created_at=from_us(row.created_at),
+    )

@@ -1,0 +1,179 @@
+"""What is to be sent once the transaction that wrote it has committed: insert it, offer it, deliver it, forget it.
+
+A task's row is deleted when the broker has the message, an event's when its handler has returned: what is done with
+says nothing that the task's own log does not, and the table stays as small as what is under way. ``run_at``: when an
+event may be delivered next. ``poll_at``: when a sweep must look; NULL for an event whose attempts are used up, which is
+kept for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import OutboxKind, Outgoing, span_us
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.sweeps import Redispatch
+
+
+@statement
+def _insert(s: Store) -> Any:
+    values = {
+        "id": param("id"),
+        "kind": param("kind"),
+        "name": param("name"),
+        "body": param("body"),
+        "instance_pk": param("pk"),
+        "run_number": param("run"),
+        "step_key": param("key"),
+        "attempts": 0,
+        "run_at": s.clock(),
+        "poll_at": s.clock() + param("grace_us", sa.BigInteger),
+        "created_at": s.clock(),
+    }
+    return sa.insert(s.tables.outbox).values(values).inline()
+
+
+def insert(
+    tx: Tx, letters: Sequence[Outgoing], *, pk: int, run_number: int, step_key: str | None, grace: timedelta
+) -> None:
+    """Have these sent once ``tx`` has committed; ``pk``, ``run_number`` and ``step_key`` say by whom.
+
+    The caller sends them after his commit (`tasks.outbox.Outbox.post`); what gets lost on the way a sweep sends
+    after ``grace``.
+    """
+    source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": span_us(grace)}
+    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in letters]
+    tx.run_many(_insert, [source | row for row in rows])
+
+
+# --- send ---------------------------------------------------------------------------------------
+
+
+@statement
+def _due(s: Store) -> Any:
+    o = s.tables.outbox.c
+    return (
+        sa.select(o.id, o.kind, o.name, o.body, o.created_at, s.statement_clock().label("now_us"))
+        .where(o.poll_at <= s.statement_clock())
+        .order_by(o.poll_at)
+        .limit(param("limit", sa.Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@statement
+def _move(s: Store) -> Any:
+    o = s.tables.outbox
+    return sa.update(o).where(o.c.id == param("id")).values(poll_at=param("poll_us"))
+
+
+def take_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[Outgoing]:
+    """What is to be sent, or sent again; any number of sweeps at once.
+
+    Each is moved on before it is sent, by the time that it has waited already: a sweep that dies in between has only
+    delayed it.
+    """
+    rows = tx.run(_due, limit=limit).all()
+    moves = []
+    for row in rows:
+        age = timedelta(microseconds=row.now_us - row.created_at)
+        pause = min(max(age, redispatch.first), redispatch.longest)
+        moves.append({"id": row.id, "poll_us": row.now_us + span_us(pause)})
+    tx.run_many(_move, moves)
+    return [Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+
+
+def put_off(tx: Tx, letters: Sequence[Outgoing], *, delay: timedelta) -> None:
+    """The broker took none of these: let the sweep offer them again after ``delay``."""
+    o = tx.t.outbox
+    wanted = (o.c.id.in_([each.id for each in letters]), o.c.poll_at.is_not(None))
+    tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + span_us(delay)))
+
+
+def remove(tx: Tx, ids: Sequence[str]) -> None:
+    """Forget what was sent."""
+    o = tx.t.outbox
+    tx.execute(sa.delete(o).where(o.c.id.in_(ids)))
+
+
+# --- deliver ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An outbound event in the hands of one worker, as long as the row names ``token``."""
+
+    id: str
+    token: str
+    name: str
+    payload: str
+    workflow: str
+    instance_id: str
+    run_number: int
+    attempt: int
+
+
+def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
+    """Take an event that is due; None where there is nothing to do: delivered, being delivered, or not yet due.
+
+    A worker that dies with it has used up an attempt; the event is due again when the ``lease`` is over.
+    """
+    o, now = tx.t.outbox, tx.store.clock()
+    until = now + span_us(lease)
+    taken = tx.execute(
+        sa.update(o)
+        .where(o.c.id == id_, o.c.kind == OutboxKind.EVENT.value, o.c.run_at <= now)
+        .values(token=token, attempts=o.c.attempts + 1, run_at=until, poll_at=until)
+    )
+    return find(tx, id_, token=token) if taken.rowcount else None
+
+
+def find(tx: Tx, id_: str, *, token: str) -> Delivery | None:
+    """The delivery that this token began."""
+    o, i = tx.t.outbox, tx.t.instance
+    query = (
+        sa.select(o.c.name, o.c.body, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
+        .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
+        .where(o.c.id == id_, o.c.token == token)
+    )
+    row = tx.execute(query).first()
+    if row is None:
+        return None
+    return Delivery(
+        id=id_,
+        token=token,
+        name=row.name,
+        payload=row.body,
+        workflow=row.workflow or "",
+        instance_id=row.instance_id or "",
+        run_number=row.run_number,
+        attempt=row.attempts,
+    )
+
+
+def finish(tx: Tx, delivery: Delivery) -> None:
+    """The handler has returned: forget the event, unless another worker has it by now."""
+    o = tx.t.outbox
+    tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token))
+
+
+def give_back(
+    tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts: bool = True
+) -> None:
+    """Have the event delivered again after ``retry_in``; None: never, it is kept for people to look at.
+
+    ``counts`` False: this was no attempt.
+    """
+    o = tx.t.outbox
+    at = None if retry_in is None else tx.store.clock() + span_us(retry_in)
+    values: dict[str, Any] = {"token": None, "run_at": at, "poll_at": at}
+    if error is not None:
+        values["error"] = error
+    if not counts:
+        values["attempts"] = o.c.attempts - 1
+    tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.token == delivery.token).values(values))

@@ -1,0 +1,111 @@
+"""What operators ask of the whole: how many stand where, what is due, who holds or waits for what. Never locks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from celery_durable.model import Ref, Status, StepStatus, StepType, from_us
+from celery_durable.store.engine import Tx
+from celery_durable.store.journal import maybe_at
+
+_LIVE = (Status.ACTIVE.value, Status.WAITING.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A run that somebody works on. ``holder``: Celery task id and node."""
+
+    ref: Ref
+    holder: str
+    until: datetime
+    crash_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventWait:
+    """A step that waits for an event."""
+
+    ref: Ref
+    status: Status
+    step: str
+    event_type: str
+    since: datetime
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """What is due and not worked on, and since when the oldest is."""
+
+    count: int
+    oldest: datetime | None
+
+
+def counts(tx: Tx) -> list[tuple[str, Status, int]]:
+    """How many instances of each workflow are in each status; read from an index."""
+    i = tx.t.instance.c
+    query = sa.select(i.workflow, i.status, sa.func.count().label("n")).group_by(i.workflow, i.status)
+    rows = tx.execute(query.order_by(i.workflow, i.status))
+    return [(row.workflow, Status(row.status), row.n) for row in rows]
+
+
+def overdue(tx: Tx) -> Overdue:
+    """What a worker should have taken by now."""
+    i = tx.t.instance.c
+    where = (
+        # priority and poll_at for the index: what sleeps or has ended is not looked at row by row.
+        i.priority.in_((0, 1)),
+        i.poll_at.is_not(None),
+        i.run_at <= tx.store.statement_clock(),
+        i.claim_token.is_(None),
+        i.status.in_(_LIVE),
+    )
+    row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(i.run_at).label("oldest")).where(*where)).one()
+    return Overdue(row.n, maybe_at(row.oldest))
+
+
+def leases(tx: Tx, *, limit: int) -> list[Lease]:
+    """Claims, those that end first first; also those that have ended and that no sweep has seen yet."""
+    i = tx.t.instance.c
+    columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
+    where = (i.priority.in_((0, 1)), i.poll_at.is_not(None), i.claim_token.is_not(None))
+    query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
+    return [Lease(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)]
+
+
+def waits(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -> list[EventWait]:
+    """Open waits for events, those of the newest instances first."""
+    i, s = tx.t.instance.c, tx.t.step.c
+    current = (s.instance_pk == i.id, s.run_number == i.run_number)
+    types, statuses = (StepType.WAIT, StepType.LINEAR), (StepStatus.WAITING, StepStatus.LINEAR_WAITING)
+    open_ = (s.type.in_([each.value for each in types]), s.status.in_([each.value for each in statuses]))
+    since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")  # a linear step waits since it was called
+    query = (
+        sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
+        .join_from(tx.t.instance, tx.t.step, sa.and_(*current))
+        .where(i.status.in_((*_LIVE, Status.PAUSED.value)), *open_)
+        .order_by(i.id.desc(), s.seq, s.step_key)
+        .limit(limit)
+    )
+    if workflow is not None:
+        query = query.where(i.workflow == workflow)
+    if event_type is not None:
+        query = query.where(s.wait_event_type == event_type)
+    return [
+        EventWait(
+            _ref(row),
+            Status(row.status),
+            row.name,
+            row.wait_event_type,
+            from_us(row.created_at),
+            maybe_at(row.wake_at),
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def _ref(row: sa.Row[tuple[object, ...]]) -> Ref:
+    return Ref(row.workflow, row.instance_id, row.run_number)

@@ -1,0 +1,68 @@
+"""Deleting instances that have ended: those whose retention is over, and those that somebody prunes.
+
+A batch is one transaction: the mutex rows are locked first (LAW 2), so that a restart at the same time either comes
+before, and keeps its instance, or finds none. No instance that has not ended is ever deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import TERMINAL, Status, span_us
+from celery_durable.store.engine import Tx
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Instances that ended at least ``age`` ago, in one of ``statuses``; ``workflow`` None: of any."""
+
+    age: timedelta
+    workflow: str | None = None
+    statuses: Collection[Status] = TERMINAL
+
+    def conditions(self, tx: Tx) -> list[sa.ColumnElement[bool]]:
+        i = tx.t.instance.c
+        conditions = [
+            i.status.in_(sorted(status.value for status in self.statuses)),
+            i.updated_at <= tx.store.statement_clock() - span_us(self.age),
+        ]
+        return conditions if self.workflow is None else [i.workflow == self.workflow, *conditions]
+
+
+def delete_expired(tx: Tx, *, limit: int) -> int:
+    """Delete up to ``limit`` instances whose retention is over, oldest first; answers with how many."""
+    i = tx.t.instance.c
+    over = [i.retention_until <= tx.store.statement_clock(), i.status.in_(sorted(status.value for status in TERMINAL))]
+    return _delete(tx, over, i.retention_until, limit)
+
+
+def delete_ended(tx: Tx, ended: Ended, *, limit: int) -> int:
+    """Delete up to ``limit`` of them, oldest first, whatever their retention; answers with how many."""
+    return _delete(tx, ended.conditions(tx), tx.t.instance.c.id, limit)
+
+
+def count_ended(tx: Tx, ended: Ended) -> int:
+    """How many there are."""
+    return int(tx.execute(sa.select(sa.func.count()).where(*ended.conditions(tx))).scalar_one())
+
+
+def _delete(tx: Tx, conditions: list[sa.ColumnElement[bool]], order: Any, limit: int) -> int:
+    i = tx.t.instance
+    # Found first and locked then: a search that locked what it reads would stand in the way of all that lives.
+    found = tx.execute(sa.select(i.c.id).where(*conditions).order_by(order).limit(limit)).scalars().all()
+    # Who has locked one is about to change it: it is looked at another time.
+    locked = sa.select(i.c.id).where(i.c.id.in_(found), *conditions).order_by(i.c.id).with_for_update(skip_locked=True)
+    ids = tx.execute(locked).scalars().all() if found else []
+    if ids:
+        for table in tx.t.metadata.sorted_tables:
+            if "instance_pk" in table.c:
+                # What an instance has sent, and nobody has got yet, outlives it.
+                is_its_own = [table.c.poll_at.is_(None)] if table is tx.t.outbox else []
+                tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_its_own))
+        tx.execute(sa.delete(i).where(i.c.id.in_(ids)))
+    return len(ids)

@@ -1,0 +1,217 @@
+"""Runs: begin one, from nothing or with copies of the rows of another.
+
+All under the lock of the instance whose rows are read: what is copied is one moment of it (LAW 2b). Copies are
+verbatim, times and commit ids included; an event is copied as consumed only where its wait is copied too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.lineage import Failure, Lineage
+from celery_durable.model import TOPIC_TYPES, InstanceRow, Origin, Plan, StepRow, StepStatus, StepType, from_us
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.journal import step_of
+
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What a run begins with: copies of the steps ``keys`` of another, whose events it gets too.
+
+    ``version``: the other instance's, above which a fork counts its own: copied events keep their places.
+    """
+
+    pk: int
+    origin: Origin
+    keys: tuple[str, ...]
+    lineage: Lineage
+    version: int
+
+
+# --- begin --------------------------------------------------------------------------------------
+
+
+@statement
+def _insert_run(s: Store) -> Any:
+    values = {
+        "instance_pk": param("pk"),
+        "run_number": param("run"),
+        "params": param("params"),
+        "reason": param("reason"),
+        "code_version": param("version"),
+        "forked_from_id": param("origin_id"),
+        "forked_from_run": param("origin_run"),
+        "forked_from_step": param("origin_step"),
+        "lineage": param("lineage"),
+        "created_at": s.clock(),
+        "commit_id": param("commit_id"),
+        "logs": 0,
+        "dropped_logs": 0,
+    }
+    return sa.insert(s.tables.run).values(values).inline()
+
+
+@statement
+def _insert_planned(s: Store) -> Any:
+    is_ready = param("status", sa.String) == sa.literal_column(f"'{StepStatus.READY.value}'")
+    values = {
+        "instance_pk": param("pk"),
+        "run_number": param("run"),
+        "step_key": param("key"),
+        "seq": param("seq"),
+        "name": param("name"),
+        "type": StepType.LINEAR.value,
+        "status": param("status", sa.String),
+        "attempts": 0,
+        "max_attempts": param("max_attempts"),
+        "timeout_ms": param("timeout_ms"),
+        "next_retry_at": sa.case((is_ready, s.clock())),
+        "commit_id": param("commit_id"),
+        "created_at": s.clock(),
+    }
+    return sa.insert(s.tables.step).values(values).inline()
+
+
+def begin(
+    tx: Tx,
+    pk: int,
+    number: int,
+    *,
+    params: str,
+    reason: str | None,
+    commit_id: str,
+    plan: Plan,
+    seed: Seed | None,
+) -> None:
+    """Insert a run of an instance that is locked or new, with what it begins with: its plan's rows, or a seed's."""
+    origin = None if seed is None else seed.origin
+    tx.run(
+        _insert_run,
+        pk=pk,
+        run=number,
+        params=params,
+        reason=reason,
+        version=plan.version,
+        commit_id=commit_id,
+        origin_id=None if origin is None else origin.instance_id,
+        origin_run=None if origin is None else origin.run_number,
+        origin_step=None if origin is None else origin.step_key,
+        lineage=None if seed is None else seed.lineage.text,
+    )
+    if plan.steps:
+        _lay_out(tx, plan, pk=pk, run_number=number, commit_id=commit_id)
+    if seed is not None:
+        _plant(tx, seed, pk=pk, run_number=number)
+
+
+def _lay_out(tx: Tx, plan: Plan, *, pk: int, run_number: int, commit_id: str) -> None:
+    """Insert the steps of a linear run: the first is ready, the others wait for their turn."""
+    rows = [
+        {
+            "pk": pk,
+            "run": run_number,
+            "key": str(seq),
+            "seq": seq,
+            "name": step.name,
+            "status": (StepStatus.LINEAR_PENDING if seq else StepStatus.READY).value,
+            "max_attempts": step.max_attempts,
+            "timeout_ms": None if step.timeout is None else step.timeout // timedelta(milliseconds=1),
+            "commit_id": commit_id,
+        }
+        for seq, step in enumerate(plan.steps)
+    ]
+    tx.run_many(_insert_planned, rows)
+
+
+def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
+    """Copy a seed's steps, and all events of its run, into a new run."""
+    copy_steps(tx, seed, seed.keys, pk=pk, run_number=run_number)
+    e, st = tx.t.event, tx.t.step.c
+    is_kept = sa.exists().where(
+        st.instance_pk == pk, st.run_number == run_number, st.step_key == e.c.consumed_by_step_key
+    )
+    values: dict[str, Any] = {column.name: column for column in e.c}
+    values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
+    for name in ("delivered_at", "consumed_by_step_key"):
+        values[name] = sa.case((is_kept, e.c[name]))
+    # What was emitted to a wait of that run is not for one that a new run opens.
+    source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(TOPIC_TYPES)))
+    tx.execute(sa.insert(e).from_select(list(values), source))
+
+
+def copy_steps(tx: Tx, seed: Seed, keys: Sequence[str], *, pk: int, run_number: int) -> None:
+    """Copy some steps of a seed's run into another."""
+    st = tx.t.step
+    values: dict[str, Any] = {column.name: column for column in st.c}
+    values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
+    for start in range(0, len(keys), _CHUNK):
+        source = sa.select(*values.values()).where(*_of(st, seed), st.c.step_key.in_(keys[start : start + _CHUNK]))
+        tx.execute(sa.insert(st).from_select(list(values), source))
+
+
+def _of(table: sa.Table, seed: Seed) -> list[Any]:
+    return [table.c.instance_pk == seed.pk, table.c.run_number == seed.origin.run_number]
+
+
+# --- find and read ------------------------------------------------------------------------------
+
+
+@statement
+def _creator(s: Store) -> Any:
+    """Who created an instance: its first run tells, which no restart changes."""
+    i, r = s.tables.instance.c, s.tables.run.c
+    return sa.select(r.commit_id).where(
+        i.workflow == param("workflow"),
+        i.instance_id == param("instance"),
+        r.instance_pk == i.id,
+        r.run_number == 1,
+    )
+
+
+def creator(tx: Tx, workflow: str, instance_id: str) -> str | None:
+    """The id of the transaction that created an instance; None where there is none."""
+    found: str | None = tx.run(_creator, workflow=workflow, instance=instance_id).scalar()
+    return found
+
+
+def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
+    """The number of the run that the transaction with this id began."""
+    r = tx.t.run.c
+    query = sa.select(r.run_number).where(r.instance_pk == row.pk, r.commit_id == commit_id)
+    return tx.execute(query).scalar()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run that is to be continued."""
+
+    params: str
+    lineage: Lineage
+    failure: Failure | None
+    steps: tuple[StepRow, ...]
+    """In call order, without results."""
+
+
+def read(tx: Tx, row: InstanceRow) -> Source:
+    """The current run of a locked instance, as far as a continuation needs it."""
+    r, st = tx.t.run.c, tx.t.step.c
+    run = tx.execute(
+        sa.select(r.params, r.lineage, r.failure, r.created_at).where(
+            r.instance_pk == row.pk, r.run_number == row.run_number
+        )
+    ).one()
+    columns = [sa.null().label("result") if column.name == "result" else column for column in st]
+    steps = sa.select(*columns).where(st.instance_pk == row.pk, st.run_number == row.run_number)
+    return Source(
+        params=run.params,
+        lineage=Lineage.read(run.lineage, ref=row.ref, began=from_us(run.created_at)),
+        failure=Failure.read(run.failure),
+        steps=tuple(step_of(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
+    )

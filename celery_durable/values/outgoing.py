@@ -1,0 +1,58 @@
+"""What a step sends with its commit, read and checked where the author writes it: Celery tasks, outbound events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_durable.errors import TaskRefused
+from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.values.names import LONGEST_ID, label
+from celery_durable.values.payloads import PayloadLimits, encode
+
+_LATER = ("countdown", "eta")
+_KEPT = frozenset({
+    "compression", "exchange", "expires", "headers", "ignore_result", "priority", "queue", "routing_key", "shadow",
+    "soft_time_limit", "time_limit",
+})  # fmt: skip
+"""Options that mean the same whenever the task is sent."""
+_CANVAS = ("chain", "group", "chord")
+
+
+def outgoing_task(
+    what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, id_: str, limits: PayloadLimits
+) -> Outgoing:
+    """A task to send: a Celery Signature, or a task or its name with ``args`` and ``kwargs``.
+
+    Raises TaskRefused for what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
+    """
+    options: Mapping[str, Any] = {}
+    if isinstance(what, Mapping) and "task" in what:  # a Signature is a dict
+        if args or kwargs:
+            raise TaskRefused(what["task"], "a signature carries its own arguments; pass it alone")
+        if what.get("subtask_type") in _CANVAS:
+            raise TaskRefused(what["task"], "a canvas is many messages; send a task that starts it")
+        name, args, kwargs, options = what["task"], what["args"], what["kwargs"], what["options"]
+    else:
+        name = what if isinstance(what, str) else getattr(what, "name", None)
+        if not isinstance(name, str):
+            raise TaskRefused(what, "pass a signature, a task, or a task's name")
+    label("Task name", name, LONGEST_ID)
+    for option in options:
+        if option in _LATER:
+            why = (
+                f"{option} would have the broker hold it, which loses it with the broker; step.sleep() before the step"
+            )
+            raise TaskRefused(name, why)
+        if option not in _KEPT:
+            raise TaskRefused(name, f"option {option!r} cannot be kept. These can: {', '.join(sorted(_KEPT))}")
+    body = {"args": list(args), "kwargs": dict(kwargs), "options": dict(options)}
+    return Outgoing(id_, OutboxKind.TASK, name, encode(body, what=f"Task {name!r}", limits=limits))
+
+
+def outgoing_event(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> Outgoing:
+    """An outbound event for the handler of its name; raises NameInvalid, NotSerializable, PayloadTooLarge."""
+    label("Outbound event", name, LONGEST_ID)
+    return Outgoing(
+        id_, OutboxKind.EVENT, name, encode(payload, what=f"Payload of outbound event {name!r}", limits=limits)
+    )
