@@ -89,6 +89,11 @@ class Ledger:
         """Whether the code still stands before the last step that an earlier pass recorded."""
         return self._last_replayed < self._last_recorded
 
+    @property
+    def place(self) -> int:
+        """How far the code has come: the number of its last call, 0 before the first."""
+        return self._last_seq
+
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> Call:
         """Identify a step call. ``identity`` compares equal for the same work (function and arguments).
 

@@ -23,7 +23,7 @@ body_rows = st.builds(
     seq=st.just(1),
     name=st.just("charge"),
     type=st.just(StepType.DO),
-    status=st.sampled_from(StepStatus),
+    status=st.sampled_from((StepStatus.PENDING, StepStatus.WAITING, *SETTLED)),
     attempts=st.integers(0, 9),
     next_retry_at=st.none() | times,
 )
