@@ -11,38 +11,176 @@ import inspect
 import logging
 import typing
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, WorkflowNameTaken, WorkflowNotFound
-from celery_durable.model import WorkflowEvent
-from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig, identifier, label
+from celery_durable.model import Kind, Plan, PlannedStep, WorkflowEvent
+from celery_durable.values import (
+    UNSET,
+    Backoff,
+    Codec,
+    Duration,
+    Retries,
+    StepConfig,
+    StepPolicy,
+    duration,
+    identifier,
+    label,
+)
 
 logger = logging.getLogger("celery_durable")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STEP_CONFIG = "__durable_step__"
+_SHORTEST_POLICY = timedelta(seconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowDefinition:
-    """What is registered under a name: code, types, defaults. ``queue`` None: the app's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What is registered under a name. ``queue`` None: the app's.
+
+    ``retention``: how long an ended instance is kept, None without end, UNSET the app's. ``max_run_duration``,
+    ``max_suspend_duration``: how long a run may take, and a single suspension; None without end, as with linear ones.
+    """
 
     name: str
-    fn: Callable[..., Any]
     queue: str | None
-    step_defaults: StepConfig | None
-    max_steps: int | None
     params: Codec
     output: Codec
+    retention: timedelta | None = UNSET
+    max_run_duration: timedelta | None = None
+    max_suspend_duration: timedelta | None = None
+    kind: ClassVar[Kind]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a run of it may take too long."""
+        return self.max_run_duration is not None or self.max_suspend_duration is not None
 
     @property
     def where(self) -> str:
         """The code's place, for people."""
+        raise NotImplementedError
+
+    def plan(self, policy: StepPolicy) -> Plan:
+        """How a run of it begins; ``policy``: how a step runs for which nobody says more."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowDefinition(Definition):
+    """A workflow that is a function: code, types, defaults."""
+
+    fn: Callable[..., Any]
+    step_defaults: StepConfig | None
+    max_steps: int | None
+    kind = Kind.REPLAY
+
+    @property
+    def where(self) -> str:
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
+
+    def plan(self, policy: StepPolicy) -> Plan:  # noqa: ARG002  # its steps are what the function calls
+        return Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStep:
+    """A step of a linear workflow; ``name`` is its type, by which its handler is found.
+
+    ``max_attempts``: in all, 1 for no retry, None for without end. ``delay``, ``backoff``, ``max_delay``: how soon it
+    is tried again after an exception. ``timeout``: of each attempt, None for none. What is left out comes from the
+    app's ``durable_step_defaults``.
+    """
+
+    name: str
+    max_attempts: int | None = UNSET
+    delay: Duration = UNSET
+    backoff: Backoff = UNSET
+    max_delay: Duration | None = UNSET
+    timeout: Duration | None = UNSET
+
+    def __post_init__(self) -> None:
+        label("Step name", self.name, 256)
+        most: Any = self.max_attempts
+        if most is not UNSET and most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise DefinitionInvalid(f"max_attempts={most!r} of step {self.name!r} must be at least 1, or None.")
+        _ = self.config
+
+    @property
+    def config(self) -> StepConfig:
+        """The same as the configuration of a step."""
+        most = self.max_attempts
+        limit = most - 1 if isinstance(most, int) else most
+        retries = Retries(limit=limit, delay=self.delay, backoff=self.backoff, max_delay=self.max_delay)
+        return StepConfig(retries=retries, timeout=self.timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearDefinition(Definition):
+    """A workflow that is a list of steps, each with a handler. Once a run has begun its rows alone say what follows."""
+
+    module: str
+    version: int
+    steps: tuple[LinearStep, ...]
+    handlers: dict[str, Callable[..., Any]]
+    kind = Kind.LINEAR
+
+    @property
+    def where(self) -> str:
+        return f"{self.module}:{self.name}"
+
+    def plan(self, policy: StepPolicy) -> Plan:
+        policies = [policy.over(step.config) for step in self.steps]
+        planned = (PlannedStep(s.name, p.max_attempts, p.timeout) for s, p in zip(self.steps, policies, strict=True))
+        return Plan(Kind.LINEAR, tuple(planned), self.version)
+
+    def policy_of(self, step: str, policy: StepPolicy) -> StepPolicy:
+        """How soon a step is tried again; a row's name that the plan has lost is tried as ``policy`` says."""
+        return next((policy.over(each.config) for each in self.steps if each.name == step), policy)
+
+
+def define_linear(
+    name: str,
+    *,
+    module: str,
+    version: int,
+    steps: Sequence[LinearStep],
+    queue: str | None = None,
+    params: Any = None,
+    retention: Duration | None = UNSET,
+) -> LinearDefinition:
+    """Check a linear workflow; its handlers come later."""
+    identifier("Workflow name", name, 255)
+    number: Any = version
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**31:
+        raise DefinitionInvalid(f"version={version!r} of linear workflow {name!r} must be a whole number from 1.")
+    if not steps:
+        raise DefinitionInvalid(
+            f"Linear workflow {name!r} has no steps: nothing would ever happen. Give it at least one."
+        )
+    names = [step.name for step in steps]
+    if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
+        raise DefinitionInvalid(
+            f"Linear workflow {name!r} has step {twice[0]!r} twice. A step's name finds its handler and its result: "
+            "give the second another name; two names may have the same handler."
+        )
+    return LinearDefinition(
+        name=name,
+        module=module,
+        version=version,
+        steps=tuple(steps),
+        handlers={},
+        queue=None if queue is None else label("Queue", queue, 255),
+        params=Codec.ours(lambda: params),
+        output=Codec(),
+        retention=retention if retention is UNSET else _length(retention),
+    )
 
 
 def define(
@@ -52,6 +190,9 @@ def define(
     queue: str | None = None,
     step_defaults: StepConfig | None = None,
     max_steps: int | None = None,
+    retention: Duration | None = UNSET,
+    max_run_duration: Duration | None = None,
+    max_suspend_duration: Duration | None = None,
 ) -> WorkflowDefinition:
     """Read a workflow function: ``fn(event: WorkflowEvent[P], step: Step) -> R``."""
     if not inspect.isfunction(fn):
@@ -80,7 +221,14 @@ def define(
         # Found when they are needed: the module may define the types below the workflow.
         params=Codec.ours(lambda: _payload_type(_declared(fn, first))),
         output=Codec.ours(lambda: _declared(fn, "return")),
+        retention=retention if retention is UNSET else _length(retention),
+        max_run_duration=_length(max_run_duration),
+        max_suspend_duration=_length(max_suspend_duration),
     )
+
+
+def _length(given: Duration | None) -> timedelta | None:
+    return None if given is None else duration(given, minimum=_SHORTEST_POLICY)
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
@@ -130,22 +278,22 @@ class Registry:
     """The workflows that this process knows, by name."""
 
     def __init__(self, parent: Registry | None = None) -> None:
-        self._definitions: dict[str, WorkflowDefinition] = {}
+        self._definitions: dict[str, Definition] = {}
         self._parent = parent
 
-    def add(self, definition: WorkflowDefinition) -> None:
+    def add(self, definition: Definition) -> None:
         """Register; the same function again (a module imported anew) replaces itself."""
         taken = self.find(definition.name)
         if taken is not None and taken.where != definition.where:
             raise WorkflowNameTaken(definition.name, taken.where, definition.where)
         self._definitions[definition.name] = definition
 
-    def find(self, name: str) -> WorkflowDefinition | None:
+    def find(self, name: str) -> Definition | None:
         """The workflow of this name, None when this process does not know it."""
         found = self._definitions.get(name)
         return found if found is not None or self._parent is None else self._parent.find(name)
 
-    def get(self, name: str) -> WorkflowDefinition:
+    def get(self, name: str) -> Definition:
         """The workflow of this name; raises WorkflowNotFound."""
         found = self.find(name)
         if found is None:

@@ -136,7 +136,7 @@ def _claimed(facts: Facts) -> Diagnosis:
     if row.pause_requested:
         sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
         return _said(facts, Code.PAUSED, sentence, _do(row, "resume"))
-    begun = [step.name for step in facts.open_steps if step.status is StepStatus.PENDING]
+    begun = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
     if begun:
         doing = ("step " if len(begun) == 1 else "steps ") + ", ".join(map(_quoted, begun[:5]))
     elif facts.last_step is not None:
@@ -180,7 +180,7 @@ def _asleep(facts: Facts, until: datetime) -> Diagnosis:
 
 def _waiting(facts: Facts) -> list[StepRecord]:
     """Earliest first."""
-    return sorted((step for step in facts.open_steps if step.status is StepStatus.WAITING), key=_due_at)
+    return sorted((step for step in facts.open_steps if step.is_waiting), key=_due_at)
 
 
 def _list(steps: list[StepRecord]) -> str:
@@ -190,7 +190,13 @@ def _list(steps: list[StepRecord]) -> str:
 def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
     row, name = facts.instance, _quoted(step.name)
     known: dict[str, Any] = {"step": step.name, "due_at": _maybe_iso(step.next_retry_at or step.wake_at)}
-    match step.type:
+    if step.status is StepStatus.READY and step.error is None:  # a linear step that nobody could begin
+        sentence = (
+            f"Step {name} is ready, but the worker that looked last has no handler for it; the next one looks "
+            f"{_when(facts, row.run_at)}."
+        )
+        return _said(facts, Code.NOT_REGISTERED, sentence, f"celery -A {YOUR_APP} inspect registered", **known)
+    match step.verb:
         case StepType.SLEEP:
             sentence = f"Sleeps at step {name}; wakes {_when(facts, step.wake_at)}."
             return _said(facts, Code.SLEEPING, sentence, **known)
@@ -202,6 +208,10 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
             )
             known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
             return _said(facts, Code.RETRY_SCHEDULED, sentence, _do(row, "logs", "--level warn"), **known)
+        case StepType.WAIT if step.wait_topic is not None:
+            sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {_when(facts, step.wake_at)}.'
+            emit = f"celery -A {YOUR_APP} durable emit {shlex.quote(step.wait_topic)} --payload '{{...}}'"
+            return _said(facts, Code.WAITING_EVENT, sentence, emit, **known, topic=step.wait_topic)
         case StepType.WAIT:
             type_ = step.wait_event_type or ""
             sentence = f'Waits for event "{type_}" at step {name}; times out {_when(facts, step.wake_at)}.'
@@ -216,7 +226,7 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
 
 def _mistyped(facts: Facts, step: StepRecord) -> str | None:
     """A buffered event whose type nobody waits for, but which is nearly that of this wait."""
-    if step.type is not StepType.WAIT or step.wait_event_type is None:
+    if step.verb is not StepType.WAIT or step.wait_event_type is None:
         return None
     awaited = {each.wait_event_type for each in facts.open_steps}
     left = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
@@ -225,11 +235,13 @@ def _mistyped(facts: Facts, step: StepRecord) -> str | None:
 
 
 def _briefly(step: StepRecord) -> str:
-    match step.type:
+    match step.verb:
         case StepType.SLEEP:
             return f"step {_quoted(step.name)} sleeps"
         case StepType.DO:
             return f"step {_quoted(step.name)} is tried again"
+        case StepType.WAIT if step.wait_topic is not None:
+            return f'step {_quoted(step.name)} waits for topic "{step.wait_topic}"'
         case StepType.WAIT:
             return f'step {_quoted(step.name)} waits for event "{step.wait_event_type}"'
 

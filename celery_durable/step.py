@@ -6,6 +6,7 @@ Thin: every verb hands its call to the pass that runs the workflow (`StepHost`).
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,10 +14,10 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 from sqlalchemy.orm import Session
 
-from celery_durable.definitions import WorkflowDefinition
+from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, StepTxMisuse
-from celery_durable.model import LogLevel, ReceivedEvent
-from celery_durable.values import Duration, StepConfig
+from celery_durable.model import LogLevel, Outgoing, ReceivedEvent
+from celery_durable.values import Duration, PayloadLimits, StepConfig, outgoing_event, outgoing_task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Defined(Protocol):
     """Anything that carries a workflow's definition, such as the handle that `@durable_workflow` makes."""
 
     @property
-    def definition(self) -> WorkflowDefinition: ...
+    def definition(self) -> Definition: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,13 @@ class SleepCall:
 
 @dataclass(frozen=True, slots=True)
 class WaitCall:
-    """A call of `wait_for_event`."""
+    """A call of `wait_for_event`, or of `wait_for_topic`: then ``event_type`` is the topic."""
 
     name: str
     event_type: str
     timeout: Duration
     schema: Any
+    is_topic: bool = False
 
 
 StepCall = BodyCall | SleepCall | WaitCall
@@ -157,6 +159,22 @@ class Step:
         return event
 
     @overload
+    def wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> ReceivedEvent[T]: ...
+    @overload
+    def wait_for_topic(self, name: str, topic: str, *, timeout: Duration = ...) -> ReceivedEvent[Any]: ...
+    def wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> ReceivedEvent[Any]:
+        """Hibernate until something is emitted to this topic, from now on: nothing is kept for waits to come.
+
+        ``timeout`` and ``schema``: as for `wait_for_event`. The ``type`` of what is returned is the topic.
+        """
+        event: ReceivedEvent[Any] = self._host.call(WaitCall(name, topic, timeout, schema, is_topic=True))
+        return event
+
+    @overload
     def submit(
         self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepFuture[T]: ...
@@ -205,6 +223,20 @@ class Step:
         return self._host.submit(WaitCall(name, event_type, timeout, schema))
 
     @overload
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> StepFuture[ReceivedEvent[T]]: ...
+    @overload
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ...
+    ) -> StepFuture[ReceivedEvent[Any]]: ...
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> StepFuture[Any]:
+        """As `wait_for_topic`, but as a branch."""
+        return self._host.submit(WaitCall(name, topic, timeout, schema, is_topic=True))
+
+    @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...
     @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[True]) -> list[T | Exception]: ...
@@ -241,10 +273,16 @@ class Step:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+class LogHost(Protocol):
+    """What keeps log lines for the next boundary."""
+
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
+
+
 class StepLog:
     """The durable log of a run. Lines are stored with the next step boundary."""
 
-    def __init__(self, host: StepHost) -> None:
+    def __init__(self, host: LogHost) -> None:
         self._host = host
 
     def debug(self, message: str, /, *, category: str = "workflow", **data: Any) -> None:
@@ -281,7 +319,7 @@ def _body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
 class NewInstance:
     """A `StepTx.create`, to be carried out at the boundary."""
 
-    definition: WorkflowDefinition
+    definition: Definition
     instance_id: str
     params: Any
 
@@ -297,6 +335,15 @@ class NewEvent:
     event_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class NewEmission:
+    """A `StepTx.emit`, to be carried out at the boundary."""
+
+    topic: str
+    payload: Any
+    emission_id: str
+
+
 @dataclass(slots=True)
 class TxBuffer:
     """What a body asked to have done with its boundary."""
@@ -305,6 +352,8 @@ class TxBuffer:
     on_terminal_error: list[Callable[[Session], object]] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
+    emissions: list[NewEmission] = field(default_factory=list)
+    outgoing: list[Outgoing] = field(default_factory=list)
     session: Session | None = None
 
 
@@ -314,10 +363,17 @@ class StepTx:
     __durable_tx__ = True
 
     def __init__(
-        self, *, name: str, attempt: int, idempotency_key: str, buffer: TxBuffer, open_session: Callable[[], Session]
+        self,
+        *,
+        name: str,
+        attempt: int,
+        idempotency_key: str,
+        buffer: TxBuffer,
+        open_session: Callable[[], Session],
+        limits: PayloadLimits,
     ) -> None:
         self.name, self.attempt, self.idempotency_key = name, attempt, idempotency_key
-        self._buffer, self._open_session = buffer, open_session
+        self._buffer, self._open_session, self._limits = buffer, open_session, limits
 
     @property
     def session(self) -> Session:
@@ -370,6 +426,31 @@ class StepTx:
         """Send an event to an instance when the step commits, exactly once."""
         event_id = f"{self.idempotency_key}-{len(self._buffer.events)}" if id is None else id
         self._buffer.events.append(NewEvent(workflow.definition.name, instance_id, event_type, payload, event_id))
+
+    def emit(self, topic: str, payload: Any = None) -> None:
+        """Emit to a topic when the step commits, exactly once; a dispatcher hands it to those who wait then."""
+        emission_id = f"{self.idempotency_key}-{len(self._buffer.emissions)}"
+        self._buffer.emissions.append(NewEmission(topic, payload, emission_id))
+
+    def send_task(self, task: Any, /, *args: Any, **kwargs: Any) -> str:
+        """Send a Celery task once the step has committed, at least once; answers with its id.
+
+        ``send_task(mail.s(7).set(queue="mails"))``, ``send_task(mail, 7)`` or ``send_task("shop.mail", 7)``. The
+        arguments become JSON here and now. The id is this step's, so the task can tell a repetition. Raises
+        TaskRefused for what could not be kept, such as a countdown; NotSerializable names the path.
+        """
+        return self._send(outgoing_task(task, args, kwargs, id_=self._next_id(), limits=self._limits))
+
+    def send_outbound(self, name: str, payload: Any = None) -> str:
+        """Have the handler of this outbound event called once the step has committed, at least once; the event's id."""
+        return self._send(outgoing_event(name, payload, id_=self._next_id(), limits=self._limits))
+
+    def _next_id(self) -> str:
+        return str(uuid.uuid5(uuid.UUID(self.idempotency_key), str(len(self._buffer.outgoing))))
+
+    def _send(self, letter: Outgoing) -> str:
+        self._buffer.outgoing.append(letter)
+        return letter.id
 
 
 _ENDS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")

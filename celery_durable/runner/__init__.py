@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from celery_durable import values
+from celery_durable import teller, values
 from celery_durable.config import Settings
-from celery_durable.definitions import Registry, WorkflowDefinition
+from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
 from celery_durable.errors import (
     DurableError,
     Interruption,
@@ -24,12 +24,15 @@ from celery_durable.errors import (
     WorkflowParamsInvalid,
 )
 from celery_durable.ledger import Ledger
-from celery_durable.model import Claim, Due, Ref, Status, WorkflowEvent
+from celery_durable.lineage import Failure
+from celery_durable.model import Claim, Due, Kind, Outgoing, Ref, Status, WorkflowEvent
 from celery_durable.runner.bodies import current_body
 from celery_durable.runner.boundary import Committer
 from celery_durable.runner.branches import Stopped
 from celery_durable.runner.lease import Keeper, Lease
+from celery_durable.runner.linear import LinearPass
 from celery_durable.runner.passage import Pass
+from celery_durable.runner.patience import Patience
 from celery_durable.runner.progress import Environment, Progress
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
@@ -40,13 +43,16 @@ from celery_durable.store.engine import Store
 logger = logging.getLogger("celery_durable.runner")
 
 NOT_DUE = "noop: not due, or another worker is at it"
+STOPPING = "noop: this worker stops, the run is left to the next"
 
 
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
-    ``should_stop`` is asked at every step boundary (a worker that shuts down). ``interruptions`` are
-    exceptions that stop a body without being its failure, besides all that are no `Exception`.
+    ``should_stop`` is asked before each claim and at every step boundary (a worker that shuts down).
+    ``interruptions`` are exceptions that stop a body without being its failure, besides all that are no `Exception`.
+    ``wake`` and ``post`` are told after a commit what is due and what it left in the outbox; what they miss, a sweep
+    finds.
     """
 
     def __init__(
@@ -57,10 +63,11 @@ class Runner:
         runtime: Runtime,
         wake: Callable[[Sequence[Due]], None],
         *,
+        post: Callable[[Sequence[Outgoing]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
         interruptions: tuple[type[BaseException], ...] = (),
     ) -> None:
-        self._env = Environment(store, settings, runtime, wake, should_stop, interruptions)
+        self._env = Environment(store, settings, runtime, wake, post, should_stop, interruptions)
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._keeper = Keeper(store, settings.lease, runtime)
         self._interruptions = interruptions
@@ -75,15 +82,17 @@ class Runner:
         definition = self._registry.find(ref.workflow)
         if definition is None:
             return self._postpone(ref)
+        if self._env.should_stop():
+            return self._leave(ref)
         asked_at = self._runtime.monotonic()
-        claim = self._claim(ref, claimed_by)
+        claim = self._claim(ref, claimed_by, definition.kind)
         if claim is None:
             return NOT_DUE
         self._runtime.checkpoint("claimed")
         lease = Lease(claim, self._settings.lease, self._runtime, asked_at=asked_at)
         outer = current_body.set(None)  # under task_always_eager a body may have started this run
         try:
-            with self._keeper.hold(lease):
+            with self._keeper.hold(lease), teller.around_pass(claim):
                 return self._pass(definition, lease, max_steps)
         except Superseded:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -103,35 +112,59 @@ class Runner:
         )
         return f"noop: workflow {ref.workflow!r} is unknown to this worker"
 
-    def _claim(self, ref: Ref, claimed_by: str) -> Claim | None:
+    def _leave(self, ref: Ref) -> str:
+        """The message is used up, and another might come back here as long as this worker consumes: sweeps send it."""
+        self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
+        return STOPPING
+
+    def _claim(self, ref: Ref, claimed_by: str, kind: Kind) -> Claim | None:
         token, length = self._runtime.new_token(), self._settings.lease
         return self._store.transact(
-            lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length),
+            lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length, kind=kind),
             resolve=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
             single=True,
         )
 
-    def _pass(self, definition: WorkflowDefinition, lease: Lease, max_steps: int | None) -> str:
+    def _pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
         loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True)
+        patience = Patience(definition, claim, loaded)
         committer = Committer(
             self._store,
             self._settings,
             lease,
+            patience,
             has_started=loaded.has_started,
             log_room=self._settings.max_logs - loaded.logs,
+            began=loaded.created_at,
         )
+        if isinstance(definition, LinearDefinition):
+            return LinearPass(definition, self._env, lease, committer, loaded, max_turns=max_steps).run()
+        assert isinstance(definition, WorkflowDefinition)
         if claim.crash_count >= self._settings.max_crashes:
             committer.settle(ending := _errored(WorkerCrashLoop(claim.crash_count)), [])
             return _sentence(ending)
+        if definition.is_limited and (reason := self._store.read(patience.reason_to_end)) is not None:
+            committer.terminate(reason)
+            teller.terminated(claim.ref, reason=reason)
+            return f"terminated: {reason}"
+        teller.began(claim, has_started=loaded.has_started)
         ledger = Ledger(
             loaded.steps,
             workflow=definition.name,
             crash_count=claim.crash_count,
             max_steps=definition.max_steps or self._settings.max_steps,
         )
-        at = Progress(self._env, lease, ledger, committer, max_boundaries=max_steps)
-        host = Pass(definition, at, loaded.created_at)
+        at = Progress(
+            self._env,
+            lease,
+            ledger,
+            committer,
+            patience=patience,
+            lineage=loaded.lineage,
+            max_boundaries=max_steps,
+        )
+        host = Pass(definition, at)
         try:
             output = self._call(definition, host, at, loaded.params)
         except Interruption as reason:
@@ -195,8 +228,7 @@ class Runner:
 
     def _suspend(self, host: Pass, at: Progress) -> str:
         if at.deferred is not None:
-            committed = at.deferred()
-            self._env.wake(list(committed.dues))
+            committed = at.finish(at.deferred)
             after, until = committed.after, committed.until
         else:
             after = at.committer.let_go(at.logs, host.waits)
@@ -215,7 +247,7 @@ class Runner:
         """The worker is being stopped: release the claim, which is no crash, and have somebody else go on."""
         try:
             if at.deferred is not None:  # the function was unwinding already: what it waits for is decided
-                self._env.wake(list(at.deferred().dues))
+                at.finish(at.deferred)
             elif at.committer.let_go(at.logs, [], at.uncounted()) is After.DUE:
                 self._wake_self(at.lease.claim)
         except Superseded:
@@ -250,4 +282,18 @@ def _errored(error: Exception) -> Ending:
         name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
         message = str(error)
     name, message = values.storable_error(name, message)
-    return Ending(Status.ERRORED, error_name=name, error_message=message)
+    failure = _failure_in(error)
+    return Ending(
+        Status.ERRORED, error_name=name, error_message=message, failure=None if failure is None else failure.text
+    )
+
+
+def _failure_in(error: BaseException | None) -> Failure | None:
+    """The failed step that an error is, or was raised because of; None where it was no step's."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, StepFailed) and error.failed_keys:
+            return Failure(error.failed_keys, error.failed_place)
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None

@@ -6,9 +6,10 @@ import uuid
 from datetime import timedelta
 from typing import Any, assert_never
 
-from celery_durable import values
+from celery_durable import teller, values
 from celery_durable.errors import DurableError, NonRetryableError, StepCommitConflict, StepResultInvalid, ValueRefused
 from celery_durable.ledger import GiveUp, Replay, Run, Wait
+from celery_durable.lineage import Lineage
 from celery_durable.model import LogLevel, StepRow, StepStatus
 from celery_durable.runner.bodies import Body, Interrupted, Outcome, Raised, Returned, TimedOut
 from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary
@@ -19,7 +20,12 @@ from celery_durable.step import BodyCall, StepTx, TxBuffer, allow_to_end
 from celery_durable.store.claims import OpenWait
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
-_SESSION_RERUNS = 3
+SESSION_RERUNS = 3
+
+
+def idempotency_key(lineage: Lineage, step: str) -> str:
+    """What tells systems outside that it is the same step, on every attempt."""
+    return str(uuid.uuid5(_NAMESPACE, f"{lineage.identity(step)}/{step}"))
 
 
 class Attempts:
@@ -72,19 +78,22 @@ class Attempts:
             self._at.note(committed)
             self._at.announced += [branch for branch, run in runs if run.announce]
         todo = [(branch, run.attempt) for branch, run in runs]
-        for _ in range(_SESSION_RERUNS + 1):
+        for nth in range(SESSION_RERUNS + 1):
             self._lost.clear()
+            self._at.guarded(lambda: self._at.lease.check(self._at.env.store))
+            if nth == 0:
+                for branch, attempt in todo:
+                    teller.attempt_begins(self._at.lease.claim, branch.name, attempt)
             self._run_once([(branch, self._body(branch, attempt)) for branch, attempt in todo], sole=sole)
             todo = [(branch, body.attempt) for branch, body, _ in self._lost]
             if not todo:
                 return
         for branch, body, why in self._lost:
-            text = f"the step's transaction was lost {_SESSION_RERUNS + 1} times, at last by: {why}"
+            text = f"the step's transaction was lost {SESSION_RERUNS + 1} times, at last by: {why}"
             self._fail(branch, body, ("StepTransactionLost", text), sole=sole)
 
     def _run_once(self, made: list[tuple[Branch, Body]], *, sole: bool) -> None:
         """Run these bodies at the same time; those whose transaction was lost are noted, to be run again."""
-        self._at.guarded(lambda: self._at.lease.check(self._at.env.store))
         self._at.env.runtime.checkpoint("before-body")
         if len(made) == 1 and (self._at.env.runtime.can_interrupt() or made[0][0].policy.timeout is None):
             branch, body = made[0]
@@ -122,25 +131,29 @@ class Attempts:
         ref = self._at.lease.claim.ref
         tx = None
         if fn.wants_tx:
-            identity = f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{branch.key}"
             tx = StepTx(
                 name=branch.name,
                 attempt=attempt,
-                idempotency_key=str(uuid.uuid5(_NAMESPACE, identity)),
+                idempotency_key=idempotency_key(self._at.lineage, branch.key),
                 buffer=buffer,
                 open_session=lambda: self._open_session(body),
+                limits=self._at.env.settings.limits,
             )
         given = call.args if tx is None else (tx, *call.args)
-        body = Body(
-            step_key=branch.key,
-            attempt=attempt,
-            call=lambda: self._at.env.runtime.attempt(
+
+        def run() -> Any:
+            return self._at.env.runtime.attempt(
                 lambda: call.fn(*given, **call.kwargs),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
                 step=branch.name,
                 number=attempt,
-            ),
+            )
+
+        body = Body(
+            step_key=branch.key,
+            attempt=attempt,
+            call=teller.around_body(run, self._at.lease.claim, step=branch.name, attempt=attempt),
             buffer=buffer,
             close_session=self._close_session,
             abandon_session=self._abandon_session,
@@ -225,11 +238,13 @@ class Attempts:
         write = self._at.write(branch, StepStatus.COMPLETED, result=result, attempts=body.attempt, ran_for=body.took)
         said = list(self._at.logs)
         boundary = Boundary(
-            [write, *self._at.race_writes(branch)],
+            [write, *self._at.race_writes(branch, write.commit_id)],
             self._at.take_logs(body),
             mutations=buffer.mutations,
             instances=buffer.instances,
             events=buffer.events,
+            emissions=buffer.emissions,
+            outgoing=buffer.outgoing,
         )
         try:
             committed = self._at.guarded(lambda: self._at.committer.commit(boundary, session=buffer.session))
@@ -267,7 +282,7 @@ class Attempts:
         )
         branch.cause = error
         boundary = Boundary(
-            [write, *(self._at.race_writes(branch) if is_final else ())],
+            [write, *(self._at.race_writes(branch, write.commit_id) if is_final else ())],
             self._at.take_logs(body),
             mutations=body.buffer.on_terminal_error if is_final else (),
             sleep=_until_retry if sole and not is_final else None,

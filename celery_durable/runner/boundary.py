@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from celery_durable import values
+from celery_durable import teller, values
 from celery_durable.config import Settings
 from celery_durable.errors import (
     DurableError,
@@ -24,10 +24,11 @@ from celery_durable.errors import (
     Superseded,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, Due, LogLine, Ref, StepRow, Wake
+from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, StepRow, StepStatus, StepType, Wake
 from celery_durable.runner.lease import Lease
-from celery_durable.step import NewEvent, NewInstance
-from celery_durable.store import claims, instances, journal
+from celery_durable.runner.patience import Patience
+from celery_durable.step import NewEmission, NewEvent, NewInstance
+from celery_durable.store import claims, emissions, instances, journal, outbox, waiters
 from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
@@ -47,14 +48,22 @@ class BodyMustRunAgain(Exception):
 
 @dataclass(slots=True)
 class Boundary:
-    """What one commit holds. ``writes``: at least one, in order; ``sleep``: let go in it, asleep for these waits."""
+    """What one commit holds. ``writes``: at least one, in order.
+
+    ``look``: says under the lock what is written instead, of the same key and commit id; nothing leaves the row as it
+    is. ``sleep``: let go in it, asleep for these waits; where there are none, go on. ``ending``: end the run with it.
+    """
 
     writes: list[StepWrite]
     logs: list[LogLine] = field(default_factory=list)
     mutations: Sequence[Callable[[Session], object]] = ()
     instances: Sequence[NewInstance] = ()
     events: Sequence[NewEvent] = ()
+    emissions: Sequence[NewEmission] = ()
+    outgoing: Sequence[Outgoing] = ()
+    look: Callable[[Tx, Guarded], list[StepWrite]] | None = None
     sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
+    ending: Ending | None = None
 
     @property
     def is_progress(self) -> bool:
@@ -64,8 +73,10 @@ class Boundary:
     def is_plain(self) -> bool:
         return (
             len(self.writes) == 1
-            and not (self.logs or self.mutations or self.instances or self.events)
+            and not (self.logs or self.mutations or self.instances or self.events or self.emissions or self.outgoing)
             and self.sleep is None
+            and self.look is None
+            and self.ending is None
         )
 
 
@@ -73,7 +84,7 @@ class Boundary:
 class Committed:
     """The rows as recorded, in the order of the writes; ``after``: what became of the instance if it was let go.
 
-    ``until``: when the earliest of what it waits for is due.
+    ``until``: when the earliest of what it waits for is due. ``writes``, ``created`` and ``received`` are to be told.
     """
 
     rows: list[StepRow]
@@ -81,13 +92,36 @@ class Committed:
     after: After | None = None
     until: datetime | None = None
     dues: tuple[Due, ...] = ()
+    outgoing: tuple[Outgoing, ...] = ()
+    writes: Sequence[StepWrite] = ()
+    created: Sequence[Ref] = ()
+    received: Sequence[teller.Received] = ()
+
+    def tell(self, claim: Claim) -> None:
+        """Before others are woken, so that what they do is told after it."""
+        teller.recorded(claim, self.writes)
+        for ref in self.created:
+            teller.created(ref)
+        for event in self.received:
+            teller.received(event)
 
 
 class Committer:
     """Writes under one claim."""
 
-    def __init__(self, store: Store, settings: Settings, lease: Lease, *, has_started: bool, log_room: int) -> None:
-        self._store, self._settings, self._lease = store, settings, lease
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        lease: Lease,
+        patience: Patience,
+        *,
+        has_started: bool,
+        log_room: int,
+        began: datetime,
+    ) -> None:
+        self._store, self._settings, self._lease, self._patience = store, settings, lease, patience
+        self._began = began
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
 
@@ -100,6 +134,7 @@ class Committer:
     def commit(self, boundary: Boundary, *, session: Session | None = None) -> Committed:
         """Commit a boundary; raises Superseded, AuthorWriteFailed, and BodyMustRunAgain with a session."""
         asked_at = self._store.runtime.monotonic()
+        self._patience.progressed()
         if session is not None:
             committed = self._commit_session(boundary, session)
         elif boundary.is_plain:
@@ -116,7 +151,7 @@ class Committer:
         def work(tx: Tx) -> Committed:
             with self._store.losing_a_race():
                 written = journal.commit_step(tx, self.claim, boundary.writes[0], lease=self._lease.length)
-            return Committed([written.row], pause_requested=written.pause_requested)
+            return Committed([written.row], pause_requested=written.pause_requested, writes=boundary.writes)
 
         resolve = self._resolver(boundary)
         try:
@@ -140,20 +175,48 @@ class Committer:
                 instances.lock(tx, workflow, instance_id)
         with self._store.losing_a_race():
             guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)
-            rows = [journal.write_step(tx, self.claim, guarded, write) for write in boundary.writes]
+            writes = boundary.writes if boundary.look is None else boundary.look(tx, guarded)
+            rows = [self._write(tx, guarded, write) for write in writes]
         journal.write_logs(tx, self.claim, guarded, boundary.logs, room=self._log_room)
+        outbox.insert(
+            tx,
+            boundary.outgoing,
+            pk=self.claim.pk,
+            run_number=self.claim.ref.run_number,
+            step_key=boundary.writes[0].key,
+            grace=self._grace,
+        )
         for pk, workflow, instance_id in targets:
             if pk > self.claim.pk:
                 instances.lock(tx, workflow, instance_id)
-        dues = [*self._create(tx, boundary), *self._send(tx, boundary)]
+        received: list[teller.Received] = []
+        created = self._create(tx, boundary)
+        dues = [*created, *self._send(tx, boundary, received)]
+        self._emit(tx, boundary)
         after, until = None, None
-        if boundary.sleep is not None:
-            waits = boundary.sleep(rows)
+        if boundary.sleep is not None and (waits := boundary.sleep(rows)):
             until = min(wait.due_at for wait in waits)
             after = self._suspend(tx, guarded, waits)
+        if boundary.ending is not None:
+            claims.settle(tx, self.claim, boundary.ending)
         if after is After.DUE:
             dues.append(Due(self.claim.ref, self.claim.queue))
-        return Committed(rows, guarded.pause_requested, after, until, tuple(dues))
+        return Committed(
+            rows,
+            guarded.pause_requested,
+            after,
+            until,
+            tuple(dues),
+            tuple(boundary.outgoing),
+            writes=writes,
+            created=[due.ref for due in created],
+            received=received,
+        )
+
+    def _write(self, tx: Tx, guarded: Guarded, write: StepWrite) -> StepRow:
+        if write.type is StepType.WAIT and write.status is StepStatus.CANCELLED:  # it lost a race
+            waiters.close_wait(tx, self.claim, key=write.key)
+        return journal.write_step(tx, self.claim, guarded, write)
 
     def _author_writes(self, tx: Tx, boundary: Boundary, session: Session | None) -> None:
         try:
@@ -208,7 +271,8 @@ class Committer:
             ]
             found = [row for row in rows if row is not None]
             if len(found) == len(boundary.writes):
-                return Committed(found, after=None if boundary.sleep is None else After.WAITING)
+                let_go = boundary.sleep is not None and not (is_held and boundary.look is not None)
+                return Committed(found, after=After.WAITING if let_go else None, writes=boundary.writes)
             if not is_held:
                 raise Superseded(str(self.claim.ref))
             return None
@@ -260,15 +324,17 @@ class Committer:
                 params=params,
                 queue=queue,
                 grace=self._grace,
+                plan=definition.plan(self._settings.step_policy),
                 commit_id=self._store.runtime.new_token(),
                 parent=parent,
+                retention=self._settings.retention_of(definition.retention),
             )
             if not is_new:
                 raise AuthorWriteFailed(InstanceAlreadyExists(definition.name, instance_id))
             dues.append(Due(Ref(definition.name, instance_id, 1), queue))
         return dues
 
-    def _send(self, tx: Tx, boundary: Boundary) -> list[Due]:
+    def _send(self, tx: Tx, boundary: Boundary, received: list[teller.Received]) -> list[Due]:
         dues = []
         for event in boundary.events:
             try:
@@ -284,9 +350,23 @@ class Committer:
                     InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
                 )
             sent = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
-            if sent is not None and instances.is_awaited(tx, row, event.type):
+            if sent is None:
+                continue
+            received.append(teller.Received(row.ref, event.type, event.event_id))
+            if instances.is_awaited(tx, row, event.type):
                 dues.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
         return dues
+
+    def _emit(self, tx: Tx, boundary: Boundary) -> None:
+        """Leave emissions to the next sweep."""
+        for new in boundary.emissions:
+            try:
+                topic = values.topic(new.topic)
+                what = f"Payload for topic {topic!r}"
+                payload = values.encode(new.payload, what=what, limits=self._settings.limits)
+            except DurableError as exc:
+                raise AuthorWriteFailed(exc) from exc
+            emissions.begin(tx, emission_id=new.emission_id, topic=topic, payload=payload, lease=timedelta(0))
 
     # --- waits ----------------------------------------------------------------------------------
 
@@ -294,6 +374,7 @@ class Committer:
         self,
         *,
         event_type: str,
+        topic: str | None,
         deadline: Callable[[Guarded], datetime],
         write: Callable[[Guarded, journal.Arrived | None], list[StepWrite]],
         logs: list[LogLine],
@@ -304,7 +385,8 @@ class Committer:
         """Look for an event under the lock and record what follows from it, in one transaction.
 
         ``write`` makes the rows from the event that was found, or from the time; none leaves the wait as it is.
-        ``sleeps``: nothing else is open, so an unsatisfied wait lets the instance go in the same commit.
+        ``topic``: what it waits on, where its events are not sent but emitted. ``sleeps``: nothing else is open, so an
+        unsatisfied wait lets the instance go in the same commit.
         """
 
         def work(tx: Tx) -> Committed:
@@ -313,9 +395,15 @@ class Committer:
                 until = deadline(guarded)
                 event = journal.oldest_event(tx, self.claim, event_type, deadline=until)
                 made = write(guarded, event)
+                if made:
+                    self._patience.progressed()
                 if event is not None:
                     journal.consume(tx, self.claim, guarded, event, key=key)
-                rows = [journal.write_step(tx, self.claim, guarded, each) for each in made]
+                rows = [self._write(tx, guarded, each) for each in made]
+                if topic is not None and made and not made[0].is_final:
+                    waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)
+                elif topic is not None and made:
+                    waiters.close_wait(tx, self.claim, key=key)
             journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
             is_open = not made or not made[0].is_final
             after = None
@@ -323,7 +411,7 @@ class Committer:
                 waits = [OpenWait(until, event_type)] if is_open else []
                 after = self._suspend(tx, guarded, waits)
             dues = (Due(self.claim.ref, self.claim.queue),) if after is After.DUE else ()
-            return Committed(rows, guarded.pause_requested, after, until, dues)
+            return Committed(rows, guarded.pause_requested, after, until, dues, writes=made)
 
         def resolve(tx: Tx) -> Committed | None:
             is_held = claims.is_held(tx, self.claim)
@@ -347,20 +435,50 @@ class Committer:
             claims.mark_started(tx, self.claim)
         if not waits:
             return claims.release(tx, self.claim, guarded, grace=self._grace)
+        waits = [*waits, *self._patience.alarms(guarded.now)]
         return claims.suspend(tx, self.claim, guarded, waits, grace=self._grace)
 
-    def let_go(self, logs: list[LogLine], waits: list[OpenWait], writes: Sequence[StepWrite] = ()) -> After:
+    def let_go(
+        self,
+        logs: list[LogLine],
+        waits: list[OpenWait],
+        writes: Sequence[StepWrite] = (),
+        *,
+        is_progress: bool | None = None,
+    ) -> After:
         """Release the instance: asleep for ``waits``, or due at once where there are none (it was only interrupted)."""
+        got_further = bool(waits) if is_progress is None else is_progress
 
         def work(tx: Tx) -> After:
-            guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=bool(waits))
+            guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=got_further)
             for write in writes:
                 journal.write_step(tx, self.claim, guarded, write)
             journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
             return self._suspend(tx, guarded, waits)
 
-        # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
-        return self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else After.WAITING)
+        is_certain = True
+
+        def resolve(tx: Tx) -> After | None:
+            nonlocal is_certain
+            is_certain = claims.is_held(tx, self.claim)
+            # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
+            return None if is_certain else After.WAITING
+
+        after = self._store.transact(work, resolve=resolve)
+        if is_certain:
+            teller.let_go(self.claim, after, min((wait.due_at for wait in waits), default=None))
+        return after
+
+    def terminate(self, reason: str) -> None:
+        """End the run because it overstayed."""
+
+        def work(tx: Tx) -> bool:
+            claims.guard(tx, self.claim, lease=self._lease.length)
+            row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
+            instances.terminate(tx, row, reason=reason)
+            return True
+
+        self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else True)
 
     def settle(self, ending: Ending, logs: list[LogLine]) -> None:
         """End the run."""
@@ -372,4 +490,9 @@ class Committer:
             claims.settle(tx, self.claim, ending)
             return True
 
-        self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else True, single=not logs)
+        # No longer held after a commit in doubt: we ended it, or somebody took it from us. Nobody can tell.
+        is_certain = self._store.transact(
+            work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else False, single=not logs
+        )
+        if is_certain:
+            teller.ended(self.claim, ending, lambda: self._lease.now - self._began)

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim
@@ -31,6 +31,12 @@ class Lease:
         # Counted from before the question was sent, less a margin: the database's lease lasts longer than ours.
         self._good_for = length.total_seconds() * 0.9
         self._valid_until = asked_at + self._good_for
+        self._asked_at = asked_at
+
+    @property
+    def now(self) -> datetime:
+        """The database's time, as far as our steady clock can tell since the claim; decides nothing (LAW 4)."""
+        return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._asked_at)
 
     @property
     def is_valid(self) -> bool:

@@ -7,6 +7,7 @@ step call of the function raises again and does nothing, so that ``finally: step
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, assert_never
@@ -25,33 +26,33 @@ from celery_durable.errors import (
     StepNameReused,
     StepTimeout,
     Suspend,
-    ValueRefused,
 )
 from celery_durable.ledger import Call
-from celery_durable.model import LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
+from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.boundary import Boundary
 from celery_durable.runner.branches import Branch, Race, RaceWon, Work, decoded
-from celery_durable.runner.progress import Progress
+from celery_durable.runner.progress import Progress, log_data
 from celery_durable.runner.waits import Waits
 from celery_durable.step import BodyCall, SleepCall, StepCall, StepFuture, WaitCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.values import Codec
 
 _SHORTEST_WAIT = timedelta(seconds=1)
+_ERRORED = StepStatus.ERRORED
 _FAILURES: dict[str, type[StepFailed]] = {
     kind.__name__: kind for kind in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
 }
 
 
 class Pass:
-    """The host of one pass. ``began``: when the run was created, where its `now` starts."""
+    """The host of one pass."""
 
-    def __init__(self, definition: WorkflowDefinition, at: Progress, began: datetime) -> None:
+    def __init__(self, definition: WorkflowDefinition, at: Progress) -> None:
         self._at = at
         self._waits, self._attempts = Waits(at), Attempts(at)
         self._policy = at.env.settings.step_policy.over(definition.step_defaults)
-        self._last_end = began
+        self._last_end = EPOCH
         self._chances = 0
         self._submitted: dict[str, Branch] = {}
         self.waits: list[OpenWait] = []
@@ -79,11 +80,12 @@ class Pass:
         if open_:
             self._suspend(open_)
         results: list[Any] = []
+        failed = [branch.key for branch in branches if branch.row is not None and branch.row.status is _ERRORED]
         for branch in branches:  # all of them, before the first failure is raised
             self._move_time(branch)
         for branch in branches:
             try:
-                results.append(self._result(branch))
+                results.append(self._result(branch, failed))
             except (StepFailed, NonRetryableError) as exc:
                 if not return_exceptions:
                     raise
@@ -116,25 +118,23 @@ class Pass:
             )
         winner = by_key[key]
         winner.row = self._at.ledger.row(winner.key)
-        return self._result(winner)
+        return self._result(winner, [winner.key, entry.key])
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
-        settings = self._at.env.settings
-        category = values.label("Log category", category, settings.max_log_category)
-        if category == "system":
-            raise ValueRefused('Log category "system" is reserved for the engine; use another.')
-        text = values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
-        self._at.append(level, message, category, text)
+        self._at.append(level, message, category, log_data(self._at.env.settings, message, category, data))
 
     def now(self) -> datetime:
         self._at.enter()
-        return self._last_end
+        return self._now()
+
+    def _now(self) -> datetime:
+        """When the last step ended that the code has asked for; before the first, when the run began."""
+        return max(self._last_end, self._at.part.began)
 
     def chance(self) -> random.Random:
         self._at.enter()
         self._chances += 1
-        ref = self._at.lease.claim.ref
-        return random.Random(f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{self._chances}")  # noqa: S311  # reproducible on purpose
+        return random.Random(f"{self._at.part.run}/{self._chances}")  # noqa: S311  # reproducible on purpose
 
     # --- the pass as the runner sees it ---------------------------------------------------------
 
@@ -169,16 +169,19 @@ class Pass:
                     identity = values.duration(call.span, maximum=settings.max_sleep)
             case WaitCall():
                 name, type_ = call.name, StepType.WAIT
-                values.event_type(call.event_type, settings.max_event_type)
+                if call.is_topic:
+                    values.topic(call.event_type)
+                else:
+                    values.event_type(call.event_type, settings.max_event_type)
                 timeout = values.duration(call.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
-                identity = (call.event_type, timeout)
+                identity = (call.event_type, call.is_topic, timeout)
             case _:
                 assert_never(call)
         self._check_name(name)
         entry = self._at.ledger.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
-        if isinstance(identity, datetime) and entry.row is None and identity > self._last_end:
+        if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # Against a time that is the same on every pass: a refusal that is caught must not turn into a sleep.
-            values.duration(identity - self._last_end, maximum=settings.max_sleep)
+            values.duration(identity - self._now(), maximum=settings.max_sleep)
         if entry.is_again:
             self._at.append(
                 LogLevel.WARNING,
@@ -207,8 +210,11 @@ class Pass:
         if branch.row is not None and branch.row.finished_at is not None:
             self._last_end = max(self._last_end, branch.row.finished_at)
 
-    def _result(self, branch: Branch) -> Any:
-        """Hand out what is recorded: the same on the first pass as on every other."""
+    def _result(self, branch: Branch, failed: Sequence[str] = ()) -> Any:
+        """Hand out what is recorded: the same on the first pass as on every other.
+
+        ``failed``: the rows that are to go where a failure is to be tried again, by default this branch's.
+        """
         self._move_time(branch)
         row = branch.row
         assert row is not None
@@ -216,7 +222,9 @@ class Pass:
             raise StepCancelled(branch.name)
         if row.status is StepStatus.ERRORED:
             kind = _FAILURES.get(row.error_name or "", StepFailed)
-            raise kind(branch.name, row.error_name or "", row.error_message or "", row.attempts) from branch.cause
+            failure = kind(branch.name, row.error_name or "", row.error_message or "", row.attempts)
+            failure.failed_keys, failure.failed_place = tuple(failed) or (branch.key,), self._at.ledger.place
+            raise failure from branch.cause
         match branch.call:
             case SleepCall():
                 return None
@@ -250,7 +258,7 @@ class Pass:
         able = [branch for branch in ended if branch.row is not None and branch.row.status is not StepStatus.CANCELLED]
         if able or len(ended) == len(race.branches):  # it had ended before it was raced
             settled = (able or ended)[0]
-            boundary = Boundary(self._at.race_writes(settled), self._at.take_logs())
+            boundary = Boundary(self._at.race_writes(settled, self._at.env.runtime.new_token()), self._at.take_logs())
             self._at.note(self._at.guarded(lambda: self._at.committer.commit(boundary)))
             return
         with suppress(RaceWon):

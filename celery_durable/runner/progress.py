@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_durable import values
+from celery_durable import teller, values
 from celery_durable.config import Settings
-from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend
+from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend, ValueRefused
 from celery_durable.ledger import Ledger
-from celery_durable.model import Due, LogLevel, LogLine, StepRow, StepStatus, StepType
+from celery_durable.lineage import Lineage, Part
+from celery_durable.model import Due, LogLevel, LogLine, Outgoing, StepRow, StepStatus, StepType
 from celery_durable.runner import bodies
 from celery_durable.runner.bodies import Body
 from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary, Committed, Committer
 from celery_durable.runner.branches import Branch, Race, RaceWon, Stopped
 from celery_durable.runner.lease import Lease
+from celery_durable.runner.patience import Patience
 from celery_durable.runtime import Runtime
 from celery_durable.step import BodyCall, SleepCall
 from celery_durable.store.claims import OpenWait
@@ -37,8 +39,17 @@ class Environment:
     settings: Settings
     runtime: Runtime
     wake: Callable[[list[Due]], None]
+    post: Callable[[list[Outgoing]], None]
     should_stop: Callable[[], bool]
     interruptions: tuple[type[BaseException], ...]
+
+
+def log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
+    """The data of a log line as JSON text; raises for what a line cannot hold."""
+    values.label("Log category", category, settings.max_log_category)
+    if category == "system":
+        raise ValueRefused('Log category "system" is reserved for the engine; use another.')
+    return values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
 
 
 class Progress:
@@ -51,9 +62,12 @@ class Progress:
         ledger: Ledger,
         committer: Committer,
         *,
+        patience: Patience,
+        lineage: Lineage,
         max_boundaries: int | None = None,
     ) -> None:
         self.env, self.lease, self.ledger, self.committer = env, lease, ledger, committer
+        self.lineage = lineage
         self.now = lease.claim.claimed_at  # never ahead of the database's time
         self.race: Race | None = None
         self.logs: list[LogLine] = []
@@ -66,6 +80,7 @@ class Progress:
         self._thread = threading.get_ident()
         self._started = env.runtime.monotonic()
         self._boundaries, self._max_boundaries = 0, max_boundaries
+        self._patience = patience
         self._pause_requested = False
 
     def enter(self) -> None:
@@ -81,8 +96,14 @@ class Progress:
         if self.over is not None:
             raise self.over
         stops = self._pause_requested or self.env.should_stop() or self._boundaries == self._max_boundaries
+        stops = stops or self._patience.is_over(self.now)
         if stops or (self._boundaries and self._elapsed > self.env.settings.pass_seconds):
             raise self.interrupt(Suspend())
+
+    @property
+    def part(self) -> Part:
+        """Whose time and chance the code sees, as far as it has come."""
+        return self.lineage.at(self.ledger.place)
 
     @property
     def _elapsed(self) -> float:
@@ -135,7 +156,8 @@ class Progress:
         )
 
     def commit(self, branch: Branch, write: StepWrite) -> None:
-        boundary = Boundary([write, *(self.race_writes(branch) if write.is_final else ())], self.take_logs())
+        also = self.race_writes(branch, write.commit_id) if write.is_final else []
+        boundary = Boundary([write, *also], self.take_logs())
         self.committed(branch, self.guarded(lambda: self.committer.commit(boundary)))
 
     def defer(self, boundary: Boundary) -> None:
@@ -146,6 +168,15 @@ class Progress:
             return self.committer.commit(boundary)
 
         self.deferred = commit
+
+    def finish(self, deferred: Callable[[], Committed]) -> Committed:
+        """Commit what was deferred: the function has unwound."""
+        committed = deferred()
+        committed.tell(self.lease.claim)
+        if committed.after is not None:
+            teller.let_go(self.lease.claim, committed.after, committed.until)
+        self.env.wake(list(committed.dues))
+        return committed
 
     def uncounted(self) -> list[StepWrite]:
         """The rows that take back the attempts which were counted, but stopped by what is no crash of theirs."""
@@ -175,8 +206,11 @@ class Progress:
             if row.finished_at is not None:
                 self.now = max(self.now, row.finished_at)
         self._pause_requested = self._pause_requested or committed.pause_requested
+        committed.tell(self.lease.claim)
         if committed.dues:
             self.env.wake(list(committed.dues))
+        if committed.outgoing:
+            self.env.post(list(committed.outgoing))
 
     def guarded(self, commit: Callable[[], Any]) -> Any:
         """Run a commit; what goes wrong in it and is not the author's must not look like a failed step."""
@@ -209,12 +243,14 @@ class Progress:
         self.logs.clear()
         return lines
 
-    def race_writes(self, winner: Branch) -> list[StepWrite]:
-        """The winner's name and the end of the losers: they ride in the commit that settles the winner."""
+    def race_writes(self, winner: Branch, commit_id: str) -> list[StepWrite]:
+        """The winner's name and the end of the losers: they ride in the commit that settles the winner.
+
+        All have its ``commit_id``: by that a later run knows which branches belonged to the race (lineage).
+        """
         race = self.race
         if race is None:
             return []
-        new = self.env.runtime.new_token
         result = values.encode(winner.key, what="Winner", limits=self.env.settings.limits)
         verdict = StepWrite(
             key=race.entry.key,
@@ -223,12 +259,12 @@ class Progress:
             type=StepType.DO,
             status=StepStatus.COMPLETED,
             replaces=None,
-            commit_id=new(),
+            commit_id=commit_id,
             attempts=1,
             result=result,
         )
         losers = [branch for branch in race.branches if branch is not winner and self.settled_row(branch) is None]
-        return [verdict, *(self.write(branch, StepStatus.CANCELLED) for branch in losers)]
+        return [verdict, *(self.write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
 
     def settled_row(self, branch: Branch) -> StepRow | None:
         row = self.ledger.row(branch.key)

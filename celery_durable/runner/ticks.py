@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from celery_durable.config import Settings
 from celery_durable.model import Due
+from celery_durable.operations.emitting import go_on_emitting
 from celery_durable.runner import Runner
 from celery_durable.runtime import Runtime
 from celery_durable.store import sweeps
@@ -50,6 +51,8 @@ class Ticker:
 
     def _found(self) -> Iterator[Due]:
         taken: list[int] = []  # what was handed on is due again, and has had its turn
+        while go_on_emitting(self._store):
+            pass
         for priority in (RESUMING, STARTING):
             released, _ = self._store.transact(
                 functools.partial(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from celery_durable import values
 from celery_durable.ledger import Finish, Open, Replay, Wait
-from celery_durable.model import StepRow, StepStatus, to_us
+from celery_durable.model import StepRow, StepStatus, topic_type
 from celery_durable.runner.boundary import Boundary, Committed
 from celery_durable.runner.branches import Branch
 from celery_durable.runner.progress import Progress
@@ -53,6 +53,8 @@ class Waits:
     def event(self, branch: Branch, call: WaitCall, *, sole: bool) -> None:
         row, schema, commit_id = branch.entry.row, Codec(call.schema), self._at.env.runtime.new_token()
         timeout = self._span(branch, values.duration(call.timeout), "event")
+        # On a topic each wait gets events of its own, which nobody else consumes.
+        event_type = topic_type(call.event_type, branch.entry.seq) if call.is_topic else call.event_type
 
         def deadline(guarded: Guarded) -> datetime:
             return row.wake_at if row is not None and row.wake_at is not None else guarded.now + timeout
@@ -60,19 +62,20 @@ class Waits:
         def write(guarded: Guarded, event: Arrived | None) -> list[StepWrite]:
             until = deadline(guarded)
             settle = functools.partial(
-                self._at.write, branch, wake_at=until, event_type=call.event_type, commit_id=commit_id
+                self._at.write, branch, wake_at=until, event_type=event_type, commit_id=commit_id
             )
             if event is not None:
-                return [_received(settle, branch.name, event, schema), *self._at.race_writes(branch)]
+                return [_received(settle, branch.name, call, event, schema), *self._at.race_writes(branch, commit_id)]
             if until <= guarded.now:
-                text = f"No event {call.event_type!r} came within {values.duration(call.timeout)}"
+                text = f"{_nothing(call)} within {values.duration(call.timeout)}"
                 late = settle(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
-                return [late, *self._at.race_writes(branch)]
+                return [late, *self._at.race_writes(branch, commit_id)]
             return [] if is_recorded else [settle(StepStatus.WAITING)]
 
         def commit(*, sleeps: bool) -> Committed:
             return self._at.committer.commit_wait(
-                event_type=call.event_type,
+                event_type=event_type,
+                topic=call.event_type if call.is_topic else None,
                 deadline=deadline,
                 write=write,
                 logs=self._at.take_logs(),
@@ -82,19 +85,19 @@ class Waits:
             )
 
         # A deploy may have changed the type: send_event finds the wait by the type that is recorded.
-        is_recorded = row is not None and row.wait_event_type == call.event_type
+        is_recorded = row is not None and row.wait_event_type == event_type
         wake_at = None if row is None else row.wake_at
-        if (wake_at is None or wake_at > self._at.now) and not self._has_event(call.event_type):
+        if (wake_at is None or wake_at > self._at.now) and not self._has_event(event_type):
             if sole:
                 self._at.deferred = lambda: commit(sleeps=True)
                 return
             if is_recorded and wake_at is not None:  # nothing to write; the suspension looks once more, under the lock
-                branch.wait = OpenWait(wake_at, call.event_type)
+                branch.wait = OpenWait(wake_at, event_type)
                 return
         committed = self._at.guarded(lambda: commit(sleeps=False))
         if not committed.rows:
             assert committed.until is not None
-            branch.wait = OpenWait(committed.until, call.event_type)
+            branch.wait = OpenWait(committed.until, event_type)
         self._at.committed(branch, committed)
 
     def _span(self, branch: Branch, length: timedelta, purpose: Purpose) -> timedelta:
@@ -111,16 +114,23 @@ class Waits:
         return found is not None
 
 
-def _received(settle: functools.partial[StepWrite], name: str, event: Arrived, schema: Codec) -> StepWrite:
+def _nothing(call: WaitCall) -> str:
+    if call.is_topic:
+        return f"Nothing was emitted to topic {call.event_type!r}"
+    return f"No event {call.event_type!r} came"
+
+
+def _received(
+    settle: functools.partial[StepWrite], name: str, call: WaitCall, event: Arrived, schema: Codec
+) -> StepWrite:
     try:
         schema.decode(event.payload)
     except Misfit as exc:
         problems = "; ".join(f"{where}: {what}" for where, what in exc.problems[:5])
-        text = f"The payload of event {event.type!r} does not fit the schema of wait {name!r}: {problems}"
+        source = "topic" if call.is_topic else "event"
+        text = f"The payload of {source} {call.event_type!r} does not fit the schema of wait {name!r}: {problems}"
         return settle(StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1)
-    # The payload is JSON text already; it is stored as it came.
-    result = f'{{"type":"{event.type}","at":{to_us(event.created_at)},"payload":{event.payload}}}'
-    return settle(StepStatus.COMPLETED, result=result)
+    return settle(StepStatus.COMPLETED, result=event.as_result)
 
 
 def _until_wake(rows: list[StepRow]) -> list[OpenWait]:

@@ -1,0 +1,87 @@
+"""What the handlers of linear workflows hold and answer with: a context in, an outcome out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from celery_durable.model import ReceivedEvent
+from celery_durable.step import StepLog, StepTx
+from celery_durable.values import Duration
+
+
+class TaskType(StrEnum):
+    """Why a handler is called."""
+
+    RUN = "RUN"  # it is the step's turn
+    EVENT = "EVENT"  # the event that it waited for has come
+    WAITING_TIMEOUT = "WAITING_TIMEOUT"  # none came in time
+
+
+@dataclass(frozen=True, slots=True)
+class LinearContext:
+    """What a handler is called with.
+
+    ``attempt`` counts from 1 and does not begin anew when an event comes. ``results``: of the steps before, by name.
+    ``event``: only for EVENT. ``version``: of the workflow when the run began. ``tx``: its writes, tasks and events
+    are committed with Completed and Waiting, and dropped with Retry and Dead; `StepTx.on_terminal_error` is for Dead.
+    """
+
+    task_type: TaskType
+    step: str
+    seq: int
+    attempt: int
+    params: Any
+    results: Mapping[str, Any]
+    event: ReceivedEvent[Any] | None
+    workflow: str
+    instance_id: str
+    run_number: int
+    version: int
+    tx: StepTx
+    log: StepLog
+
+
+# --- outcomes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The step is done; the next one is ready, and after the last one the instance is complete with ``result``."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Call the handler again when an event of this type comes, or after ``timeout``; none sooner than 1 second.
+
+    ``outbound_events``: (name, payload) pairs for the handlers of `Durable.outbound`, sent with this commit.
+    """
+
+    event_type: str
+    timeout: Duration = "24 hours"
+    outbound_events: Sequence[tuple[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Call the handler again after ``backoff``, as another attempt; when the attempts are used up the step is dead.
+
+    ``backoff`` None: as the step's delay says.
+    """
+
+    backoff: Duration | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """The step cannot be done, and the instance has failed."""
+
+    error: str = ""
+
+
+Outcome = Completed | Waiting | Retry | Dead

@@ -1,0 +1,141 @@
+"""Calling the handler of a linear step: what it is called with, its transaction, its log."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from celery_durable import teller, values
+from celery_durable.config import Settings
+from celery_durable.definitions import LinearDefinition
+from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
+from celery_durable.linear import LinearContext, TaskType
+from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
+from celery_durable.runner.attempts import idempotency_key
+from celery_durable.runner.bodies import Body
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.progress import Environment, log_data
+from celery_durable.step import StepLog, StepTx, TxBuffer, allow_to_end
+from celery_durable.store import journal
+from celery_durable.store.journal import Loaded
+
+_PLAIN = values.Codec()
+
+
+class Handlers:
+    """The handlers of a run's steps, found by the rows' names."""
+
+    def __init__(self, definition: LinearDefinition, env: Environment, lease: Lease, loaded: Loaded) -> None:
+        self._definition, self._env, self._lease, self._loaded = definition, env, lease, loaded
+
+    def knows(self, row: StepRow) -> bool:
+        """Whether this code has a handler for the row's step."""
+        return row.name in self._definition.handlers
+
+    def body(self, row: StepRow, rows: Sequence[StepRow]) -> Body:
+        """The next attempt of a step; ``rows``: of the whole run."""
+        attempt, ref, handler = row.attempts + 1, self._lease.claim.ref, self._definition.handlers[row.name]
+
+        def run() -> Any:
+            return self._env.runtime.attempt(
+                lambda: handler(self._context(row, rows, body)),
+                workflow=ref.workflow,
+                instance_id=ref.instance_id,
+                step=row.name,
+                number=attempt,
+            )
+
+        body = Body(
+            step_key=row.step_key,
+            attempt=attempt,
+            call=teller.around_body(run, self._lease.claim, step=row.name, attempt=attempt),
+            buffer=TxBuffer(),
+            close_session=self.close_session,
+            abandon_session=self._abandon_session,
+            interruptions=self._env.interruptions,
+            monotonic=self._env.runtime.monotonic,
+        )
+        return body
+
+    def tx_of(self, row: StepRow, body: Body) -> StepTx:
+        """The transaction of this attempt."""
+        # One step commits several times when it waits: the ids of what it sends differ from wait to wait.
+        turn = row.step_key
+        if row.event_seq is not None:
+            turn += f"/event {row.event_seq}"
+        elif row.wake_at is not None:
+            turn += f"/timeout {to_us(row.wake_at)}"
+        return StepTx(
+            name=row.name,
+            attempt=body.attempt,
+            idempotency_key=idempotency_key(self._loaded.lineage, turn),
+            buffer=body.buffer,
+            open_session=lambda: self._open_session(body),
+            limits=self._env.settings.limits,
+        )
+
+    def close_session(self, buffer: TxBuffer) -> None:
+        """Give the session of an attempt back, if it has one."""
+        if buffer.session is not None:
+            self._env.store.close_session(buffer.session)
+            allow_to_end(buffer.session)  # a shared factory may hand the same one to the application
+
+    def _open_session(self, body: Body) -> Any:
+        body.buffer.session = self._env.store.open_session()
+        body.check_wanted()
+        return body.buffer.session
+
+    def _abandon_session(self, buffer: TxBuffer) -> None:
+        if buffer.session is not None:
+            self._env.store.abandon_session(buffer.session)
+
+    def _context(self, row: StepRow, rows: Sequence[StepRow], body: Body) -> LinearContext:
+        ref, event = self._lease.claim.ref, self._event(row)
+        if event is not None:
+            task_type = TaskType.EVENT
+        else:
+            task_type = TaskType.RUN if row.wait_event_type is None else TaskType.WAITING_TIMEOUT
+        return LinearContext(
+            task_type=task_type,
+            step=row.name,
+            seq=row.seq,
+            attempt=body.attempt,
+            params=self._params(),
+            results={each.name: _PLAIN.decode(each.result or "null") for each in rows if each.seq < row.seq},
+            event=event,
+            workflow=ref.workflow,
+            instance_id=ref.instance_id,
+            run_number=ref.run_number,
+            version=self._loaded.version or 0,
+            tx=self.tx_of(row, body),
+            log=StepLog(_Log(self._env.settings, body)),
+        )
+
+    def _params(self) -> Any:
+        try:
+            return self._definition.params.decode(self._loaded.params)
+        except values.Misfit as exc:
+            error = WorkflowParamsInvalid(self._definition.name, exc.problems)
+            raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
+
+    def _event(self, row: StepRow) -> ReceivedEvent[Any] | None:
+        """The event that the row says its handler is called with."""
+        if row.event_seq is None:
+            return None
+        look = functools.partial(journal.event, claim=self._lease.claim, seq=row.event_seq)
+        found = self._env.store.transact(look, single=True)
+        return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
+
+
+class _Log:
+    """Keeps a handler's lines for its commit."""
+
+    def __init__(self, settings: Settings, body: Body) -> None:
+        self._settings, self._body = settings, body
+
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
+        text = log_data(self._settings, message, category, data)
+        message = values.storable(message, self._settings.max_log_message)
+        body = self._body
+        body.logs.append(LogLine(level, category, message, text, body.step_key, body.attempt, is_replay=False))

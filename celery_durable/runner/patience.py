@@ -1,0 +1,69 @@
+"""How long a run may take, and how long it may wait at one place: what its workflow says of both."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from celery_durable.definitions import Definition
+from celery_durable.model import Claim, StepRow, StepStatus, span
+from celery_durable.store import journal
+from celery_durable.store.claims import OpenWait
+from celery_durable.store.engine import Tx
+from celery_durable.store.journal import Loaded
+
+
+class Patience:
+    """The limits of one run, seen from one pass. Whoever sleeps is woken when one is reached."""
+
+    def __init__(self, definition: Definition, claim: Claim, loaded: Loaded) -> None:
+        self._definition, self._claim = definition, claim
+        self._open = [row for row in loaded.steps if row.status is StepStatus.WAITING]
+        began, longest = loaded.started_at or claim.claimed_at, definition.max_run_duration
+        self.ends_at = None if longest is None else began + longest
+        """When the run has taken too long; None: never."""
+        self._asleep_since = max((began_to_wait(row) for row in self._open), default=None)
+
+    def progressed(self) -> None:
+        """Something was recorded: what it waits for from now on is another suspension."""
+        self._asleep_since = None
+
+    def alarms(self, now: datetime) -> list[OpenWait]:
+        """When a run that falls asleep now has to be looked at, whatever it waits for."""
+        longest = self._definition.max_suspend_duration
+        ends = [self.ends_at, None if longest is None else (self._asleep_since or now) + longest]
+        return [OpenWait(end) for end in ends if end is not None]
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether the run has taken too long."""
+        return self.ends_at is not None and now >= self.ends_at
+
+    def reason_to_end(self, tx: Tx) -> str | None:
+        """Why the run that was just claimed has to be ended; None: it may go on.
+
+        One that waited too long goes on nevertheless where what it waited for is there.
+        """
+        now, longest = self._claim.claimed_at, self._definition.max_suspend_duration
+        if self.ends_at is not None and now >= self.ends_at:
+            assert self._definition.max_run_duration is not None
+            return f"The run took longer than its max_run_duration of {span(self._definition.max_run_duration)}"
+        if longest is None or self._asleep_since is None or now < self._asleep_since + longest:
+            return None
+        if any(self._is_satisfied(tx, row) for row in self._open):
+            return None
+        names = ", ".join(repr(row.name) for row in self._open)
+        return f"Waiting at {names} took longer than the max_suspend_duration of {span(longest)}"
+
+    def _is_satisfied(self, tx: Tx, row: StepRow) -> bool:
+        due_at = row.next_retry_at or row.wake_at
+        if due_at is not None and due_at <= self._claim.claimed_at:
+            return True
+        if row.wait_event_type is None or row.wake_at is None:
+            return False
+        return journal.oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
+
+
+def began_to_wait(row: StepRow) -> datetime:
+    """Since when an open step waits: for another attempt since the last one ended, else since it was recorded."""
+    since = row.finished_at or row.created_at
+    assert since is not None
+    return since
