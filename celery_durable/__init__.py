@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_durable.app import Durable, Workflow, WorkflowInstance, durable_workflow
-    from celery_durable.definitions import durable_step
+    from celery_durable.app import Durable, LinearWorkflow, durable_workflow
+    from celery_durable.definitions import LinearStep, durable_step
     from celery_durable.errors import (
         DurableError,
         EventPayloadInvalid,
@@ -25,22 +25,29 @@ if TYPE_CHECKING:
         WorkflowFailed,
         WorkflowNotFound,
         WorkflowParamsInvalid,
+        WorkflowsRequired,
     )
+    from celery_durable.handles import Workflow, WorkflowInstance
+    from celery_durable.linear import Completed, Dead, LinearContext, Retry, TaskType, Waiting
     from celery_durable.model import (
         CreateOptions,
         History,
         InstanceStatus,
         LogLevel,
+        OutboundEvent,
         Page,
         ReceivedEvent,
         Status,
         WorkflowEvent,
     )
+    from celery_durable.operations.service import WorkflowService, require_workflows
     from celery_durable.step import Step, StepFuture, StepTx
     from celery_durable.values import Retries, StepConfig
 
 __all__ = [
+    "Completed",
     "CreateOptions",
+    "Dead",
     "Durable",
     "DurableError",
     "EventPayloadInvalid",
@@ -50,13 +57,18 @@ __all__ = [
     "InstanceNotFound",
     "InstanceStatus",
     "InstanceTerminal",
+    "LinearContext",
+    "LinearStep",
+    "LinearWorkflow",
     "LogLevel",
     "NonRetryableError",
     "NotConfigured",
+    "OutboundEvent",
     "Page",
     "ReceivedEvent",
     "ResultTimeout",
     "Retries",
+    "Retry",
     "Status",
     "Step",
     "StepConfig",
@@ -68,17 +80,32 @@ __all__ = [
     "StepTx",
     "StepTypeMismatch",
     "StoreMismatch",
+    "TaskType",
+    "Waiting",
     "Workflow",
     "WorkflowEvent",
     "WorkflowFailed",
     "WorkflowInstance",
     "WorkflowNotFound",
     "WorkflowParamsInvalid",
+    "WorkflowService",
+    "WorkflowsRequired",
     "durable_step",
     "durable_workflow",
+    "require_workflows",
 ]
 
-_ROOMS = ("errors", "model", "values", "definitions", "step", "app")  # the light ones first
+_ROOMS = (
+    "errors",
+    "model",
+    "values",
+    "definitions",
+    "step",
+    "linear",
+    "operations.service",
+    "handles",
+    "app",
+)  # the light ones first
 
 
 def __getattr__(name: str) -> Any:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import json
 import logging
 import socket
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import sqlalchemy as sa
 from billiard.exceptions import WorkerLostError
@@ -19,37 +17,32 @@ from celery import Celery, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.orm import Session
 
-from celery_durable import tasks, values
+from celery_durable import composing, tasks
+from celery_durable.composing import Bindings, Required
 from celery_durable.config import Settings, read_settings
-from celery_durable.definitions import SHARED, Registry, WorkflowDefinition, define
-from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured, ResultTimeout, WorkflowFailed
-from celery_durable.explain import Diagnosis
-from celery_durable.model import (
-    CreateOptions,
-    History,
-    InstanceStatus,
-    InstanceSummary,
-    LogLevel,
-    LogRecord,
-    Page,
-    Status,
-    WorkflowEvent,
-)
-from celery_durable.operations import IfExists, Operations
+from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, Registry, define, define_linear
+from celery_durable.errors import ConfigInvalid, DefinitionInvalid, DurableError, NotConfigured
+from celery_durable.handles import Workflow
+from celery_durable.linear import LinearContext, Outcome
+from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
+from celery_durable.operations import Operations
+from celery_durable.operations.service import Service, WorkflowService
 from celery_durable.runner import Runner
 from celery_durable.runner.ticks import Ticker
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 from celery_durable.store.engine import Store
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
+from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publish import Publisher
 from celery_durable.tasks.pulse import Heart, SweepTaskHeart
 from celery_durable.tasks.worker import DurableStep, StopFlag
-from celery_durable.values import StepConfig
+from celery_durable.values import UNSET, Duration, Retries, StepConfig, label
 
 P = TypeVar("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome])
 
 logger = logging.getLogger("celery_durable")
 
@@ -75,7 +68,9 @@ class Durable:
         self._engine, self._session_factory = engine, session_factory
         self.runtime = runtime or Runtime()
         self.registry = Registry(SHARED)
+        self.bindings = Bindings(self.registry)
         self.workflows = Workflows(self)
+        self.handlers: dict[str, Handler] = {}
         self.stop_flag = StopFlag()
         self._app: Celery | None = None
         if app is not None:
@@ -91,7 +86,9 @@ class Durable:
         self._app = app
         vars(app)["durable"] = self
         _attached.add(self)
-        tasks.install_tasks(app, lambda: self.runner, lambda: self.sweeper, lambda: self.sweep_heart)
+        tasks.install_tasks(
+            app, lambda: self.runner, lambda: self.sweeper, lambda: self.sweep_heart, lambda: self.deliveries
+        )
         app.steps["worker"].add(DurableStep)
         app.on_after_configure.connect(self._configure, weak=False)  # each time: an app may be configured anew
         if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
@@ -132,7 +129,19 @@ class Durable:
     @functools.cached_property
     def publisher(self) -> Publisher:
         """What tells workers of due work."""
-        return Publisher(self.app, tasks.ADVANCE, self.runtime)
+        return Publisher(
+            self.app, tasks.ADVANCE, self.runtime, deliver=tasks.DELIVER, queue=lambda: self.settings.queue
+        )
+
+    @functools.cached_property
+    def outbox(self) -> Outbox:
+        """What sends the tasks and outbound events of steps."""
+        return Outbox(self.store, self.settings, self.publisher.send, (SoftTimeLimitExceeded,))
+
+    @functools.cached_property
+    def deliveries(self) -> Deliveries:
+        """What hands outbound events to their handlers."""
+        return Deliveries(self.store, self.settings, self.runtime, self.handlers, (SoftTimeLimitExceeded,))
 
     @functools.cached_property
     def operations(self) -> Operations:
@@ -148,6 +157,7 @@ class Durable:
             self.registry,
             self.runtime,
             self.publisher.wake,
+            post=self.outbox.post,
             # Run eagerly there is nobody to hand on to, whatever a worker of this process was told before.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
             interruptions=(SoftTimeLimitExceeded,),
@@ -156,7 +166,9 @@ class Durable:
     @functools.cached_property
     def sweeper(self) -> Sweeper:
         """What finds due work and has it published."""
-        return Sweeper(self.store, self.settings, self.runtime, self.publisher.publish, self.queue_length)
+        return Sweeper(
+            self.store, self.settings, self.runtime, self.publisher.publish, self.queue_length, outbox=self.outbox
+        )
 
     @functools.cached_property
     def ticker(self) -> Ticker:
@@ -169,6 +181,17 @@ class Durable:
         Up to ``max_instances`` passes, each of up to ``max_steps`` steps. Any number of ticks and workers at once.
         """
         return self.ticker.tick(max_instances=max_instances, max_steps=max_steps)
+
+    def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
+        """Hand a payload to all who wait on a topic now (`Step.wait_for_topic`); answers with how many waits that were.
+
+        Nothing is kept for waits to come. ``id`` makes a repetition harmless.
+        """
+        return self.operations.emit(topic, payload, id=id)
+
+    def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
+        """Who waits on a topic now, oldest instances first, a page at a time."""
+        return self.operations.waiters(topic, cursor=cursor, limit=limit)
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
@@ -199,6 +222,9 @@ class Durable:
         queue: str | None = ...,
         step_defaults: StepConfig | None = ...,
         max_steps: int | None = ...,
+        retention: Duration | None = ...,
+        max_run_duration: Duration | None = ...,
+        max_suspend_duration: Duration | None = ...,
     ) -> WorkflowDecorator: ...
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
         """As `durable_workflow`, but for this app alone."""
@@ -206,9 +232,56 @@ class Durable:
         def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:
             definition = define(fn, **options)
             self.registry.add(definition)
-            return Workflow(definition, self)
+            return Workflow(definition, functools.partial(_acting, self))
 
         return decorate if fn is None else decorate(fn)
+
+    def outbound(
+        self, name: str, *, retries: Retries | int | None = None
+    ) -> Callable[[Callable[[OutboundEvent], R]], Callable[[OutboundEvent], R]]:
+        """Make a function the handler of outbound events of this name; a worker calls it, at least once for each.
+
+        It is called again when it raised: 10 times after the first, from 10 s exponentially up to 10 minutes, or as
+        ``retries`` says; then the event is kept in workflow_outbox. It should end within 5 minutes.
+        """
+
+        def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
+            label("Outbound event", name, 255)
+            new, taken = Handler.of(fn, retries), self.handlers.get(name)
+            if taken is not None and taken.where != new.where:
+                raise DefinitionInvalid(
+                    f"Outbound event {name!r} has a handler already, {taken.where}: call {new.where} from it, "
+                    "or send another event."
+                )
+            self.handlers[name] = new
+            return fn
+
+        return register
+
+    def register(self, required: Required) -> None:
+        """Register what a package brings, its ``required_workflows``: a dict of binding keys and workflows.
+
+        ``durable.workflows.ORDER`` is then the workflow under key ``ORDER``. Raises WorkflowNameTaken and
+        BindingKeyTaken, which name both places; nothing is registered then.
+        """
+        self.bindings.add(required, reserved=dir(Workflows))
+
+    def autodiscover(
+        self, packages: Iterable[str] = (), *, related_name: str = "workflows", with_entry_points: bool = True
+    ) -> None:
+        """Import ``<package>.workflows`` of these packages, and register the ``required_workflows`` in them.
+
+        Also those that installed packages announce as entry points of the group ``celery_durable.workflows``.
+        """
+        for required in composing.in_packages(packages, related_name):
+            self.register(required)
+        for required in composing.in_entry_points() if with_entry_points else ():
+            self.register(required)
+
+    @property
+    def service(self) -> WorkflowService:
+        """What packages with workflows are given."""
+        return Service(lambda: _acting(self).operations)
 
     # --- Celery's processes ---------------------------------------------------------------------
 
@@ -291,13 +364,19 @@ class Durable:
 
 
 class Workflows(Mapping[str, "Workflow[Any, Any]"]):
-    """The workflows that an app knows, by name: ``durable.workflows["order"]``."""
+    """The workflows that an app knows, by name, ``durable.workflows["order"]``, and binding key: ``.ORDER``."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
 
     def __getitem__(self, name: str) -> Workflow[Any, Any]:
-        return Workflow(self._durable.registry.get(name), self._durable)
+        return Workflow(self._durable.registry.get(name), functools.partial(_acting, self._durable))
+
+    def __getattr__(self, key: str) -> Workflow[Any, Any]:
+        if key.startswith("_") or (found := self._durable.bindings.find(key)) is None:
+            keys = ", ".join(sorted(self._durable.bindings)) if not key.startswith("_") else ""
+            raise AttributeError(f"No workflow is registered under binding key {key!r} (registered: {keys or 'none'}).")
+        return self[found.name]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._durable.registry.find(name) is not None
@@ -326,6 +405,11 @@ def current_durable(what: str) -> Durable:
     raise NotConfigured(what)
 
 
+def _acting(durable: Durable) -> Durable:
+    """Who acts for it: itself, but inside `standing_in` the one that stands in."""
+    return _stand_ins[-1] if _stand_ins and durable not in _stand_ins else durable
+
+
 @contextmanager
 def standing_in(durable: Durable) -> Iterator[None]:
     """Have the handles of every module act on ``durable`` inside the block, whatever app they belong to: for tests."""
@@ -334,6 +418,50 @@ def standing_in(durable: Durable) -> Iterator[None]:
         yield
     finally:
         _stand_ins.remove(durable)
+
+
+# --- linear workflows ---------------------------------------------------------------------------
+
+
+class LinearWorkflow(Workflow[P, Any]):
+    """A workflow that is a list of steps, each with a handler; known to every app of the process.
+
+    ``version``: of the list, kept with each run. ``params``: the type of the parameters. ``queue``: other than
+    ``durable_queue``. ``retention``: how long an instance is kept after its end, other than
+    ``durable_retention_seconds``. All steps are inserted when a run begins, and it follows them to its end, whatever a
+    deploy makes of this list. Raises DefinitionInvalid, NameInvalid.
+    """
+
+    definition: LinearDefinition
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        steps: Sequence[LinearStep],
+        *,
+        params: type[P] | None = None,
+        queue: str | None = None,
+        retention: Duration | None = UNSET,
+    ) -> None:
+        module = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001  # as namedtuple does
+        definition = define_linear(
+            name, module=module, version=version, steps=steps, params=params, queue=queue, retention=retention
+        )
+        SHARED.add(definition)
+        super().__init__(definition, functools.partial(current_durable, f"Workflow {name!r}"))
+
+    def handler(self, *steps: str) -> Callable[[Handling], Handling]:
+        """Make a function the handler of these steps: of the list's, or of older lists that runs in flight follow."""
+        for step in steps:
+            label("Step name", step, 256)
+
+        def register(fn: Handling) -> Handling:
+            for step in steps:
+                self.definition.handlers[step] = fn
+            return fn
+
+        return register
 
 
 # --- workflows ----------------------------------------------------------------------------------
@@ -355,207 +483,22 @@ def durable_workflow(
     queue: str | None = ...,
     step_defaults: StepConfig | None = ...,
     max_steps: int | None = ...,
+    retention: Duration | None = ...,
+    max_run_duration: Duration | None = ...,
+    max_suspend_duration: Duration | None = ...,
 ) -> WorkflowDecorator: ...
 def durable_workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a durable workflow, known to every app of the process, as `@shared_task` does for tasks.
 
     ``name``: defaults to the function's. ``queue``: other than ``durable_queue``. ``step_defaults``: a StepConfig
-    under all its steps. ``max_steps``: other than ``durable_max_steps``.
+    under all its steps. ``max_steps``: other than ``durable_max_steps``. ``retention``: how long an instance is kept
+    after its end, other than ``durable_retention_seconds``; None without end. ``max_run_duration``: a run that takes
+    longer is terminated, ``max_suspend_duration``: also one that waits longer at one place.
     """
 
     def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:
         definition = define(fn, **options)
         SHARED.add(definition)
-        return Workflow(definition, None)
+        return Workflow(definition, functools.partial(current_durable, f"Workflow {definition.name!r}"))
 
     return decorate if fn is None else decorate(fn)
-
-
-class Workflow(Generic[P, R]):
-    """A workflow that can be started. The function it was made of is called by workers, or by hand in tests."""
-
-    def __init__(self, definition: WorkflowDefinition, durable: Durable | None) -> None:
-        self.definition, self._durable = definition, durable
-        functools.update_wrapper(self, definition.fn)
-
-    def __call__(self, event: WorkflowEvent[P], step: Step) -> R:
-        """Call the author's function itself."""
-        result: R = self.definition.fn(event, step)
-        return result
-
-    def __repr__(self) -> str:
-        return f"<Workflow {self.name!r}>"
-
-    @property
-    def name(self) -> str:
-        """What it is registered as."""
-        return self.definition.name
-
-    @property
-    def durable(self) -> Durable:
-        """The Durable it runs under; raises NotConfigured."""
-        if _stand_ins and self._durable not in _stand_ins:
-            return _stand_ins[-1]
-        return self._durable or current_durable(f"Workflow {self.name!r}")
-
-    def create(
-        self,
-        params: P | None = None,
-        *,
-        id: str | None = None,  # the public name
-        if_exists: IfExists = "error",
-        run_at: datetime | None = None,
-        session: Session | None = None,
-    ) -> WorkflowInstance[R]:
-        """Record a new instance and have it started; nothing is written if this raises.
-
-        ``id``: yours, unique per workflow, or a random one. ``if_exists="return"``: the existing instance instead of
-        InstanceAlreadyExists. ``run_at``: not before this time. ``session``: in the transaction of your SQLAlchemy
-        session; workers are told after its commit.
-        """
-        operations = self.durable.operations
-        made = operations.create(self.name, params, id=id, if_exists=if_exists, run_at=run_at, session=session)
-        return WorkflowInstance(self, made)
-
-    def delay(self, params: P | None = None) -> WorkflowInstance[R]:
-        """`create`, for fingers that know Celery."""
-        return self.create(params)
-
-    def create_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
-        """Record up to 100 instances at once; ids that exist are skipped and left out of the answer."""
-        return [WorkflowInstance(self, made) for made in self.durable.operations.create_batch(self.name, batch)]
-
-    def get(self, id: str) -> WorkflowInstance[R]:
-        """The handle of an existing instance; raises InstanceNotFound."""
-        self.durable.operations.get(self.name, id)
-        return WorkflowInstance(self, id)
-
-    def list(
-        self, *, status: Status | str | None = None, cursor: str | None = None, limit: int = 25
-    ) -> Page[InstanceSummary]:
-        """Instances, newest first, a page at a time."""
-        wanted = None if status is None else Status(status)
-        return self.durable.operations.list(self.name, status=wanted, cursor=cursor, limit=limit)
-
-    async def acreate(self, params: P | None = None, **options: Any) -> WorkflowInstance[R]:
-        """`create` for async code."""
-        return await asyncio.to_thread(lambda: self.create(params, **options))
-
-    async def aget(self, id: str) -> WorkflowInstance[R]:
-        """`get` for async code."""
-        return await asyncio.to_thread(self.get, id)
-
-
-class WorkflowInstance(Generic[R_co]):
-    """An instance, by workflow and id; every call reads or changes the store."""
-
-    def __init__(self, workflow: Workflow[Any, R_co], id: str) -> None:
-        self.workflow, self.id = workflow, id
-
-    def __repr__(self) -> str:
-        return f"<WorkflowInstance {self.workflow.name}/{self.id}>"
-
-    @property
-    def _operations(self) -> Operations:
-        return self.workflow.durable.operations
-
-    def status(self) -> InstanceStatus:
-        """Where it stands: status, and error or output once it has ended."""
-        return self._operations.get(self.workflow.name, self.id).status
-
-    def result(self, timeout: values.Duration | None = None) -> R_co:
-        """Wait for the end and return the output; None waits without end.
-
-        Raises WorkflowFailed when it ended errored or terminated, ResultTimeout. No result backend is needed:
-        the database is asked, at first often, then twice a second.
-        """
-        runtime = self.workflow.durable.runtime
-        limit = None if timeout is None else values.duration(timeout)
-        deadline = None if limit is None else runtime.monotonic() + limit.total_seconds()
-        pause = 0.01
-        while True:
-            status = self.status()
-            if status.status.is_terminal:
-                return self._output(status)
-            if deadline is not None and limit is not None and runtime.monotonic() >= deadline:
-                raise ResultTimeout(self.workflow.name, self.id, status.status, limit.total_seconds())
-            runtime.sleep(pause if deadline is None else min(pause, max(0.0, deadline - runtime.monotonic())))
-            pause = min(pause * 1.5, 0.5)
-
-    def _output(self, status: InstanceStatus) -> R_co:
-        if status.status is not Status.COMPLETE:
-            error = status.error
-            raise WorkflowFailed(
-                self.workflow.name,
-                self.id,
-                status.status,
-                None if error is None else error.name,
-                None if error is None else error.message,
-            )
-        output: R_co = self.workflow.definition.output.decode(json.dumps(status.output))
-        return output
-
-    def pause(self) -> None:
-        """Stop at the next step boundary. Timers and deadlines go on counting."""
-        self._operations.pause(self.workflow.name, self.id)
-
-    def resume(self) -> None:
-        """Go on after a pause; otherwise nothing."""
-        self._operations.resume(self.workflow.name, self.id)
-
-    def terminate(self, reason: str | None = None) -> None:
-        """End it without a result; raises InstanceTerminal where it has ended."""
-        self._operations.terminate(self.workflow.name, self.id, reason=reason)
-
-    def restart(self, *, reason: str | None = None) -> int:
-        """Begin a new run with the same parameters; answers with its number. Prior runs stay readable."""
-        return self._operations.restart(self.workflow.name, self.id, reason=reason)
-
-    def send_event(
-        self,
-        event_type: str,
-        payload: Any = None,
-        *,
-        id: str | None = None,
-        session: Session | None = None,
-    ) -> bool:
-        """Send an event; it waits until the workflow asks for its type. ``id`` makes a repetition harmless: False."""
-        return self._operations.send_event(self.workflow.name, self.id, event_type, payload, id=id, session=session)
-
-    def explain(self) -> Diagnosis:
-        """Why it stands where it stands, as a sentence for people, and what to do about it."""
-        return self._operations.explain(self.workflow.name, self.id)
-
-    def history(self, run: int | None = None) -> History:
-        """Steps and events of a run, by default the current one."""
-        return self._operations.history(self.workflow.name, self.id, run=run)
-
-    def logs(
-        self,
-        *,
-        run: int | None = None,
-        after_id: int = 0,
-        limit: int = 1000,
-        levels: Sequence[LogLevel] | None = None,
-        category: str | None = None,
-    ) -> list[LogRecord]:
-        """Log lines of a run in order; ``after_id`` continues where an earlier call ended."""
-        return self._operations.logs(
-            self.workflow.name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
-        )
-
-    async def astatus(self) -> InstanceStatus:
-        """`status` for async code."""
-        return await asyncio.to_thread(self.status)
-
-    async def aexplain(self) -> Diagnosis:
-        """`explain` for async code."""
-        return await asyncio.to_thread(self.explain)
-
-    async def aresult(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ASYNC109  # as result()
-        """`result` for async code; waits on a thread of the event loop's executor."""
-        return await asyncio.to_thread(self.result, timeout)
-
-    async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
-        """`send_event` for async code."""
-        return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))

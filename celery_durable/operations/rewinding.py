@@ -1,0 +1,172 @@
+"""Doing again: restart, wholly or from a step; retry of what failed; forks.
+
+Prior runs are never changed. What goes on from the middle is a new run that begins with copies of the steps that it
+keeps: a runner in flight loses its claim to it, and everybody can read what was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from celery_durable import lineage, teller, values
+from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, StepNotFound
+from celery_durable.model import Due, InstanceRow, Kind, Origin, Plan, Ref, Status, StepRow
+from celery_durable.operations.verbs import Verbs, Versions, lock_row, refuse_linear
+from celery_durable.store import instances, runs
+from celery_durable.store.engine import Tx
+from celery_durable.store.runs import Seed, Source
+
+
+class Rewinding(Verbs):
+    """The verbs that do again what was done."""
+
+    def restart(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        from_step: str | None = None,
+        reason: str | None = None,
+        if_version: Versions = None,
+    ) -> int:
+        """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept.
+
+        ``from_step``: keep what settled before this step of the current run was called (its key: its name, unless
+        repeated), and all events, those that its steps had consumed included. Raises InstanceNotFound, StepNotFound;
+        ValueRefused for ``from_step`` of a linear one. A linear run follows the plan of the code that is known here;
+        raises WorkflowNotFound where none is.
+        """
+
+        def seed(tx: Tx, row: InstanceRow) -> Seed | None:
+            if from_step is None:
+                return None
+            refuse_linear(row, f"restarted from step {from_step!r}")
+            return seed_before(row, runs.read(tx, row), from_step)
+
+        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+
+    def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
+        """Try again what ended an errored instance, with fresh attempts; answers with the number of the new run.
+
+        It keeps all that settled before the failure came to light. Raises InstanceNotFound, InstanceNotErrored;
+        ValueRefused for a linear one.
+        """
+
+        def seed(tx: Tx, row: InstanceRow) -> Seed:
+            refuse_linear(row, "retried")
+            if row.status is not Status.ERRORED:
+                raise InstanceNotErrored(workflow, instance_id, row.status)
+            return seed_without_failure(row, runs.read(tx, row))
+
+        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+
+    def fork(
+        self,
+        workflow: str,
+        instance_id: str,
+        step: str,
+        *,
+        id: str | None = None,  # the public name
+    ) -> str:
+        """Create an instance that goes on before a step of another one's current run; answers with its id.
+
+        It has the same parameters, copies of what settled before, and the events. The other one is left alone.
+        Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a linear one.
+        """
+        new_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        commit_id = self._runtime.new_token()
+
+        def work(tx: Tx) -> Due:
+            row = lock_row(tx, workflow, instance_id)
+            refuse_linear(row, f"forked at step {step!r}")
+            source = runs.read(tx, row)
+            is_new = instances.insert(
+                tx,
+                workflow=workflow,
+                instance_id=new_id,
+                params=source.params,
+                queue=row.queue,
+                grace=self._grace,
+                commit_id=commit_id,
+                seed=seed_before(row, source, step),
+                retention=self._retention(workflow),
+            )
+            if not is_new:
+                raise InstanceAlreadyExists(workflow, new_id)
+            return Due(Ref(workflow, new_id, 1), row.queue)
+
+        def was_applied(tx: Tx) -> Due | None:
+            row = lock_row(tx, workflow, instance_id)  # its lock was held by the commit in doubt
+            is_ours = runs.creator(tx, workflow, new_id) == commit_id
+            return Due(Ref(workflow, new_id, 1), row.queue) if is_ours else None
+
+        due = self._store.transact(work, resolve=was_applied)
+        teller.created(due.ref)
+        self._wake([due])
+        return new_id
+
+    def _begin(
+        self,
+        workflow: str,
+        instance_id: str,
+        seed: Callable[[Tx, InstanceRow], Seed | None],
+        *,
+        reason: str | None,
+        if_version: Versions,
+    ) -> int:
+        """Begin a run with what ``seed`` finds under the lock."""
+        commit_id = self._runtime.new_token()
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def work(tx: Tx) -> Due:
+            row = lock_row(tx, workflow, instance_id, if_version)
+            found = seed(tx, row)
+            plan = self._plan(row) if found is None else Plan()
+            return instances.restart(
+                tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, seed=found
+            )
+
+        def was_applied(tx: Tx) -> Due | None:
+            row = lock_row(tx, workflow, instance_id)
+            number = runs.find(tx, row, commit_id=commit_id)
+            return None if number is None else Due(Ref(workflow, instance_id, number), row.queue)
+
+        due = self._store.transact(work, resolve=was_applied)
+        teller.restarted(due.ref, reason=reason)
+        self._wake([due])
+        return due.ref.run_number
+
+    def _plan(self, row: InstanceRow) -> Plan:
+        """How a new run begins; a function's does also where its code is not known."""
+        known = self._registry.find(row.workflow)
+        if known is None and row.kind is Kind.REPLAY:
+            return Plan()
+        return (known or self._registry.get(row.workflow)).plan(self._settings.step_policy)
+
+
+def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
+    """A step of the current run; raises StepNotFound with the nearest that there are."""
+    for step in steps:
+        if step.step_key == key:
+            return step
+    raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, lineage.nearest(key, steps))
+
+
+def seed_before(row: InstanceRow, source: Source, key: str) -> Seed:
+    """What a run begins with that goes on before this step; raises StepNotFound."""
+    kept = lineage.before(source.steps, find_step(row, source.steps, key))
+    return _seed(row, kept, key, source.lineage.until(lineage.last_place(kept)))
+
+
+def seed_without_failure(row: InstanceRow, source: Source) -> Seed:
+    """What a run begins with that tries again what ended this one. The retried steps go on under their old keys."""
+    kept = lineage.without(source.steps, source.failure)
+    if source.failure is None:
+        return _seed(row, kept, None, source.lineage.until(lineage.last_place(kept)))
+    keys = source.failure.keys
+    return _seed(row, kept, keys[0], source.lineage.until(source.failure.place, carry=keys))
+
+
+def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: lineage.Lineage) -> Seed:
+    origin = Origin(row.instance_id, row.run_number, key)
+    return Seed(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)

@@ -1,0 +1,96 @@
+"""What a package that brings workflows may ask of the application that runs them: four verbs, and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sqlalchemy.orm import Session
+
+from celery_durable.errors import WorkflowsRequired
+from celery_durable.model import HistoryPage, InstanceStatus
+from celery_durable.operations import Operations
+
+
+class WorkflowService(Protocol):
+    """What package authors depend on; the application hands them `Durable.service`, their tests a harness's."""
+
+    def create_instance(
+        self, workflow: str, params: Any = None, *, id: str | None = None, session: Session | None = None
+    ) -> str:
+        """Record a new instance and have it started; answers with its id.
+
+        ``session``: in the caller's transaction, with his own rows or not at all. Raises WorkflowNotFound,
+        WorkflowParamsInvalid, InstanceAlreadyExists.
+        """
+
+    def send_event(
+        self,
+        workflow: str,
+        instance_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+        session: Session | None = None,
+    ) -> bool:
+        """Send an event; False where one of this ``id`` had come before. ``session``: as for `create_instance`.
+
+        Raises InstanceNotFound, InstanceTerminal.
+        """
+
+    def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
+        """Where an instance stands; raises InstanceNotFound."""
+
+    def list_history(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        limit: int = 25,
+        steps_cursor: str | None = None,
+        events_cursor: str | None = None,
+    ) -> HistoryPage:
+        """A page of the steps and of the events of a run, by default the current one; raises InstanceNotFound."""
+
+
+class Service:
+    """A `WorkflowService` over operations."""
+
+    def __init__(self, operations: Callable[[], Operations]) -> None:
+        self._operations = operations
+
+    def create_instance(
+        self, workflow: str, params: Any = None, *, id: str | None = None, session: Session | None = None
+    ) -> str:
+        """Record a new instance and have it started."""
+        return self._operations().create(workflow, params, id=id, session=session)
+
+    def send_event(
+        self,
+        workflow: str,
+        instance_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+        session: Session | None = None,
+    ) -> bool:
+        """Send an event."""
+        return self._operations().send_event(workflow, instance_id, event_type, payload, id=id, session=session)
+
+    def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
+        """Where an instance stands."""
+        return self._operations().get(workflow, instance_id).status
+
+    def list_history(self, workflow: str, instance_id: str, **page: Any) -> HistoryPage:
+        """A page of the steps and of the events of a run."""
+        return self._operations().history_page(workflow, instance_id, **page)
+
+
+def require_workflows(service: WorkflowService | None, *, package: str) -> WorkflowService:
+    """The service that a package was given; raises WorkflowsRequired, which tells the application what to do."""
+    if service is None:
+        raise WorkflowsRequired(package)
+    return service

@@ -1,0 +1,169 @@
+"""Starting instances: one, many, or in the caller's own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from celery_durable import teller, values
+from celery_durable.definitions import Definition
+from celery_durable.errors import (
+    BatchTooLarge,
+    InstanceAlreadyExists,
+    ValueRefused,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import TERMINAL, Begun, CreateOptions, Due, InstanceRow, Ref, Status
+from celery_durable.operations.verbs import Verbs, Versions, lock_row
+from celery_durable.store import instances, runs
+from celery_durable.store.engine import Tx
+
+IfExists = Literal["error", "return"]
+
+
+class Starting(Verbs):
+    """The verbs that make instances."""
+
+    def create(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        if_exists: IfExists = "error",
+        run_at: datetime | None = None,
+        session: Session | None = None,
+    ) -> str:
+        """Record a new instance and have it advanced; answers with its id.
+
+        ``session``: join the caller's transaction; the workers are told after his commit.
+        Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
+        InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        """
+        definition = self._definition(workflow)
+        if if_exists not in ("error", "return"):
+            raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
+        instance_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        row = self._row(definition, instance_id, params)
+        row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
+        due = self._due(definition, instance_id)
+
+        def tell() -> None:
+            teller.created(due.ref, run_at=run_at)
+            if run_at is None:
+                self._wake([due])
+
+        if session is not None:
+            is_new = instances.insert(self._store.join(session), **row)
+            if is_new:
+                self._store.after_commit(session, tell)
+        else:
+            is_new = self._store.transact(lambda tx: instances.insert(tx, **row))
+            if is_new:
+                tell()
+        if not is_new and if_exists == "error":
+            raise InstanceAlreadyExists(workflow, instance_id)
+        return instance_id
+
+    def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
+        """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
+
+        Ids that exist, and repetitions within the batch, are skipped; one invalid item rejects all.
+        """
+        definition = self._definition(workflow)
+        if len(batch) > self._settings.max_batch:
+            raise BatchTooLarge(len(batch), self._settings.max_batch)
+        rows: dict[str, dict[str, Any]] = {}
+        for item in batch:
+            instance_id = values.instance_id(item.id, self._settings.max_instance_id)
+            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item=instance_id))
+        # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
+        created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
+        made = [key for key in rows if key in created]
+        dues = [self._due(definition, key) for key in made]
+        for due in dues:
+            teller.created(due.ref)
+        self._wake(dues)
+        return made
+
+    def restart_or_create(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str,  # the public name
+        if_status: Collection[Status | str] = TERMINAL,
+        if_version: Versions = None,
+        reason: str | None = None,
+    ) -> Begun:
+        """Restart the instance of this id if it is in one of these statuses, or create it; tells which happened.
+
+        One that is in another status is left as it is ("unchanged"). A restart keeps the first parameters. Of several
+        callers at once one begins the run. Raises what `create` raises, but InstanceAlreadyExists; and VersionMismatch
+        where the instance exists at another version.
+        """
+        definition = self._definition(workflow)
+        wanted = {Status(status) for status in if_status}
+        instance_id = values.instance_id(id, self._settings.max_instance_id)
+        new = self._row(definition, instance_id, params)
+        commit_id = new["commit_id"]
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def begun(row: InstanceRow, number: int) -> tuple[Begun, list[Due]]:
+            outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
+            due = Due(Ref(workflow, instance_id, number), row.queue)
+            return Begun(outcome, instance_id, number, Status.ACTIVE), [due]
+
+        def work(tx: Tx) -> tuple[Begun, list[Due]]:
+            is_new = instances.insert(tx, **new)
+            row = lock_row(tx, workflow, instance_id, None if is_new else if_version)
+            if is_new:
+                return begun(row, 1)
+            if row.status not in wanted:
+                return Begun("unchanged", instance_id, row.run_number, row.status), []
+            due = instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
+            return begun(row, due.ref.run_number)
+
+        def was_applied(tx: Tx) -> tuple[Begun, list[Due]] | None:
+            if runs.creator(tx, workflow, instance_id) is None:
+                return None
+            row = lock_row(tx, workflow, instance_id)
+            number = runs.find(tx, row, commit_id=commit_id)
+            return None if number is None else begun(row, number)
+
+        answer, dues = self._store.transact(work, resolve=was_applied)
+        for due in dues:
+            if answer.outcome == "created":
+                teller.created(due.ref)
+            else:
+                teller.restarted(due.ref, reason=reason)
+        self._wake(dues)
+        return answer
+
+    def _definition(self, workflow: str) -> Definition:
+        definition = self._registry.get(workflow)
+        values.identifier("Workflow name", definition.name, self._settings.max_workflow_name)
+        return definition
+
+    def _row(self, definition: Definition, instance_id: str, params: Any, *, item: str | None = None) -> dict[str, Any]:
+        try:
+            checked = definition.params.check(params)
+        except values.Misfit as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems, item=item) from exc
+        what = f"Parameters of workflow {definition.name!r}" + (f" for instance {item!r}" if item else "")
+        return {
+            "workflow": definition.name,
+            "instance_id": instance_id,
+            "params": definition.params.encode(checked, what=what, limits=self._settings.limits),
+            "queue": definition.queue or self._settings.queue,
+            "grace": self._grace,
+            "plan": definition.plan(self._settings.step_policy),
+            "commit_id": self._runtime.new_token(),
+            "retention": self._retention(definition.name),
+        }
+
+    def _due(self, definition: Definition, instance_id: str) -> Due:
+        return Due(Ref(definition.name, instance_id, 1), definition.queue or self._settings.queue)

@@ -1,0 +1,150 @@
+"""Steering instances that exist: pause, resume, terminate, events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from celery_durable import teller, values
+from celery_durable.errors import (
+    InstanceTerminal,
+)
+from celery_durable.model import (
+    Due,
+    InstanceRow,
+    Ref,
+    Status,
+    Wake,
+)
+from celery_durable.operations.verbs import Verbs, Versions, lock_row
+from celery_durable.store import instances
+from celery_durable.store.engine import Tx
+
+
+class Steering(Verbs):
+    """The verbs that change instances."""
+
+    def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
+        """Stop at the next step boundary, at once where nobody works on it; timers go on. Raises InstanceTerminal.
+
+        ``if_version``, here and below: raises VersionMismatch where the instance is at none of these.
+        """
+
+        def work(tx: Tx) -> Ref | None:
+            row = self._lock_live(tx, workflow, instance_id, "pause", if_version)
+            return row.ref if instances.pause(tx, row) else None
+
+        ref = self._store.transact(work)
+        if ref is not None:
+            teller.paused(ref)
+
+    def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
+        """Go on after a pause, or take back one that has not happened yet; otherwise nothing."""
+
+        def work(tx: Tx) -> list[Due]:
+            row = lock_row(tx, workflow, instance_id, if_version)
+            if row.status is Status.PAUSED:
+                due = instances.resume(tx, row, grace=self._grace)
+                return [] if due is None else [due]
+            if row.pause_requested:
+                instances.withdraw_pause(tx, row)
+            return []
+
+        self._wake(self._store.transact(work))
+
+    def wake(self, workflow: str, instance_id: str) -> bool:
+        """Have it looked at now; False where it is paused, or somebody works on it. Raises InstanceTerminal.
+
+        What decides is time and rows (LAW 5): what sleeps or waits does so again; a start that was put off begins.
+        """
+
+        def work(tx: Tx) -> list[Due]:
+            row = self._lock_live(tx, workflow, instance_id, "wake", None)
+            if row.status is Status.PAUSED or row.claim_token is not None:
+                return []
+            return [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
+
+        dues = self._store.transact(work)
+        self._wake(dues)
+        return bool(dues)
+
+    def terminate(
+        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+    ) -> None:
+        """End it for good; of a body that runs on nothing is recorded. Raises InstanceTerminal."""
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        meant: list[int] = []
+
+        def work(tx: Tx) -> bool:
+            row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
+            meant[:] = [row.run_number]
+            instances.terminate(tx, row, reason=reason)
+            return True
+
+        def was_applied(tx: Tx) -> bool | None:
+            row = lock_row(tx, workflow, instance_id)
+            if row.run_number not in meant:
+                return False  # a restart meanwhile has ended the run that was meant, and begun one that was not
+            return True if row.status is Status.TERMINATED else None
+
+        if self._store.transact(work, resolve=was_applied):
+            teller.terminated(Ref(workflow, instance_id, meant[0]), reason=reason)
+
+    def send_event(
+        self,
+        workflow: str,
+        instance_id: str,
+        type_: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        session: Session | None = None,
+        if_version: Versions = None,
+    ) -> bool:
+        """Buffer an event for the current run; it is consumed once, by the first wait for its type.
+
+        ``id``: an event of this id is accepted once per run; False tells that it had been. Raises
+        InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable, PayloadTooLarge.
+        """
+        values.event_type(type_, self._settings.max_event_type)
+        event_id = self._runtime.new_id() if id is None else values.label("Event id", id, values.LONGEST_ID)
+        text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
+
+        sent: list[instances.Sent | None] = []
+
+        def work(tx: Tx) -> tuple[bool, list[Due]]:
+            row = self._lock_live(tx, workflow, instance_id, "send an event to", if_version)
+            sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
+            if sent[0] is not None and instances.is_awaited(tx, row, type_):
+                return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
+            return sent[0] is not None, []
+
+        def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
+            row = lock_row(tx, workflow, instance_id)
+            ours = sent[0]
+            if ours is None:
+                return False, []  # it had been accepted before: nothing was to be written
+            is_there = instances.was_sent(tx, row, ours, event_id=event_id)
+            return (True, [Due(row.ref, row.queue)]) if is_there else None
+
+        def tell(dues: list[Due]) -> None:
+            if sent[0] is not None:
+                teller.received(teller.Received(Ref(workflow, instance_id, sent[0].run_number), type_, event_id))
+            self._wake(dues)
+
+        if session is not None:
+            is_new, dues = work(self._store.join(session))
+            self._store.after_commit(session, lambda: tell(dues))
+        else:
+            is_new, dues = self._store.transact(work, resolve=was_applied)
+            tell(dues)
+        return is_new
+
+    @staticmethod
+    def _lock_live(tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions) -> InstanceRow:
+        row = lock_row(tx, workflow, instance_id, if_version)
+        if row.status.is_terminal:
+            raise InstanceTerminal(workflow, instance_id, row.status, operation)
+        return row
