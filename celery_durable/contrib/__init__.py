@@ -1,0 +1,1 @@
+"""Bridges to what others have built. Nothing inside the library imports them."""

@@ -1,0 +1,154 @@
+"""OpenTelemetry traces: a span for each pass over a run and for each call of a step's function.
+
+Needs ``celery-durable[otel]``; `instrument` is called in every process. A pass belongs to the trace of whoever woke it:
+his context travels in the headers of the message, and where they are missing the pass begins a trace (LAW 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+from celery import current_task
+from celery.signals import before_task_publish
+from opentelemetry import context, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+
+from celery_durable import signals
+from celery_durable.tasks import ADVANCE
+
+_Run = tuple[str, str, int]
+_current: ContextVar[tuple[_Run, Span] | None] = ContextVar("celery_durable_span", default=None)
+"""The pass on this thread."""
+
+
+class Tracing:
+    """Makes the spans, while it is connected."""
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("celery_durable", tracer_provider=tracer_provider)
+        self._receivers = (
+            (signals.workflow_suspended, self._on_suspended),
+            (signals.workflow_completed, self._on_completed),
+            (signals.workflow_failed, self._on_failed),
+        )
+
+    def connect(self) -> None:
+        """Begin to make spans."""
+        signals.around_pass.connect(self._pass)
+        signals.around_step.connect(self._step)
+        for signal, receiver in self._receivers:
+            signal.connect(receiver, weak=False)
+        before_task_publish.connect(_inject, sender=ADVANCE, weak=False)
+
+    def disconnect(self) -> None:
+        """Make no more spans."""
+        signals.around_pass.disconnect(self._pass)
+        signals.around_step.disconnect(self._step)
+        for signal, receiver in self._receivers:
+            signal.disconnect(receiver)
+        before_task_publish.disconnect(_inject, sender=ADVANCE)
+
+    @contextmanager
+    def _pass(self, workflow: str, instance_id: str, run_number: int, latency: timedelta) -> Iterator[None]:
+        attributes = _attributes(workflow, instance_id, run_number, latency=latency.total_seconds())
+        with self._tracer.start_as_current_span(
+            f"durable.pass {workflow}",
+            context=_woken_by(),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            token = _current.set(((workflow, instance_id, run_number), span))
+            try:
+                yield
+            except Exception as exc:
+                _record(span, exc)
+                raise
+            except BaseException as exc:  # it was superseded, or its worker ends
+                span.set_attribute("celery_durable.outcome", type(exc).__name__)
+                raise
+            finally:
+                _current.reset(token)
+
+    def _step(
+        self, workflow: str, instance_id: str, run_number: int, step: str, attempt: int
+    ) -> AbstractContextManager[None]:
+        attributes = _attributes(workflow, instance_id, run_number, step=step, attempt=attempt)
+        # Asked for on the thread of the pass, whose span is the parent; entered on the body's.
+        return self._attempt(f"durable.step {step}", context.get_current(), attributes)
+
+    @contextmanager
+    def _attempt(self, name: str, parent: Context, attributes: dict[str, Any]) -> Iterator[None]:
+        token = context.attach(parent)
+        try:
+            with self._tracer.start_as_current_span(
+                name, attributes=attributes, record_exception=False, set_status_on_exception=False
+            ) as span:
+                try:
+                    yield
+                except BaseException as exc:
+                    _record(span, exc)
+                    raise
+        finally:
+            context.detach(token)
+
+    def _on_suspended(self, status: str, **run: Any) -> None:
+        _mark(run, status)
+
+    def _on_completed(self, **run: Any) -> None:
+        _mark(run, "complete")
+
+    def _on_failed(self, error_name: str, **run: Any) -> None:
+        span = _mark(run, "errored")
+        if span is not None:
+            span.set_status(Status(StatusCode.ERROR, error_name))
+
+
+def instrument(tracer_provider: TracerProvider | None = None) -> Tracing:
+    """Make spans in this process and in those that it forks; with the global provider, or another one."""
+    tracing = Tracing(tracer_provider)
+    tracing.connect()
+    return tracing
+
+
+def _attributes(workflow: str, instance_id: str, run_number: int, **more: Any) -> dict[str, Any]:
+    given = {"workflow": workflow, "instance_id": instance_id, "run_number": run_number, **more}
+    return {f"celery_durable.{name}": value for name, value in given.items()}
+
+
+def _record(span: Span, exc: BaseException) -> None:
+    span.record_exception(exc)
+    span.set_status(Status(StatusCode.ERROR, type(exc).__name__))
+
+
+def _mark(run: dict[str, Any], outcome: str) -> Span | None:
+    """Note how the pass on this thread ends; None where the signal is about another run."""
+    found = _current.get()
+    if found is None or found[0] != (run["workflow"], run["instance_id"], run["run_number"]):
+        return None
+    found[1].set_attribute("celery_durable.outcome", outcome)
+    return found[1]
+
+
+def _inject(headers: dict[str, Any], **_: Any) -> None:
+    """Give the message the context of whoever publishes it; what another instrumentation gave it stays."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    for name, value in carrier.items():
+        headers.setdefault(name, value)
+
+
+def _woken_by() -> Context:
+    """The context of a pass: the one that is open here, else that of the message."""
+    here = context.get_current()
+    if trace.get_current_span(here).get_span_context().is_valid:
+        return here
+    if getattr(current_task, "name", None) != ADVANCE:  # a proxy, of None where no task runs
+        return here
+    return propagate.extract(current_task.request.headers or {}, context=here)

@@ -1,0 +1,214 @@
+"""Prometheus metrics, as the real client counts and exposes them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_durable import Durable, NonRetryableError, Step, StepFailed, StepTx, WorkflowEvent
+from celery_durable.contrib import prometheus
+from celery_durable.testing import DurableHarness
+from tests.celery.embedded import worker
+from tests.docs.blocks import ROOT
+
+Samples = dict[str, float]
+
+
+def charge(tx: StepTx) -> str:
+    if tx.attempt == 1:
+        raise OSError("the bank is closed")
+    return "paid"
+
+
+def refuse() -> None:
+    raise NonRetryableError("over the limit")
+
+
+def order(event: WorkflowEvent[Any], step: Step) -> None:
+    step.do("charge", charge)
+    step.wait_for_event("approval", "approved", timeout="1 hour")
+    try:
+        step.do("refuse", refuse)
+    except StepFailed:
+        step.sleep("rest", "1 day")
+
+
+def failing(event: WorkflowEvent[Any], step: Step) -> None:
+    raise LookupError("no such order")
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Iterator[prometheus.Metrics]:
+    metrics = prometheus.instrument(registry=registry)
+    yield metrics
+    metrics.disconnect()
+
+
+def scraped(registry: CollectorRegistry) -> Samples:
+    """The exposition, parsed: ``name{label="value",..}`` to the sample."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            if "bucket" not in sample.name and not sample.name.endswith("_created"):
+                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name.removeprefix('celery_durable_')} {labels}"] = sample.value
+    return found
+
+
+def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, registry: CollectorRegistry) -> None:
+    with DurableHarness([order, failing]) as harness:
+        instance = harness.create(order)
+        harness.create(failing)
+        harness.clock.advance(3)  # the messages lie in their queue
+        harness.run_until_idle()
+        harness.advance("10 seconds")
+        instance.send_event("approved")
+        harness.run_until_idle()
+        instance.terminate()
+        exposed = prometheus.exposed(harness.durable, registry=registry)
+        assert scraped(exposed) == {
+            "runs_started_total workflow=order": 1.0,
+            "runs_started_total workflow=failing": 1.0,
+            "runs_ended_total status=terminated,workflow=order": 1.0,
+            "runs_ended_total status=errored,workflow=failing": 1.0,
+            "queue_wait_seconds_count workflow=order": 1.0,
+            "queue_wait_seconds_sum workflow=order": 3.0,
+            "queue_wait_seconds_count workflow=failing": 1.0,
+            "queue_wait_seconds_sum workflow=failing": 3.0,
+            "resume_latency_seconds_count workflow=order": 2.0,
+            "resume_latency_seconds_sum workflow=order": 0.0,
+            "step_duration_seconds_count outcome=retrying,workflow=order": 1.0,
+            "step_duration_seconds_sum outcome=retrying,workflow=order": 0.0,
+            "step_duration_seconds_count outcome=completed,workflow=order": 1.0,
+            "step_duration_seconds_sum outcome=completed,workflow=order": 0.0,
+            "step_duration_seconds_count outcome=failed,workflow=order": 1.0,
+            "step_duration_seconds_sum outcome=failed,workflow=order": 0.0,
+            **{
+                f"instances status={status},workflow={workflow}": 0.0
+                for status in ("active", "waiting", "paused")
+                for workflow in ("order", "failing")
+            },
+        }
+        metrics.disconnect()
+        harness.create(failing)
+        harness.run_until_idle()
+        assert scraped(registry)["runs_started_total workflow=failing"] == 1.0
+
+
+def test_steps_may_have_series_of_their_own(registry: CollectorRegistry) -> None:
+    metrics = prometheus.instrument(registry=registry, by_step=True)
+    with DurableHarness([order]) as harness:
+        harness.create(order)
+        harness.advance("10 seconds")
+    metrics.disconnect()
+    assert scraped(registry)["step_duration_seconds_count outcome=completed,step=charge,workflow=order"] == 1.0
+
+
+def test_a_registry_has_the_metrics_once(metrics: prometheus.Metrics, registry: CollectorRegistry) -> None:
+    with pytest.raises(ValueError, match="Duplicated timeseries in CollectorRegistry"):
+        prometheus.instrument(registry=registry)
+
+
+def test_instances_are_counted_in_the_database(store_url: str) -> None:
+    """Whichever process made them; the answer is kept for a while."""
+    with DurableHarness([order, failing], store_url=store_url, wipe=True) as harness:
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        harness.create(order)
+        harness.run_until_idle()
+        harness.create(order, id="paused").pause()
+        harness.create(failing, run_at=harness.clock.now + timedelta(days=1))
+        assert {name: count for name, count in scraped(counts).items() if count} == {
+            "instances status=waiting,workflow=order": 1.0,
+            "instances status=paused,workflow=order": 1.0,
+            "instances status=waiting,workflow=failing": 1.0,
+        }
+        harness.create(order, id="late")
+        assert scraped(counts)["instances status=active,workflow=order"] == 0.0
+        harness.clock.advance(10)
+        assert scraped(counts)["instances status=active,workflow=order"] == 1.0
+
+
+def test_without_a_database_the_other_metrics_are_there(
+    metrics: prometheus.Metrics, registry: CollectorRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Celery("away", broker="memory://", set_as_current=False)
+    away.conf.durable_database_url = f"sqlite:///{tmp_path}/nowhere/durable.sqlite3"
+    metrics.started.labels("order").inc()
+    exposed = prometheus.exposed(Durable(away), registry=registry)
+    assert scraped(exposed) == {"runs_started_total workflow=order": 1.0}
+    assert "The instances cannot be counted: " in caplog.text
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_worker_counts(
+    metrics: prometheus.Metrics, registry: CollectorRegistry, app: Celery, durable: Durable
+) -> None:
+    @durable.workflow
+    def hello(event: WorkflowEvent[Any], step: Step) -> str:
+        step.sleep("nap", 0.01)
+        return step.do("greet", lambda: "hello")
+
+    with worker(app):
+        assert hello.create().result("20 seconds") == "hello"
+    found = scraped(prometheus.exposed(durable, registry=registry))
+    assert found["runs_ended_total status=complete,workflow=hello"] == 1.0
+    assert found["resume_latency_seconds_count workflow=hello"] == 1.0
+    assert found["step_duration_seconds_count outcome=completed,workflow=hello"] == 1.0
+
+
+PREFORK = """
+import os, sys
+from prometheus_client import generate_latest
+from celery_durable.contrib import prometheus
+from celery_durable.testing import DurableHarness
+
+def hello(event, step):
+    return step.do("greet", lambda: "hello")
+
+def run():
+    with DurableHarness([hello]) as harness:
+        harness.create(hello)
+        harness.run_until_idle()
+
+prometheus.instrument()
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        run()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+with DurableHarness([hello]) as harness:
+    sys.stdout.write(generate_latest(prometheus.exposed(harness.durable)).decode())
+"""
+
+
+@pytest.mark.timeout(180)
+def test_the_processes_of_a_worker_are_added_up(tmp_path: Path) -> None:
+    """Under PROMETHEUS_MULTIPROC_DIR, which the client reads when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREFORK],
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'celery_durable_runs_ended_total{status="complete",workflow="hello"} 2.0' in done.stdout
+    assert 'celery_durable_step_duration_seconds_count{outcome="completed",workflow="hello"} 2.0' in done.stdout
+    assert 'celery_durable_instances{status="waiting",workflow="hello"} 0.0' in done.stdout
