@@ -1,4 +1,4 @@
-"""Celery's side: the tasks `advance` and `sweep`, and how an app is made to carry them."""
+"""Celery's side: the tasks `advance`, `sweep` and `deliver`, and how an app is made to carry them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Deliveries
 from celery_durable.tasks.pulse import SweepTaskHeart
 
 logger = logging.getLogger("celery_durable.tasks")
 
 ADVANCE = "celery_durable.advance"
 SWEEP = "celery_durable.sweep"
+DELIVER = "celery_durable.deliver"
 _SWEEP_SECONDS = 5
 _ONE_DAY = 86_400
 
@@ -50,6 +52,7 @@ def install_tasks(
     runner: Callable[[], Runner],
     sweeper: Callable[[], Sweeper],
     heart: Callable[[], SweepTaskHeart],
+    deliveries: Callable[[], Deliveries],
 ) -> None:
     """Register our tasks with one app (shared=False: not with every app of the process).
 
@@ -68,8 +71,14 @@ def install_tasks(
     def sweep(self: Any) -> str:
         """Publish due work: the fallback for beats that host no dispatcher thread."""
         published = sweeper().sweep()
+        sweeper().tidy()
         heart().beat(str(self.request.hostname))
         return f"{published} published"
+
+    @app.task(name=DELIVER, **_OPTIONS)
+    def deliver(id_: Any) -> str:
+        """Hand an outbound event to its handler; the message is only a hint."""
+        return deliveries().deliver(id_) if isinstance(id_, str) else "noop: malformed message"
 
 
 def claimant(task_id: str | None, node: str | None) -> str:

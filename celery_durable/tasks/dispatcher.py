@@ -16,20 +16,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from celery_durable import teller
 from celery_durable.config import Settings
 from celery_durable.model import Due
+from celery_durable.operations.emitting import go_on_emitting
 from celery_durable.runtime import Runtime
-from celery_durable.store import sweeps
+from celery_durable.store import retention, sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.sweeps import Redispatch
 from celery_durable.tasks.forks import StillAtForks
+from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.pulse import Heart
 
 logger = logging.getLogger("celery_durable.dispatcher")
 
 _REST_SECONDS = 1.0
 _REST = timedelta(seconds=_REST_SECONDS)
+_TIDY_SECONDS = 60.0
+_TIDY_BATCH, _TIDY_BATCHES = 25, 20
+"""Instances whose retention is over: so many in a transaction, so many transactions in a row."""
 
 
 class Sweeper:
@@ -42,14 +48,17 @@ class Sweeper:
         runtime: Runtime,
         publish: Callable[[Sequence[Due]], list[Due]],
         queue_length: Callable[[str], int | None],
+        *,
+        outbox: Outbox | None = None,
     ) -> None:
         self._store, self._settings, self._runtime = store, settings, runtime
-        self._publish, self._queue_length = publish, queue_length
+        self._publish, self._queue_length, self._outbox = publish, queue_length, outbox
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
         self._looked_at, self._expires_from = -math.inf, 0.0
         self._rooms = {settings.queue: _Room()}
+        self._tidy_at = -math.inf
 
     def seconds_to_next(self) -> float:
         """How long there is nothing to do, as far as is known now; 0 or less when something is due."""
@@ -63,8 +72,28 @@ class Sweeper:
 
     def sweep(self) -> int:
         """Look after all whose poll time has come, resumed work before new; answers with how much was published."""
+        began = self._runtime.monotonic()
         with self._looking():
-            return self._sweep()
+            published = 0 if self._outbox is None else self._outbox.sweep()
+            published += self._sweep()
+        teller.swept(published, timedelta(seconds=self._runtime.monotonic() - began))
+        return published
+
+    def tidy(self) -> int:
+        """Delete instances whose retention is over, now and then and not too many; answers with how many."""
+        now = self._runtime.monotonic()
+        if now < self._tidy_at:
+            return 0
+        deleted = 0
+        for _ in range(_TIDY_BATCHES):
+            batch = self._store.transact(functools.partial(retention.delete_expired, limit=_TIDY_BATCH))
+            deleted += batch
+            if batch < _TIDY_BATCH:
+                self._tidy_at = now + _TIDY_SECONDS
+                break
+        if deleted:
+            logger.info("Deleted %s instances whose retention was over", deleted)
+        return deleted
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
@@ -85,6 +114,7 @@ class Sweeper:
     def _sweep(self) -> int:
         published = 0
         while True:
+            is_emitting = go_on_emitting(self._store)
             full = [queue for queue in self._rooms if not self._has_room(queue)]
             dues, seen = self._turn(full)
             rooms = {due.queue: self._has_room(due.queue) for due in dues}  # also of queues not met before
@@ -96,7 +126,7 @@ class Sweeper:
             left = [due for due in dues if not rooms[due.queue]] + failed
             if left:
                 self._store.transact(functools.partial(sweeps.unsend, dues=left, delay=_REST))
-            if failed or seen < self._settings.sweep_batch:
+            if failed or (seen < self._settings.sweep_batch and not is_emitting):
                 return published
 
     def _turn(self, full: Sequence[str]) -> tuple[list[Due], int]:
@@ -198,6 +228,7 @@ class Dispatcher(StillAtForks):
         if left <= 0:
             published = self._sweeper.sweep()
             left = self._sweeper.seconds_to_next()
+        self._sweeper.tidy()
         if self._heart is not None:
             self._heart.beat(looked_ago=self._sweeper.looked_ago(), wakes_in=left)
         # What full queues leave due must not make us spin.

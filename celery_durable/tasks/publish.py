@@ -1,4 +1,4 @@
-"""Telling workers what is due: one small message each, after the commit, at best effort.
+"""Telling workers what is due, and sending what steps left in the outbox: after the commit, at best effort.
 
 A publish that fails delays an instance until the next sweep and fails nobody. A broker that is away
 is left alone for a few seconds, so that callers do not each wait for it.
@@ -7,32 +7,38 @@ is left alone for a few seconds, so that callers do not each wait for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from celery import Celery
 from celery.app.routes import Router
 from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
-from celery_durable.model import Due
+from celery_durable.model import Due, OutboxKind, Outgoing
 from celery_durable.runtime import Runtime
+
+T = TypeVar("T")
 
 logger = logging.getLogger("celery_durable.tasks")
 
 _REST_SECONDS = 2.0
 _LONGEST_NAME = 240
+_FAIL_FAST: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 0}}
+"""retry=False is not fail-fast: it may take seconds to connect."""
 
 
 class Publisher:
-    """Publishes `advance` messages for one app."""
+    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send."""
 
-    def __init__(self, app: Celery, task: str, runtime: Runtime) -> None:
+    def __init__(self, app: Celery, task: str, runtime: Runtime, *, deliver: str, queue: Callable[[], str]) -> None:
         self._app, self._task, self._runtime = app, task, runtime
+        self._deliver, self._queue = deliver, queue
         self._rest_until = 0.0
         self._eager = threading.local()
         self.failures = 0
@@ -45,25 +51,49 @@ class Publisher:
     def publish(self, dues: Sequence[Due]) -> list[Due]:
         """Publish; answers with those that the broker did not take."""
         if self._app.conf.task_always_eager:
-            self._run_eagerly(dues)
+            self.run_eagerly(dues)
             return []
+        return [] if self._reaches_broker(dues, self._send_if_possible) else list(dues)
+
+    def send(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
+        """Send what was in the outbox; answers with what was not taken."""
+        if self._app.conf.task_always_eager:
+            self.send_eagerly(letters)
+            return []
+        refused: list[Outgoing] = []
+
+        def send_one(letter: Outgoing, producer: Any) -> None:
+            connection = producer.connection
+            try:
+                self._send_letter(letter, producer)
+            except (OperationalError, SoftTimeLimitExceeded, *connection.connection_errors):
+                raise
+            except Exception as exc:  # noqa: BLE001  # no such queue, arguments that do not fit: it concerns this one
+                refused.append(letter)
+                self.failures += 1
+                logger.error("Task %r (%s) cannot be sent, and is tried again: %r", letter.name, letter.id, exc)  # noqa: TRY400
+
+        return refused if self._reaches_broker(letters, send_one) else list(letters)
+
+    def _reaches_broker(self, items: Sequence[T], send_one: Callable[[T, Any], None]) -> bool:
+        """Send all, or answer False; a broker that is away is left alone for a while."""
         if self._runtime.monotonic() < self._rest_until:
-            self.failures += len(dues)
-            return list(dues)
+            self.failures += len(items)
+            return False
         self._runtime.checkpoint("before-publish")
         try:
-            self._send_all(dues)
+            self._send_all(items, send_one)
         except SoftTimeLimitExceeded:
             raise  # the caller's own task, which is out of time
         except Exception as exc:  # noqa: BLE001  # each transport has its own errors, and none may reach the caller
             self._rest_until = self._runtime.monotonic() + _REST_SECONDS
-            self.failures += len(dues)
-            logger.warning("The broker did not take %s, the sweep tries again: %r", _messages(len(dues)), exc)
-            return list(dues)
+            self.failures += len(items)
+            logger.warning("The broker did not take %s, the sweep tries again: %r", _messages(len(items)), exc)
+            return False
         self._runtime.checkpoint("after-publish")
-        return []
+        return True
 
-    def _send_all(self, dues: Sequence[Due]) -> None:
+    def _send_all(self, items: Sequence[T], send_one: Callable[[T, Any], None]) -> None:
         """Send over a pooled connection; over a new one where that had died while it lay in the pool.
 
         Connections die there by a broker's restart, and by each fork: the child shuts down what it inherited.
@@ -73,9 +103,9 @@ class Publisher:
                 connection = producer.connection
                 was_open = connection.connected
                 try:
-                    with _batch(producer, len(dues)):
-                        for due in dues:
-                            self._send_if_possible(due, producer)
+                    with _batch(producer, len(items)):
+                        for item in items:
+                            send_one(item, producer)
                 except (OperationalError, *connection.connection_errors):
                     if not was_open:
                         raise
@@ -101,33 +131,74 @@ class Publisher:
             # Travels as a short string of AMQP, 255 bytes.
             task_id=f"{f'{ref.workflow}:{ref.instance_id}:{ref.run_number}'[:_LONGEST_NAME]}:{nonce}",
             queue=due.queue,
-            # The application's routes and default priority are for its own tasks.
-            router=Router(queues=self._app.amqp.queues, app=self._app),
-            priority=0,
-            producer=producer,
-            serializer="json",
-            ignore_result=True,
             shadow=f"durable:{ref.workflow}",
             argsrepr=repr((ref.workflow, ref.instance_id, ref.run_number)),
             kwargsrepr="{}",
-            # retry=False is not fail-fast: it may take seconds to connect.
-            retry=True,
-            retry_policy={"max_retries": 0},
+            producer=producer,
+            **self._ours(),
         )
 
-    def _run_eagerly(self, dues: Sequence[Due]) -> None:
-        """Under task_always_eager: run here, one after the other; what a run wakes comes after it, not inside it."""
-        waiting: deque[Due] | None = getattr(self._eager, "queue", None)
-        if waiting is not None:
-            waiting.extend(dues)
+    def _ours(self) -> dict[str, Any]:
+        """Options of messages to our own tasks: the application's routes and default priority are for its own."""
+        router = Router(queues=self._app.amqp.queues, app=self._app)
+        return {"router": router, "priority": 0, "serializer": "json", "ignore_result": True, **_FAIL_FAST}
+
+    def _send_letter(self, letter: Outgoing, producer: Any) -> None:
+        if letter.kind is OutboxKind.EVENT:
+            nonce = uuid.UUID(self._runtime.new_token()).hex[:8]
+            self._app.send_task(
+                self._deliver,
+                args=(letter.id,),
+                task_id=f"{letter.id}:{nonce}",
+                queue=self._queue(),
+                shadow=f"durable:{letter.name}"[:_LONGEST_NAME],
+                producer=producer,
+                **self._ours(),
+            )
             return
-        waiting = self._eager.queue = deque(dues)
+        body = letter.content
+        options = {**body["options"], "task_id": letter.id, "producer": producer, **_FAIL_FAST}
+        task = self._app.tasks.get(letter.name)
+        if task is None:  # of another application, or another module
+            self._app.send_task(letter.name, args=body["args"], kwargs=body["kwargs"], **options)
+        else:  # with the options of its definition
+            task.apply_async(body["args"], body["kwargs"], **options)
+
+    def run_eagerly(self, dues: Sequence[Due]) -> None:
+        """As `publish`, without broker and worker: what is due runs here."""
+        self._do_in_turn([functools.partial(self._advance_now, due) for due in dues])
+
+    def send_eagerly(self, letters: Sequence[Outgoing]) -> None:
+        """As `send`, without broker and worker: the tasks run here."""
+        self._do_in_turn([functools.partial(self._send_now, letter) for letter in letters])
+
+    def _do_in_turn(self, jobs: Sequence[Callable[[], object]]) -> None:
+        """One after the other; what a run wakes comes after it, not inside it."""
+        waiting: deque[Callable[[], object]] | None = getattr(self._eager, "queue", None)
+        if waiting is not None:
+            waiting.extend(jobs)
+            return
+        waiting = self._eager.queue = deque(jobs)
         try:
             while waiting:
-                ref = waiting.popleft().ref
-                self._app.tasks[self._task].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
+                waiting.popleft()()
         finally:
             del self._eager.queue
+
+    def _advance_now(self, due: Due) -> None:
+        ref = due.ref
+        self._app.tasks[self._task].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
+
+    def _send_now(self, letter: Outgoing) -> None:
+        if letter.kind is OutboxKind.EVENT:
+            self._app.tasks[self._deliver].apply(args=(letter.id,))
+            return
+        body = letter.content
+        if letter.name not in self._app.tasks:
+            logger.error("Task %r is not known to this process, which runs its tasks itself", letter.name)
+            return
+        # Its failure is its own: the step that sent it is recorded.
+        self._app.tasks[letter.name].apply(body["args"], body["kwargs"], task_id=letter.id, throw=False)
 
 
 def _messages(count: int) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
-_POOL_LOOK_SECONDS = 0.5
+from celery_durable.tasks.hearing import check_hearing
+
+_LOOK_SECONDS = 0.5
 _SUPPORTED_POOLS = ("prefork", "thread", "solo")
 
 
@@ -39,7 +41,7 @@ class DurableStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self.durable: Any = parent.app.durable
-        self._pool_look: Any = None
+        self._looks: list[Any] = []
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
@@ -47,10 +49,16 @@ class DurableStep(bootsteps.StartStopStep):
         self.durable.worker_started(parent.hostname)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Look for pool processes that died, to hand on their runs: Celery sees some only every 5 s."""
-        if self._pool_look is not None:  # each connection to the broker registers anew
-            self._pool_look.cancel()
-        self._pool_look = hub.call_repeatedly(_POOL_LOOK_SECONDS, parent.pool.maintain_pool)
+        """Look for pool processes that died, to hand on their runs: Celery sees some only every 5 s.
+
+        And for a connection that was lost without Celery noticing.
+        """
+        for look in self._looks:  # each connection to the broker registers anew
+            look.cancel()
+        self._looks = [
+            hub.call_repeatedly(_LOOK_SECONDS, parent.pool.maintain_pool),
+            hub.call_repeatedly(_LOOK_SECONDS, check_hearing, parent.consumer),
+        ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
         self.durable.worker_stopped()

@@ -63,7 +63,7 @@ def test_a_shared_workflow_finds_its_durable(store_url: str) -> None:
         print(told())                       # several, none current
         second.set_current()
         print(told())
-        print(order.durable is second.durable)
+        print(order.host is second.durable)
         """,
         store_url,
     )

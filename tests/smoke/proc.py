@@ -21,7 +21,7 @@ import redis
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 90.0
 
 
 def until(what: str, look: Callable[[], T], seconds: float = PATIENCE_SECONDS, pause: float = 0.02) -> T:
@@ -140,6 +140,11 @@ class RedisServer:
     def flush(self) -> None:
         with redis.Redis(port=self.port) as client:
             client.flushall()
+
+    def size(self, key: str) -> int:
+        """How many fields a hash has."""
+        with redis.Redis(port=self.port) as client:
+            return int(client.hlen(key))
 
     def _answers(self) -> bool:
         try:

@@ -13,7 +13,7 @@ import pytest
 from tests.smoke.proc import free_port, until
 from tests.smoke.site import Site
 
-pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 pytest.importorskip("flower")
 
 

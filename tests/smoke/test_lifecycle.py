@@ -6,7 +6,7 @@ import pytest
 
 from tests.smoke.site import Site
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(400)]
 
 EACH_ONCE = [("redis", "postgresql"), ("rabbitmq", "mariadb")]
 THE_OTHERS = [("redis", "mariadb"), ("rabbitmq", "postgresql")]

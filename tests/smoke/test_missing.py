@@ -13,7 +13,7 @@ from tests.smoke.site import Site
 
 pytestmark = [
     pytest.mark.smoke,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True),
 ]
 

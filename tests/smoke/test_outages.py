@@ -13,7 +13,7 @@ from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, unti
 from tests.smoke.proxy import TcpProxy
 from tests.smoke.site import Site
 
-pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
 MakeSite = Callable[..., Site]
 POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -83,6 +83,29 @@ def test_instances_are_accepted_without_a_broker_and_run_when_it_is_back(
     site.finish(site.durable.settings.lease_seconds - 5)
     assert worker.is_running
     assert beat.is_running
+
+
+@POSTGRESQL
+def test_a_worker_hears_again_that_lost_redis_while_it_held_all_messages_it_may_hold(
+    make_site: MakeSite, own_redis: RedisServer, store_url: str
+) -> None:
+    """Celery does not look at its connection then; what cannot be acknowledged keeps its place for good."""
+    site = make_site(own_redis.url, store_url)
+    site.beat(wait=False)
+    worker = site.worker(concurrency=1)
+    running = site.create("chain", {"steps": 3, "hold": 1})
+    site.wait_for_body(running, "plain 1")
+    site.create("chain", {"steps": 1})
+    until("the only place is taken", lambda: own_redis.size(f"{site.config.name}:unacked") == 1)
+    own_redis.stop()
+    site.let_go()
+    assert running.result("20 seconds") == [0, 1, 2]
+    worker.wait_for_log("Couldn't ack|is told to connect anew")
+    own_redis.start()
+    crowd(site, 10)
+    site.finish()
+    assert "Celery does not look then, and is told to connect anew" in worker.text()
+    assert worker.is_running
 
 
 # --- the database -------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""The outbox over Celery: tasks arrive as if their author had sent them, outbound events at their handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_durable import Durable, OutboundEvent, Step, StepTx, WorkflowEvent
+from celery_durable.errors import DefinitionInvalid
+from tests.celery.conftest import MakeApp
+from tests.celery.embedded import messages, until, worker
+
+
+class Shop:
+    """An application with a task, an outbound event and a workflow that sends both."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app, self.durable = app, Durable(app)
+        self.mailed: list[Any] = []
+        self.shipped: list[OutboundEvent] = []
+
+        @app.task(name="mail", bind=True, shared=False)
+        def mail(task: Any, order: int, *, urgent: bool) -> None:
+            self.mailed.append((task.request.id, task.request.delivery_info["routing_key"], order, urgent))
+
+        @self.durable.outbound("OrderShipped")
+        def shipped(event: OutboundEvent) -> None:
+            self.shipped.append(event)
+
+        def announce(tx: StepTx, order: int) -> list[str]:
+            queue = self.app.conf.durable_queue
+            sent = tx.send_task(mail.s(order, urgent=True).set(queue=queue))
+            return [sent, tx.send_task("elsewhere", order), tx.send_outbound("OrderShipped", {"order": order})]
+
+        @self.durable.workflow(name="order")
+        def order(event: WorkflowEvent[int], step: Step) -> list[str]:
+            return step.do(announce, event.payload)
+
+        self.order, self.ours = order, shipped
+
+    def left(self) -> int:
+        count = sa.select(sa.func.count()).select_from(self.durable.store.tables.outbox)
+        return self.durable.store.read(lambda tx: tx.execute(count).scalar_one())
+
+
+def test_a_worker_gets_what_a_step_sent(app: Celery) -> None:
+    shop = Shop(app)
+    with worker(app, queues=[app.conf.durable_queue]):
+        instance = shop.order.create(7)
+        ids = instance.result(timeout=20)
+        until(lambda: shop.mailed and shop.shipped and not shop.left())
+    assert shop.mailed == [(ids[0], app.conf.durable_queue, 7, True)]
+    assert shop.shipped == [OutboundEvent("OrderShipped", {"order": 7}, ids[2], "order", instance.id, 1, 1)]
+    (unknown,) = messages(app, app.conf.task_default_queue)  # the app's own routes count
+    assert (unknown.headers["task"], unknown.headers["id"]) == ("elsewhere", ids[1])
+
+
+def test_run_eagerly_a_task_runs_when_its_step_is_recorded(make_app: MakeApp) -> None:
+    shop = Shop(make_app(broker_url="redis://127.0.0.1:1/0", task_always_eager=True))
+    instance = shop.order.create(7)
+    assert instance.status().status == "complete"
+    assert [order for _, _, order, _ in shop.mailed] == [7]
+    assert [event.payload for event in shop.shipped] == [{"order": 7}]
+    assert shop.left() == 0
+
+
+def test_a_broker_that_is_away_keeps_what_is_to_be_sent_in_the_outbox(make_app: MakeApp) -> None:
+    shop = Shop(make_app(broker_url="redis://127.0.0.1:1/0"))
+    shop.order.create(7)
+    shop.durable.tick()
+    assert shop.left() == 3
+    assert shop.durable.sweeper.sweep() == 0
+
+
+def test_two_handlers_of_one_event_are_refused(durable: Durable) -> None:
+    @durable.outbound("OrderShipped")
+    def first(event: OutboundEvent) -> None: ...
+
+    assert durable.outbound("OrderShipped")(first) is first  # the module was imported again
+
+    def second(event: OutboundEvent) -> None: ...
+
+    with pytest.raises(DefinitionInvalid) as refused:
+        durable.outbound("OrderShipped")(second)
+    where = "tests.celery.test_outbox.test_two_handlers_of_one_event_are_refused.<locals>"
+    assert str(refused.value) == (
+        f"Outbound event 'OrderShipped' has a handler already, {where}.first: call {where}.second from it, "
+        "or send another event."
+    )
