@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
-from celery_durable.http import openapi, wire
+from celery_durable.http import openapi, topics, wire
 from celery_durable.http.access import Authorize, Gate, Hook, Right, guarded, needs
 from celery_durable.http.instances import Instances
 from celery_durable.http.problems import of_http_exception
@@ -49,6 +49,7 @@ def router(
     made = APIRouter(route_class=guarded(gate), tags=["workflows"])
     _add_reading(made, Reading(durable, redact))
     _add_changes(made, Instances(durable, gate))
+    _add_topics(made, topics.Topics(durable, gate))
     _add_running(made, Running(durable), with_tick=tick)
     return made
 
@@ -119,18 +120,31 @@ def _add_reading(made: APIRouter, to: Reading) -> None:
     _add(made, "GET /workflows", to.list_workflows, wire.WorkflowList, ())
     _add(made, f"GET {_MANY}", to.list_instances, wire.InstanceList, ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR"))
     _add(made, f"GET {_ONE}", to.get, wire.InstanceView, ("INSTANCE_NOT_FOUND",), responses=openapi.NOT_MODIFIED)
+    _add(made, f"GET {_ONE}/explain", to.explain, wire.Explanation, ("INSTANCE_NOT_FOUND",))
     _add(made, f"GET {_ONE}/history", to.history, wire.HistoryView, _RUN)
     _add(made, f"GET {_ONE}/stream", to.stream, None, _RUN, responses=openapi.STREAM, response_class=Response)
 
 
 def _add_changes(made: APIRouter, to: Instances) -> None:
-    _add(made, f"POST {_MANY}", to.create, wire.InstanceItem, (*_NEW, "INSTANCE_ID_ALREADY_EXISTS"), status=201)
+    taken = (*_NEW, "INSTANCE_ID_ALREADY_EXISTS")
+    _add(made, f"POST {_MANY}", to.create, wire.InstanceItem, taken, status=201, responses=openapi.EXISTING)
     _add(made, f"POST {_MANY}/batch", to.create_batch, wire.InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
     _add(made, f"POST {_ONE}/pause", to.pause, wire.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
     _add(made, f"POST {_ONE}/resume", to.resume, wire.Done, _CHANGE)
     _add(made, f"POST {_ONE}/terminate", to.terminate, wire.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
     _add(made, f"POST {_ONE}/restart", to.restart, wire.Restarted, _CHANGE)
+    _add(made, f"POST {_ONE}/retry", to.retry, wire.Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
+    _add(made, f"POST {_ONE}/rewind", to.rewind, wire.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
+    forked = ("INSTANCE_NOT_FOUND", "STEP_NOT_FOUND", "INVALID_INSTANCE_ID", "INSTANCE_ID_ALREADY_EXISTS", *_BODY)
+    _add(made, f"POST {_ONE}/fork", to.fork, wire.InstanceItem, forked, status=201)
+    _add(made, f"POST {_ONE}/restart-or-create", to.restart_or_create, wire.Begun, (*_NEW, "PRECONDITION_FAILED"))
     _add(made, f"POST {_ONE}/events", to.send_event, wire.EventSent, _EVENT)
+
+
+def _add_topics(made: APIRouter, to: topics.Topics) -> None:
+    codes = ("INVALID_TOPIC", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", "EMISSION_MISMATCH", *_BODY)
+    _add(made, "POST /topics/{topic:path}/emit", to.emit, topics.Emitted, codes)
+    _add(made, "GET /topics/{topic:path}/waiters", to.waiters, topics.WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))
 
 
 def _add_running(made: APIRouter, to: Running, *, with_tick: bool) -> None:

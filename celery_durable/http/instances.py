@@ -1,4 +1,4 @@
-"""The routes that change something: create, pause, resume, terminate, restart, send an event."""
+"""The routes that change something: create, steer, do again, send an event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from celery_durable import values
 from celery_durable.app import Durable
-from celery_durable.errors import BatchTooLarge
+from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists
 from celery_durable.http import wire
 from celery_durable.http.access import Access, Gate, Right, needs
 from celery_durable.http.etags import wanted
@@ -37,13 +37,26 @@ class Instances:
     async def create(self, request: Request, workflow: WorkflowName, body: wire.CreateInstance) -> Response:
         """Create an instance and have it started.
 
-        An id that is taken is refused: `restart` runs an instance again.
+        An id that is taken is refused: `restart` runs an instance again. With `ifExists` "return", which needs the
+        right to read it too, the answer is then the existing one, and 200.
         """
         self._durable.registry.get(workflow)
         instance_id = self._durable.runtime.new_id() if body.id is None else self._checked(body.id)
         await self._admit(request, "create", workflow, instance_id)
-        await run_in_threadpool(self._operations.create, workflow, body.params, id=instance_id)
-        return answer(_created(instance_id), status=201)
+        if body.if_exists == "return":
+            await self._gate.admit(Access(Right.READING, "create", workflow, instance_id, request))
+
+        def create() -> Response:
+            try:
+                self._operations.create(workflow, body.params, id=instance_id, run_at=body.run_at)
+            except InstanceAlreadyExists:
+                if body.if_exists == "error":
+                    raise
+                status = wire.StatusView(status=self._operations.read(workflow, instance_id).status)
+                return answer(wire.InstanceItem(id=instance_id, details=status))
+            return answer(_created(instance_id, Status.ACTIVE if body.run_at is None else Status.WAITING), status=201)
+
+        return await run_in_threadpool(create)
 
     @needs(Right.CREATION)
     async def create_batch(self, request: Request, workflow: WorkflowName, body: wire.CreateBatch) -> Response:
@@ -119,6 +132,75 @@ class Instances:
         number = self._operations.restart(workflow, instance_id, reason=reason, if_version=wanted(if_match))
         return answer(wire.Restarted(ok=True, run_number=number))
 
+    @needs(Right.MANAGEMENT)
+    def retry(
+        self,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: OptionalReason = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Try again what ended an errored instance, in a new run.
+
+        The failed step gets fresh attempts; what was done before the failure is kept.
+        """
+        reason = None if body is None else body.reason
+        number = self._operations.retry(workflow, instance_id, reason=reason, if_version=wanted(if_match))
+        return answer(wire.Restarted(ok=True, run_number=number))
+
+    @needs(Right.MANAGEMENT)
+    def rewind(
+        self, workflow: WorkflowName, instance_id: InstanceId, body: wire.Rewind, if_match: IfMatch = None
+    ) -> Response:
+        """Begin a new run of an instance that goes on from a step.
+
+        It keeps the steps of the current run that were called before, and all events. From any state.
+        """
+        number = self._operations.restart(
+            workflow, instance_id, from_step=body.step, reason=body.reason, if_version=wanted(if_match)
+        )
+        return answer(wire.Restarted(ok=True, run_number=number))
+
+    @needs(Right.MANAGEMENT)
+    async def fork(
+        self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: wire.Fork
+    ) -> Response:
+        """Create an instance that goes on from a step of another.
+
+        It needs the right to create the new one, too. The other instance is left alone.
+        """
+        new_id = self._durable.runtime.new_id() if body.id is None else self._checked(body.id)
+        await self._admit(request, "fork", workflow, new_id)
+        await run_in_threadpool(self._operations.fork, workflow, instance_id, body.step, id=new_id)
+        return answer(_created(new_id), status=201)
+
+    @needs(Right.CREATION)
+    async def restart_or_create(
+        self,
+        request: Request,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: wire.RestartOrCreate,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Restart an instance if it is in one of these statuses, create it where there is none.
+
+        It needs the rights to create and to manage the instance. One that is in another status is left as it is.
+        """
+        self._checked(instance_id)
+        await self._gate.admit(Access(Right.MANAGEMENT, "restart_or_create", workflow, instance_id, request))
+        begun = await run_in_threadpool(
+            self._operations.restart_or_create,
+            workflow,
+            body.params,
+            id=instance_id,
+            if_status=body.if_status,
+            if_version=wanted(if_match),
+            reason=body.reason,
+        )
+        status = wire.StatusView(status=begun.status)
+        return answer(wire.Begun(outcome=begun.outcome, id=instance_id, run_number=begun.run_number, details=status))
+
     @needs(Right.EVENTS)
     def send_event(
         self, workflow: WorkflowName, instance_id: InstanceId, body: wire.SendEvent, if_match: IfMatch = None
@@ -135,5 +217,5 @@ class Instances:
         return answer(wire.EventSent(status=wire.StatusView(status=status), accepted=accepted))
 
 
-def _created(instance_id: str) -> wire.InstanceItem:
-    return wire.InstanceItem(id=instance_id, details=wire.StatusView(status=Status.ACTIVE))
+def _created(instance_id: str, status: Status = Status.ACTIVE) -> wire.InstanceItem:
+    return wire.InstanceItem(id=instance_id, details=wire.StatusView(status=status))

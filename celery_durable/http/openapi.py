@@ -10,7 +10,7 @@ from fastapi import Header, Path
 from starlette.responses import StreamingResponse
 
 from celery_durable.http.problems import MEDIA_TYPE
-from celery_durable.http.wire import Problem
+from celery_durable.http.wire import InstanceItem, Problem
 
 TITLE = "celery_durable"
 VERSION = "1"
@@ -32,6 +32,7 @@ _STATUS = {
     "INVALID_REQUEST": 400,
     "INVALID_INSTANCE_ID": 400,
     "INVALID_EVENT_TYPE": 400,
+    "INVALID_TOPIC": 400,
     "INVALID_CURSOR": 400,
     "NAME_INVALID": 400,
     "NOT_SERIALIZABLE": 400,
@@ -42,8 +43,11 @@ _STATUS = {
     "WORKFLOW_NOT_FOUND": 404,
     "INSTANCE_NOT_FOUND": 404,
     "RUN_NOT_FOUND": 404,
+    "STEP_NOT_FOUND": 404,
     "INSTANCE_ID_ALREADY_EXISTS": 409,
     "INSTANCE_TERMINAL": 409,
+    "EMISSION_MISMATCH": 409,
+    "INSTANCE_NOT_ERRORED": 409,
     "PRECONDITION_FAILED": 412,
     "BODY_TOO_LARGE": 413,
     "PAYLOAD_TOO_LARGE": 413,
@@ -71,6 +75,9 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "It has not changed."}}
+EXISTING: dict[int | str, dict[str, Any]] = {
+    200: {"model": InstanceItem, "description": "The instance that exists (`ifExists`)."}
+}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Messages `step`, `log`, `status` and, last, `end`; their data is JSON.",

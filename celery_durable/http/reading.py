@@ -112,6 +112,15 @@ class Reading:
             pause = min(pause * 1.5, 1.0)
 
     @needs(Right.READING)
+    def explain(self, workflow: WorkflowName, instance_id: InstanceId) -> Response:
+        """Explain why an instance stands where it stands, and what to do about it.
+
+        One code, a sentence for people, what both rest on, and commands to type.
+        """
+        facts = self._operations.facts(workflow, instance_id)
+        return answer(self._view(workflow, instance_id).explanation(facts))
+
+    @needs(Right.READING)
     def history(
         self,
         workflow: WorkflowName,
@@ -121,6 +130,7 @@ class Reading:
         order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
         steps_cursor: Annotated[str | None, Query(alias="stepsCursor")] = None,
         events_cursor: Annotated[str | None, Query(alias="eventsCursor")] = None,
+        include_run: Annotated[bool, Query(alias="includeRun")] = False,  # noqa: FBT002  # a query's
         include_logs: Annotated[bool, Query(alias="includeLogs")] = False,  # noqa: FBT002  # a query's
         logs_cursor: Annotated[str | None, Query(alias="logsCursor")] = None,
         log_level: Annotated[LogLevel | None, Query(alias="logLevel", description="This level and above.")] = None,
@@ -128,8 +138,8 @@ class Reading:
     ) -> Response:
         """Read the history of a run: its steps, its events and, if asked for, its log lines.
 
-        Each list has a cursor of its own. A cursor belongs to a run and an order; without `runNumber` it goes on with
-        its own run.
+        With `includeRun` also what the run was given, and how it stands or ended. Each list has a cursor of its own. A
+        cursor belongs to a run and an order; without `runNumber` it goes on with its own run.
         """
         page = self._operations.history_page(
             workflow,
@@ -144,7 +154,7 @@ class Reading:
             levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
             category=log_category,
         )
-        return answer(self._view(workflow, instance_id).history(page))
+        return answer(self._view(workflow, instance_id).history(page, with_run=include_run))
 
     @needs(Right.READING)
     async def stream(

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from celery_durable.errors import CursorInvalid, InstanceNotFound
 from celery_durable.http.view import View
 from celery_durable.http.wire import Answer, StatusView
-from celery_durable.model import Status, StepRecord
+from celery_durable.model import ENDED_STEPS, Status, StepRecord
 from celery_durable.operations import Operations
 from celery_durable.values import read_cursor, write_cursor
 
@@ -142,7 +142,7 @@ class Stream:
 
 
 def _has_ended(step: StepRecord) -> bool:
-    return step.status in ("completed", "errored", "cancelled")
+    return step.status in ENDED_STEPS
 
 
 def _state(step: StepRecord) -> tuple[object, ...]:

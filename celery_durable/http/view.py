@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
 
+from celery_durable.explain import Facts, explain
 from celery_durable.http import wire
 from celery_durable.model import (
     ErrorInfo,
@@ -81,6 +82,7 @@ class View:
                 started_at=details.started_at,
                 completed_at=details.completed_at,
                 reason=self._seen(details.reason, "reason"),
+                pause_requested=row.pause_requested,
                 **meta,
             ),
         )
@@ -95,11 +97,11 @@ class View:
             updated_at=item.updated_at,
         )
 
-    def history(self, page: HistoryPage) -> wire.HistoryView:
+    def history(self, page: HistoryPage, *, with_run: bool) -> wire.HistoryView:
         """A page of each list."""
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"run": self._run(page)} if with_run else {}
         if page.logs is not None:
-            more = {"logs": [self.log(line) for line in page.logs.items]} | _paging("logs", page.logs.cursor)
+            more |= {"logs": [self.log(line) for line in page.logs.items]} | _paging("logs", page.logs.cursor)
         return wire.HistoryView(
             run_number=page.run_number,
             steps=[self.step(step) for step in page.steps.items],
@@ -109,9 +111,19 @@ class View:
             **more,
         )
 
+    def _run(self, page: HistoryPage) -> wire.RunView:
+        return wire.RunView(
+            details=self.status(page.status),
+            params=self._seen(page.params, "params"),
+            created_at=page.created_at,
+            started_at=page.started_at,
+            completed_at=page.completed_at,
+            reason=self._seen(page.reason, "reason"),
+        )
+
     def step(self, step: StepRecord) -> wire.StepView:
         """A step with its result."""
-        has_result = step.status == "completed" or step.result is not None
+        has_result = step.status in {"completed", "DONE"} or step.result is not None
         result = {"result": self._seen(step.result, "result", step.name)} if has_result else {}
         return wire.StepView(
             **_common(step),
@@ -148,6 +160,29 @@ class View:
             created_at=line.created_at,
         )
 
+    def explanation(self, facts: Facts) -> wire.Explanation:
+        """Why it stands where it stands; in the sentence, too, only what may be shown."""
+        run, last = facts.run, facts.last_step
+        facts = replace(
+            facts,
+            run=replace(
+                run,
+                error_message=self._seen(run.error_message, "error"),
+                reason=self._seen(run.reason, "reason"),
+            ),
+            open_steps=tuple(self._without_secrets(step) for step in facts.open_steps),
+            last_step=None if last is None else self._without_secrets(last),
+        )
+        found = explain(facts)
+        return wire.Explanation(
+            code=found.code, sentence=found.sentence, facts=dict(found.facts), actions=list(found.actions)
+        )
+
+    def _without_secrets(self, step: StepRecord) -> StepRecord:
+        if step.error is None:
+            return step
+        return replace(step, error=ErrorInfo(step.error.name, self._seen(step.error.message, "error", step.name)))
+
     def _current(self, step: StepRecord) -> wire.CurrentStep:
         return wire.CurrentStep(**_common(step), **self._error(step.error, step.name))
 
@@ -169,6 +204,7 @@ def _common(step: StepRecord) -> dict[str, Any]:
         "next_retry_at": step.next_retry_at,
         "wake_at": step.wake_at,
         "wait_event_type": step.wait_event_type,
+        **({} if step.wait_topic is None else {"wait_topic": step.wait_topic}),
     }
 
 

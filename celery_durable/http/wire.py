@@ -8,10 +8,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from celery_durable.explain import Code
 from celery_durable.model import LogLevel, Status, StepStatus, StepType
+from celery_durable.operations import IfExists
 
 
 class Body(BaseModel):
@@ -37,10 +39,15 @@ _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
 class CreateInstance(Body):
-    """A new instance. ``id``: yours, unique per workflow; without one it is random."""
+    """A new instance. ``id``: yours, unique per workflow; without one it is random.
+
+    ``ifExists``: "return" answers with an existing instance instead of a refusal. ``runAt``: not before this time.
+    """
 
     id: str | None = None
     params: Any = None
+    if_exists: IfExists = "error"
+    run_at: AwareDatetime | None = None
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"id": "order-42", "params": {"orderId": "42", "cents": 1999}}]}
@@ -70,6 +77,38 @@ class Reason(Body):
     reason: str | None = Field(default=None, max_length=2048)
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "sold twice"}]})
+
+
+class Rewind(Body):
+    """``step``: the key of the step to go on from: its name, unless it is repeated."""
+
+    step: str
+    reason: str | None = Field(default=None, max_length=2048)
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"step": "charge card", "reason": "the price was wrong"}]}
+    )
+
+
+class Fork(Body):
+    """``step``: the key of the step to go on from. ``id``: of the new instance; without one it is random."""
+
+    step: str
+    id: str | None = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"step": "charge card", "id": "order-42-trial"}]})
+
+
+class RestartOrCreate(Body):
+    """``params`` are for a new instance; a restarted one keeps its own. ``ifStatus``: in which it is restarted."""
+
+    params: Any = None
+    if_status: list[Status] = Field(default=[Status.COMPLETE, Status.ERRORED, Status.TERMINATED], min_length=1)
+    reason: str | None = Field(default=None, max_length=2048)
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"params": {"orderId": "42"}, "ifStatus": ["errored", "terminated"]}]}
+    )
 
 
 class SendEvent(Body):
@@ -228,11 +267,12 @@ class CurrentStep(Answer):
     next_retry_at: datetime | None
     wake_at: datetime | None
     wait_event_type: str | None
+    wait_topic: str | None = None
     error: ErrorView | None = None
 
 
 class InstanceMeta(Answer):
-    """What else is known of an instance and its current run."""
+    """What else is known of an instance and its current run. ``pauseRequested``: soon it pauses."""
 
     workflow_name: str
     run_number: int
@@ -242,6 +282,7 @@ class InstanceMeta(Answer):
     started_at: datetime | None
     completed_at: datetime | None
     reason: str | None
+    pause_requested: bool
     current_step: CurrentStep | None = None
 
 
@@ -267,6 +308,7 @@ class InstanceView(Answer):
                         "startedAt": _WHEN,
                         "completedAt": None,
                         "reason": None,
+                        "pauseRequested": False,
                         "currentStep": {
                             "stepKey": "wait for approval",
                             "name": "wait for approval",
@@ -302,6 +344,43 @@ class Restarted(Done):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 2}]})
 
 
+class Begun(Answer):
+    """What happened. ``details``: "unchanged" leaves an instance as it is, in the status that is told."""
+
+    outcome: Literal["created", "restarted", "unchanged"]
+    id: str
+    run_number: int
+    details: StatusView
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"outcome": "restarted", "id": "order-42", "runNumber": 2, "details": {"status": "active"}}]
+        }
+    )
+
+
+class Explanation(Answer):
+    """Why an instance stands where it stands: one ``code``, a sentence for people, what it rests on, what to type."""
+
+    code: Code
+    sentence: str
+    facts: dict[str, Any]
+    actions: list[str]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "code": "WAITING_EVENT",
+                    "sentence": 'Waits at step "wait for approval" for an event "approval".',
+                    "facts": {"status": "waiting"},
+                    "actions": ["celery -A <your app> durable send-event order order-42 approval"],
+                }
+            ]
+        }
+    )
+
+
 class EventSent(Answer):
     """Where the instance stands. ``accepted`` false: an event of this id had been accepted before."""
 
@@ -324,6 +403,7 @@ class StepView(Answer):
     next_retry_at: datetime | None
     wake_at: datetime | None
     wait_event_type: str | None
+    wait_topic: str | None = None
     result: Any = None
     error: ErrorView | None = None
     created_at: datetime | None
@@ -357,10 +437,22 @@ class LogView(Answer):
     created_at: datetime
 
 
+class RunView(Answer):
+    """A run: what it was given, and how it stands or ended."""
+
+    details: StatusView
+    params: Any
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
+
+
 class HistoryView(Answer):
-    """A page of each list of a run. ``logs`` and what belongs to it only with ``includeLogs=true``."""
+    """A page of each list of a run. ``logs`` only with ``includeLogs=true``, ``run`` only with ``includeRun=true``."""
 
     run_number: int
+    run: RunView | None = None
     steps: list[StepView]
     events: list[EventView]
     steps_cursor: str | None = None

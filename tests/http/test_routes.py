@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from starlette.testclient import TestClient
 
-from celery_durable import Durable
+from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.http import asgi
 from tests.http.conftest import Shop
 
@@ -147,6 +147,7 @@ def test_an_instance_shows_where_it_stands(api: TestClient, order: str) -> None:
             "startedAt": NOW,
             "completedAt": None,
             "reason": None,
+            "pauseRequested": False,
             "currentStep": {
                 "stepKey": "await approval",
                 "name": "await approval",
@@ -370,3 +371,43 @@ def test_while_the_database_is_away_clients_are_told_to_come_again() -> None:
     refused(api.get("/readyz"), 503, "NOT_READY")
     assert api.get("/healthz").status_code == 200
     durable.close()
+
+
+def test_the_history_of_a_run_tells_what_it_was_given_and_how_it_ended(shop: Shop, api: TestClient, order: str) -> None:
+    api.post(f"{order}/terminate", json={"reason": "sold twice"})
+    api.post(f"{order}/restart")
+    first = api.get(f"{order}/history", params={"runNumber": 1, "includeRun": True}).json()
+    assert first["run"] == {
+        "details": {"status": "terminated"},
+        "params": {"order_id": "42", "cents": 1999},
+        "createdAt": "2030-01-01T00:00:00Z",
+        "startedAt": "2030-01-01T00:00:00Z",
+        "completedAt": "2030-01-01T00:00:00Z",
+        "reason": "sold twice",
+    }
+    assert api.get(f"{order}/history", params={"includeRun": True}).json()["run"]["details"] == {"status": "active"}
+    assert "run" not in api.get(f"{order}/history").json()
+    shown = (
+        shop.client(allow_anonymous=True, redact=lambda *_: "[redacted]").get(f"{order}/history?includeRun=1").json()
+    )
+    assert shown["run"]["params"] == "[redacted]"
+
+
+def test_a_pause_that_has_not_happened_yet_is_shown(shop: Shop, api: TestClient) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    @shop.durable.workflow(name="busy")
+    def busy(event: WorkflowEvent[None], step: Step) -> None:
+        def look() -> None:
+            api.post("/workflows/busy/instances/b-1/pause")
+            body = api.get("/workflows/busy/instances/b-1").json()
+            seen.append((body["details"]["status"], body["meta"]["pauseRequested"]))
+
+        step.do("look", look)
+        step.do("go on", lambda: None)
+
+    shop.durable.operations.create("busy", id="b-1")
+    shop.work()
+    body = api.get("/workflows/busy/instances/b-1").json()
+    assert seen == [("active", True)]
+    assert (body["details"]["status"], body["meta"]["pauseRequested"]) == ("paused", False)

@@ -1,0 +1,116 @@
+"""The routes of topics: emit to all who wait, and see who they are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import ConfigDict
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_durable.app import Durable
+from celery_durable.http.access import Access, Gate, Right, needs
+from celery_durable.http.reading import Cursor, PageSize, answer
+from celery_durable.http.wire import Answer, Body
+from celery_durable.model import Waiter
+
+TopicName = Annotated[str, Path(description="The topic; it may contain slashes.", examples=["user.updated"])]
+
+
+class Emit(Body):
+    """What all who wait get. ``id``: yours; it makes a repetition harmless."""
+
+    payload: Any = None
+    id: str | None = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"payload": {"userId": "7"}, "id": "change-12"}]})
+
+
+class Emitted(Answer):
+    """How many waits got it."""
+
+    resumed: int
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"resumed": 3}]})
+
+
+class WaiterView(Answer):
+    """A wait that is open."""
+
+    workflow_name: str
+    instance_id: str
+    run_number: int
+    step_name: str
+    opened_at: datetime
+    deadline: datetime
+
+
+class WaiterList(Answer):
+    """A page, oldest instances first. ``cursor`` continues it."""
+
+    waiters: list[WaiterView]
+    cursor: str | None = None
+    has_next_page: bool
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "waiters": [
+                        {
+                            "workflowName": "order",
+                            "instanceId": "order-42",
+                            "runNumber": 1,
+                            "stepName": "wait for the price",
+                            "openedAt": "2030-01-01T08:00:00.000000Z",
+                            "deadline": "2030-01-02T08:00:00.000000Z",
+                        }
+                    ],
+                    "hasNextPage": False,
+                }
+            ]
+        }
+    )
+
+
+class Topics:
+    """The endpoints."""
+
+    def __init__(self, durable: Durable, gate: Gate) -> None:
+        self._durable, self._gate = durable, gate
+
+    @needs(Right.EVENTS)
+    async def emit(self, request: Request, topic: TopicName, body: Emit) -> Response:
+        """Hand a payload to all who wait on a topic now.
+
+        Whoever may emit reaches instances of all workflows: the hooks for events and for management are both asked.
+        Nothing is kept for waits to come.
+        """
+        await self._gate.admit(Access(Right.MANAGEMENT, "emit", None, None, request))
+        resumed = await run_in_threadpool(self._durable.operations.emit, topic, body.payload, id=body.id)
+        return answer(Emitted(resumed=resumed))
+
+    @needs(Right.READING)
+    def waiters(self, topic: TopicName, page_size: PageSize = 25, cursor: Cursor = None) -> Response:
+        """List who waits on a topic.
+
+        Instances of all workflows, the oldest first.
+        """
+        page = self._durable.operations.waiters(topic, cursor=cursor, limit=page_size)
+        more = {} if page.cursor is None else {"cursor": page.cursor}
+        items = [_shown(waiter) for waiter in page.items]
+        return answer(WaiterList(waiters=items, has_next_page=page.cursor is not None, **more))
+
+
+def _shown(waiter: Waiter) -> WaiterView:
+    return WaiterView(
+        workflow_name=waiter.workflow,
+        instance_id=waiter.instance_id,
+        run_number=waiter.run_number,
+        step_name=waiter.step,
+        opened_at=waiter.opened_at,
+        deadline=waiter.deadline,
+    )

@@ -1,0 +1,151 @@
+"""The routes that do again, creations that may be repeated, and the explanation."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_durable.http import Access, Right
+from tests.http.conftest import Shop
+from tests.http.test_routes import everywhere, refused
+
+COUNT = "/workflows/count/instances"
+BAD = "/workflows/bad/instances"
+
+
+def steps(api: TestClient, path: str, run: int) -> list[str]:
+    return [step["name"] for step in api.get(f"{path}/history", params={"runNumber": run}).json()["steps"]]
+
+
+@pytest.fixture
+def counted(shop: Shop, api: TestClient) -> str:
+    """The path of an instance that has counted to three."""
+    api.post(COUNT, json={"id": "c-1", "params": 3})
+    shop.work()
+    return f"{COUNT}/c-1"
+
+
+@everywhere
+def test_an_instance_is_rewound_to_a_step(shop: Shop, api: TestClient, counted: str) -> None:
+    answer = api.post(f"{counted}/rewind", json={"step": "step 2", "reason": "miscounted"})
+    assert (answer.status_code, answer.json()) == (200, {"ok": True, "runNumber": 2})
+    assert api.get(counted).json()["meta"]["reason"] == "miscounted"
+    assert steps(api, counted, 2) == ["step 0", "step 1"]
+    shop.work()
+    assert shop.ran == ["c-1 0", "c-1 1", "c-1 2", "c-1 2"]
+    message = refused(api.post(f"{counted}/rewind", json={"step": "step 5"}), 404, "STEP_NOT_FOUND")
+    assert message.startswith("Run 2 of instance 'c-1' of workflow 'count' has no step 'step 5'. Did you mean 'step ")
+    refused(api.post(f"{counted}/rewind", json={}), 400, "INVALID_REQUEST")
+    refused(
+        api.post(f"{counted}/rewind", json={"step": "step 1"}, headers={"If-Match": '"1"'}), 412, "PRECONDITION_FAILED"
+    )
+
+
+def test_what_failed_is_tried_again(shop: Shop, api: TestClient, counted: str) -> None:
+    api.post(BAD, json={"id": "b-1"})
+    shop.work()
+    assert api.post(f"{BAD}/b-1/retry", json={"reason": "there is paper"}).json() == {"ok": True, "runNumber": 2}
+    message = refused(api.post(f"{BAD}/b-1/retry"), 409, "INSTANCE_NOT_ERRORED")
+    assert message.startswith("Cannot retry instance 'b-1' of workflow 'bad': it is active, not errored.")
+    refused(api.post(f"{counted}/retry"), 409, "INSTANCE_NOT_ERRORED")
+    refused(api.post(f"{BAD}/b-2/retry"), 404, "INSTANCE_NOT_FOUND")
+
+
+def test_an_instance_is_forked(shop: Shop, api: TestClient, counted: str) -> None:
+    answer = api.post(f"{counted}/fork", json={"step": "step 1", "id": "c-2"})
+    assert (answer.status_code, answer.json()) == (201, {"id": "c-2", "details": {"status": "active"}})
+    assert steps(api, f"{COUNT}/c-2", 1) == ["step 0"]
+    refused(api.post(f"{counted}/fork", json={"step": "step 1", "id": "c-2"}), 409, "INSTANCE_ID_ALREADY_EXISTS")
+    refused(api.post(f"{counted}/fork", json={"step": "step 1", "id": "-"}), 400, "INVALID_INSTANCE_ID")
+    refused(api.post(f"{counted}/fork", json={"step": "one"}), 404, "STEP_NOT_FOUND")
+    assert len(api.post(f"{counted}/fork", json={"step": "step 1"}).json()["id"]) > 10
+
+
+@everywhere
+def test_restart_or_create_tells_which_happened(shop: Shop, api: TestClient) -> None:
+    def call(**body: Any) -> Any:
+        return api.post("/workflows/echo/instances/e-1/restart-or-create", json={"params": 1, **body}).json()
+
+    made = {"outcome": "created", "id": "e-1", "runNumber": 1, "details": {"status": "active"}}
+    assert call() == made
+    assert call() == made | {"outcome": "unchanged"}
+    shop.work()
+    assert call(ifStatus=["errored"]) == made | {"outcome": "unchanged", "details": {"status": "complete"}}
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = list(threads.map(lambda _: call()["outcome"], range(4)))
+    assert sorted(outcomes) == ["restarted", "unchanged", "unchanged", "unchanged"]
+    assert api.get("/workflows/echo/instances/e-1").json()["meta"]["runNumber"] == 2
+    path = "/workflows/echo/instances/e-1/restart-or-create"
+    refused(api.post(path, json={"ifStatus": []}), 400, "INVALID_REQUEST")
+    refused(api.post(path, json={}, headers={"If-Match": '"1"'}), 412, "PRECONDITION_FAILED")
+
+
+@everywhere
+def test_a_creation_may_be_repeated(shop: Shop, api: TestClient) -> None:
+    body = {"id": "e-1", "params": 1, "ifExists": "return"}
+    made = api.post("/workflows/echo/instances", json=body)
+    assert (made.status_code, made.json()) == (201, {"id": "e-1", "details": {"status": "active"}})
+    shop.work()
+    again = api.post("/workflows/echo/instances", json=body | {"params": 2})
+    assert (again.status_code, again.json()) == (200, {"id": "e-1", "details": {"status": "complete"}})
+    assert api.get("/workflows/echo/instances/e-1").json()["meta"]["params"] == 1
+    refused(api.post("/workflows/echo/instances", json=body | {"ifExists": "maybe"}), 400, "INVALID_REQUEST")
+
+
+def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:
+    made = api.post("/workflows/echo/instances", json={"id": "e-1", "runAt": "2030-01-01T01:00:00+00:00"})
+    assert made.json() == {"id": "e-1", "details": {"status": "waiting"}}
+    assert shop.work() == 0
+    shop.clock.advance(3600)
+    assert shop.work() == 1
+    refused(api.post("/workflows/echo/instances", json={"runAt": "2030-01-01T01:00:00"}), 400, "INVALID_REQUEST")
+
+
+def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: str) -> None:
+    asked: list[tuple[str, str | None]] = []
+    denied: set[Right] = set()
+
+    def hook(access: Access) -> bool:
+        asked.append((access.right.value, access.instance_id))
+        return access.right not in denied
+
+    api = shop.client(authorize=hook)
+    fork = {"step": "step 1", "id": "c-2"}
+    either = {"id": "e-1", "ifExists": "return"}
+    for right, path, body in [
+        (Right.CREATION, f"{counted}/fork", fork),
+        (Right.MANAGEMENT, f"{counted}/fork", fork),
+        (Right.CREATION, f"{counted}/restart-or-create", {}),
+        (Right.MANAGEMENT, f"{counted}/restart-or-create", {}),
+        (Right.READING, "/workflows/echo/instances", either),
+    ]:
+        denied = {right}
+        refused(api.post(path, json=body), 403, "FORBIDDEN")
+    denied = set()
+    asked.clear()
+    assert api.post(f"{counted}/fork", json=fork).status_code == 201
+    assert asked == [("management", "c-1"), ("creation", "c-2")]
+    asked.clear()
+    assert api.post(f"{counted}/restart-or-create", json={"params": 3}).json()["outcome"] == "restarted"
+    assert asked == [("creation", "c-1"), ("management", "c-1")]
+
+
+def test_an_instance_is_explained(shop: Shop, api: TestClient, order: str) -> None:
+    said = api.get(f"{order}/explain").json()
+    assert said["code"] == "WAITING_EVENT"
+    assert said["facts"]["instance_id"] == "o-1"
+    assert "await approval" in said["sentence"]
+    assert said["actions"][0].startswith("celery -A <your app> durable send-event order o-1 approval")
+    refused(api.get("/workflows/order/instances/o-2/explain"), 404, "INSTANCE_NOT_FOUND")
+
+
+def test_an_explanation_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
+    api = shop.client(allow_anonymous=True, redact=lambda value, shown: "[secret]" if shown.kind == "error" else value)
+    api.post(BAD, json={"id": "b-1"})
+    shop.work()
+    said = api.get(f"{BAD}/b-1/explain")
+    assert "[secret]" in said.json()["sentence"]
+    assert "paper jam" not in said.text
