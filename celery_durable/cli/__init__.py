@@ -6,6 +6,7 @@ is loaded when the verb is called.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 import click
@@ -14,16 +15,33 @@ _VERBS = {
     "dev": "dev",
     "migrate": "manage",
     "doctor": "doctor",
+    "workflows": "reading",
     "start": "commands",
     "ls": "reading",
     "show": "show",
     "explain": "explain",
+    "history": "reading",
     "logs": "reading",
+    "watch": "watch",
     "send-event": "commands",
-    "pause": "manage",
-    "resume": "manage",
-    "terminate": "manage",
-    "restart": "manage",
+    "emit": "topics",
+    "waiters": "topics",
+    "pause": "steer",
+    "resume": "steer",
+    "terminate": "steer",
+    "restart": "steer",
+    "retry": "rewinding",
+    "rewind": "rewinding",
+    "fork": "rewinding",
+    "set-result": "rewinding",
+    "skip": "rewinding",
+    "wake": "overview",
+    "stats": "overview",
+    "waits": "overview",
+    "leases": "overview",
+    "sweep": "overview",
+    "export": "export",
+    "prune": "prune",
     "chaos": "chaos",
 }
 
@@ -31,16 +49,19 @@ _VERBS = {
 class Verbs(click.Group):
     """The verbs, in the order in which people meet them."""
 
+    verbs: Mapping[str, str] = _VERBS
+    """Their names, and the module of each, with its name in it where that is another: ``reading.ls``."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """All of them, without loading any."""
-        return list(_VERBS)
+        return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """One of them, loaded now."""
-        if cmd_name not in _VERBS:
+        if cmd_name not in self.verbs:
             return None
-        module = import_module(f"{__name__}.{_VERBS[cmd_name]}")
-        verb: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        module, _, name = self.verbs[cmd_name].partition(".")
+        verb: click.Command = getattr(import_module(f"{__name__}.{module}"), name or cmd_name.replace("-", "_"))
         return verb
 
     def resolve_command(
@@ -48,10 +69,10 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that is called; one that does not exist is answered with the nearest that does."""
         name = args[0]
-        if name not in _VERBS and not name.startswith("-"):
+        if name not in self.verbs and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, _VERBS, n=1)
+            near = difflib.get_close_matches(name, self.verbs, n=1)
             ctx.fail(f"There is no verb {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

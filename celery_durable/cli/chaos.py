@@ -25,7 +25,8 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli.mischief import Messenger, OwnWorker
 from celery_durable.cli.screen import Column, Screen
-from celery_durable.cli.verb import INTERRUPTED, REFUSED, Refusal, Verb, database_now, open_durable
+from celery_durable.cli.stored import database_now, open_durable
+from celery_durable.cli.verb import INTERRUPTED, REFUSED, Refusal, Verb
 from celery_durable.model import Due
 from celery_durable.store import probes
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper

@@ -7,14 +7,12 @@ from typing import Any
 
 import click
 
-from celery_durable.app import Durable
 from celery_durable.cli import render
-from celery_durable.cli.follow import Follower, follow_to_end
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
 from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Verb, command_line, open_durable
-from celery_durable.errors import WorkflowFailed
-from celery_durable.model import Status
+from celery_durable.cli.verb import Verb, command_line, open_backend
 
 
 @click.command(
@@ -58,9 +56,8 @@ def start(
     if timeout is not None and not (wait or follow):
         raise click.UsageError("--timeout needs --wait or --follow.")
     given = merged_params(params, singles)
-    durable, screen = open_durable(ctx), Screen.of(ctx)
-    durable.app.loader.import_default_modules()
-    made = durable.operations.create(workflow, given, id=id)
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    made = backend.create(workflow, given, id=id)
     if not screen.is_terminal:
         screen.record(made)
     elif wait or follow:
@@ -69,20 +66,17 @@ def start(
         screen.line("Started", Styled(f"{workflow}/{made}", "bold"))
         screen.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
     if wait or follow:
-        _see_to_end(durable, screen, Follower(durable, workflow, made, 1), timeout, shown=follow)
+        _see_to_end(backend, screen, Follower(backend, workflow, made, 1), timeout, shown=follow)
 
 
 def _see_to_end(
-    durable: Durable, screen: Screen, follower: Follower, timeout: timedelta | None, *, shown: bool
+    backend: Backend, screen: Screen, follower: Follower, timeout: timedelta | None, *, shown: bool
 ) -> None:
     seconds = None if timeout is None else timeout.total_seconds()
-    for at, cells in follow_to_end(follower, durable, timeout_seconds=seconds):
+    for at, cells in follow_to_end(follower, backend, timeout_seconds=seconds):
         if shown:
             screen.entry([render.clock(at, exact=not screen.is_terminal), *cells])
-    status = durable.operations.history(follower.workflow, follower.instance_id, run=follower.run).status
-    if status.status is not Status.COMPLETE:
-        name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
-        raise WorkflowFailed(follower.workflow, follower.instance_id, status.status, name, message)
+    status = how_it_ended(follower, backend)
     if screen.is_terminal:
         if not shown:
             screen.line(render.painted(status.status))
@@ -115,8 +109,8 @@ def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: A
 
     Use it to answer a wait_for_event. An event that comes early is kept until the workflow asks for its type.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
-    is_new = durable.operations.send_event(workflow, id, type, payload, id=event_id)
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    is_new = backend.send_event(workflow, id, type, payload, id=event_id)
     target = Styled(f"{workflow}/{id}", "bold")
     if is_new:
         screen.entry(["Sent", type, target])

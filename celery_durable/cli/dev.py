@@ -22,9 +22,11 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli import embedded, render
-from celery_durable.cli.follow import LOOK_SECONDS, Follower
+from celery_durable.cli.backend import LOOK_SECONDS
+from celery_durable.cli.follow import Follower
 from celery_durable.cli.screen import Cell, Screen, Styled
-from celery_durable.cli.verb import INTERRUPTED, Verb, attached_durable, command_line, database_now, reaching_database
+from celery_durable.cli.stored import StoreBackend, attached_durable, database_now, reaching_database
+from celery_durable.cli.verb import INTERRUPTED, Verb, command_line
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import Ref
 from celery_durable.store import migrate
@@ -191,7 +193,7 @@ class _LocalWorker:
         for ref in sorted(noted | self._running, key=str):
             if ref not in self._followers:
                 self._followers[ref] = Follower(
-                    self._durable, ref.workflow, ref.instance_id, ref.run_number, since=since
+                    StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=since
                 )
             with contextlib.suppress(InstanceNotFound):  # a message may name what there is not
                 for at, cells in self._followers[ref].news():

@@ -8,7 +8,7 @@ import json
 import click
 
 from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import REFUSED, Verb, app_name, attached_durable
+from celery_durable.cli.verb import REFUSED, Verb, app_name
 from celery_durable.errors import DurableError
 
 _LOOKS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
@@ -24,6 +24,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     mend it; the exit code is 1 if one is FAIL. Piped: level, what about, sentence, remedy.
     """
     from celery_durable.cli import checkup
+    from celery_durable.cli.stored import attached_durable
 
     screen = Screen.of(ctx)
     try:

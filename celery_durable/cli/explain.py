@@ -7,8 +7,8 @@ import json
 import click
 
 from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Verb, command_line, open_durable
-from celery_durable.explain import YOUR_APP, Code, Diagnosis
+from celery_durable.cli.verb import Refusal, Verb, open_backend, typed
+from celery_durable.explain import Code, Diagnosis
 
 _LOOKS = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
@@ -18,7 +18,7 @@ _LOOKS = {
 }
 
 
-@click.command(cls=Verb, examples=["explain order/order-42", "explain order order-42", "explain order/order-42 --json"])
+@click.command(cls=Verb, examples=["explain order order-42", "explain order/order-42 --json"])
 @click.argument("workflow", metavar="WORKFLOW[/ID]")
 @click.argument("id", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The code, the sentence, the facts and the actions as JSON.")
@@ -34,8 +34,10 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
     instance_id = id or rest
     if not instance_id:
         raise click.UsageError("Name the instance too: WORKFLOW/ID.")
-    durable, screen = open_durable(ctx), Screen.of(ctx)
-    found = durable.operations.explain(name, instance_id)
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    found = backend.explain(name, instance_id)
+    if found is None:
+        raise Refusal("The server does not explain.", "It is of an older version; show tells where the instance stands")
     if as_json:
         said = {"code": found.code, "sentence": found.sentence, "facts": found.facts, "actions": actions(ctx, found)}
         click.echo(json.dumps(said, indent=2))
@@ -56,6 +58,5 @@ def show_diagnosis(ctx: click.Context, screen: Screen, found: Diagnosis) -> None
 
 
 def actions(ctx: click.Context, found: Diagnosis) -> list[str]:
-    """What to type, with the app's name in it."""
-    ours, prefix = command_line(ctx, "").removesuffix(" durable "), f"celery -A {YOUR_APP}"
-    return [action.replace(prefix, ours, 1) for action in found.actions]
+    """What to type."""
+    return [typed(ctx, action) for action in found.actions]

@@ -1,28 +1,52 @@
-"""The verbs that only look, ls and logs; they know instances of workflows that this process has never heard of."""
+"""The verbs that only look: workflows, ls, logs and history; also at instances of workflows that nobody knows."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from datetime import datetime
 
 import click
 
-from celery_durable.app import Durable
 from celery_durable.cli import render
-from celery_durable.cli.follow import LOGS_PER_PAGE, LOOK_SECONDS, lines_after
+from celery_durable.cli.backend import PATIENCE_SECONDS, Backend
+from celery_durable.cli.follow import line_of, step_line
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Screen
-from celery_durable.cli.verb import Verb, database_now, open_durable
-from celery_durable.model import LogLevel, Status
+from celery_durable.cli.screen import Cell, Column, Screen, Styled
+from celery_durable.cli.verb import Verb, open_backend
+from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
 
 _LEVELS = list(LogLevel)  # from the least to the most important
+_STATUS = click.Choice([str(status) for status in Status])
+_LEVEL = click.Choice([str(level) for level in _LEVELS])
+_WORKFLOW_COLUMNS = (
+    Column("WORKFLOW"),
+    Column("QUEUE", is_optional=True),
+    Column("FUNCTION", is_whole=False, is_optional=True),
+)
+
+
+@click.command(cls=Verb, examples=["workflows"])
+@click.pass_context
+def workflows(ctx: click.Context) -> None:
+    """List the workflows.
+
+    Use it to see what can be started. They are those that this app imports; over HTTP those that the server knows.
+    Piped: name, queue, function.
+    """
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    found = backend.workflows()
+    if found:
+        screen.table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
+    else:
+        screen.aside("No workflows are registered.")
 
 
 @click.command(
     cls=Verb,
-    examples=["ls", "ls -w order -s errored", "ls --limit 100 --cursor WyJpIiwgNDJd"],
+    examples=["ls -w order", "ls -w order -s errored", "ls -w order --limit 100 --cursor WyJpIiwgNDJd"],
 )
 @click.option("-w", "--workflow", help="Only instances of this workflow.")
-@click.option("-s", "--status", type=click.Choice([str(status) for status in Status]), help="Only in this status.")
+@click.option("-s", "--status", type=_STATUS, help="Only in this status.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
 @click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
 @click.pass_context
@@ -32,10 +56,10 @@ def ls(ctx: click.Context, workflow: str | None, status: str | None, limit: int,
     Use it to find an id, or what is in trouble. Piped: workflow, id, status, run, created, changed, next time due,
     error.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    backend, screen = open_backend(ctx), Screen.of(ctx)
     wanted = None if status is None else Status(status)
-    page = durable.operations.list(workflow, status=wanted, cursor=cursor, limit=limit)
-    times = Times(database_now(durable), exact=not screen.is_terminal)
+    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit)
+    times = Times(backend.now(), exact=not screen.is_terminal)
     if page.items:
         screen.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
     else:
@@ -53,8 +77,8 @@ def ls(ctx: click.Context, workflow: str | None, status: str | None, limit: int,
 @click.argument("id")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--run", type=click.IntRange(1), help="A run before the current one.")
-@click.option("--level", type=click.Choice([str(level) for level in _LEVELS]), help="This level and above.")
-@click.option("--category", help="Only lines of this category.")
+@click.option("--level", "--log-level", type=_LEVEL, help="This level and above.")
+@click.option("--category", "--log-category", help="Only lines of this category.")
 @click.option("--replays", is_flag=True, help="Also what was said again when the workflow's code was replayed.")
 @click.pass_context
 def logs(
@@ -72,26 +96,96 @@ def logs(
     Use it to read what step.log and the engine said, oldest first; times are UTC. Piped: time, level, category, message
     with its data.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
-    wanted = None if level is None else _LEVELS[_LEVELS.index(LogLevel(level)) :]
-    number = durable.operations.history(workflow, id, run=run).run_number
-    read = partial(
-        durable.operations.logs, workflow, id, run=number, limit=LOGS_PER_PAGE, levels=wanted, category=category
-    )
-    seen = 0
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    number = _run_number(backend, workflow, id, run)
+    tail = backend.tail(workflow, id, run=number, level=None if level is None else LogLevel(level), category=category)
+    version: object = None
+    is_any, is_over = False, not follow
     while True:
-        is_over = not follow or _is_over(durable, workflow, id, number)
-        for line in lines_after(seen, read):
-            seen = line.id
+        if follow:
+            seen = backend.look(workflow, id, known=version, patience=PATIENCE_SECONDS)
+            if seen is None:
+                continue
+            version, is_over = seen.version, seen.status.is_terminal or seen.run_number != number
+        for line in tail.news():
+            is_any = True
             if replays or not line.is_replay:
                 screen.entry(render.log_cells(line))
         if is_over:
-            if not seen:
+            if not is_any:
                 screen.aside("No log lines.")
             return
-        durable.runtime.sleep(LOOK_SECONDS)
 
 
-def _is_over(durable: Durable, workflow: str, instance_id: str, run: int) -> bool:
-    row = durable.operations.get(workflow, instance_id).instance
-    return row.status.is_terminal or row.run_number != run
+def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | None) -> int:
+    """The run that is meant; raises RunNotFound."""
+    if run is not None:
+        return backend.history(workflow, instance_id, run=run).run_number
+    seen = backend.look(workflow, instance_id)
+    assert seen is not None
+    return seen.run_number
+
+
+@click.command(
+    cls=Verb,
+    examples=["history order order-42", "history order order-42 --include-logs", "history order order-42 --run 1"],
+)
+@click.argument("workflow")
+@click.argument("id")
+@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
+@click.option("--include-logs", "--logs", "include_logs", is_flag=True, help="Log lines too.")
+@click.option("--level", "--log-level", type=_LEVEL, help="Log lines of this level and above; includes --include-logs.")
+@click.option("--category", "--log-category", help="Only log lines of this category; includes --include-logs.")
+@click.pass_context
+def history(
+    ctx: click.Context,
+    workflow: str,
+    id: str,
+    run: int | None,
+    include_logs: bool,
+    level: str | None,
+    category: str | None,
+) -> None:
+    """Tell what has happened in a run, in order of time.
+
+    Use it to see how an instance came to where it stands: its begin, its steps, the events that were sent to it, its
+    end. Piped: time, kind (run, step, event, log), status, level or type, then what there is to say.
+    """
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    told = backend.history(workflow, id, run=run)
+    lines: list[LogRecord] = []
+    if include_logs or level or category:
+        wanted = None if level is None else LogLevel(level)
+        tail = backend.tail(workflow, id, run=told.run_number, level=wanted, category=category)
+        lines = [line for line in tail.news() if not line.is_replay]
+    times = Times(backend.now(), exact=not screen.is_terminal)
+    story = [*_story(told, times), *((line.created_at, _logged(line)) for line in lines)]
+    for at, cells in sorted(story, key=lambda item: item[0]):
+        screen.entry([Styled(render.iso(at), "dim"), *cells])
+
+
+def _story(told: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:
+    status, names = told.status, {step.step_key: step.name for step in told.steps}
+    yield told.created_at, line_of("run", Status.ACTIVE, f"run {told.run_number} of {told.workflow}/{told.instance_id}")
+    for event in told.events:
+        yield event.created_at, _sent(event, names)
+    for step in told.steps:
+        if step.status is StepStatus.LINEAR_PENDING:  # it has not come to that
+            continue
+        is_open = step.status in OPEN_STEPS
+        at = step.started_at if is_open else step.finished_at
+        yield at or step.created_at or told.created_at, step_line(step, times)
+    if told.completed_at is not None:
+        why = Styled(render.sentence(status.error), "red") if status.error else told.reason or ""
+        yield told.completed_at, line_of("run", status.status, why)
+
+
+def _sent(event: EventRecord, names: dict[str, str]) -> list[Cell]:
+    key = event.consumed_by_step_key
+    consumer = "" if key is None else f"consumed by {names.get(key, key)}"
+    return [Styled("event", "dim", 4), Styled(event.type, "", 9), event.event_id, consumer]
+
+
+def _logged(line: LogRecord) -> list[Cell]:
+    _, level, category, said, *_ = render.log_cells(line)
+    return [Styled("log", "dim", 4), level, category, said]

@@ -10,12 +10,14 @@ from typing import Any
 from celery_durable import model
 from celery_durable.cli.screen import Cell, Column, Styled
 from celery_durable.model import (
+    AuditRecord,
     ErrorInfo,
     EventRecord,
     History,
     InstanceSummary,
     LogLevel,
     LogRecord,
+    Origin,
     Status,
     StepRecord,
     StepStatus,
@@ -33,11 +35,17 @@ _LOOKS = {
     StepStatus.PENDING: "cyan",
     StepStatus.COMPLETED: "green",
     StepStatus.CANCELLED: "dim",
+    StepStatus.LINEAR_PENDING: "dim",
+    StepStatus.READY: "cyan",
+    StepStatus.RUNNING: "cyan",
+    StepStatus.LINEAR_WAITING: "yellow",
+    StepStatus.DONE: "green",
+    StepStatus.DEAD: "red",
     LogLevel.DEBUG: "dim",
     LogLevel.WARNING: "yellow",
     LogLevel.ERROR: "red",
 }
-_TYPES = {StepType.DO: "do", StepType.SLEEP: "sleep", StepType.WAIT: "event"}
+_TYPES = {StepType.DO: "do", StepType.SLEEP: "sleep", StepType.WAIT: "event", StepType.LINEAR: "linear"}
 
 
 def painted(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
@@ -148,22 +156,24 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
 
 def attempts(step: StepRecord) -> str:
     """``2/6``; ``2`` where there is no limit; nothing for what is not attempted."""
-    if step.type is not StepType.DO or not step.attempts:
+    if step.verb is not StepType.DO or not step.attempts:
         return ""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
 def took(step: StepRecord, now: datetime) -> str:
     """How long a step has taken, or has been open."""
-    begun = step.created_at if step.type is not StepType.DO else step.started_at or step.created_at
+    begun = step.created_at if step.verb is not StepType.DO else step.started_at or step.created_at
     return "" if begun is None else span((step.finished_at or now) - begun)
 
 
 def waits_for(step: StepRecord, times: Times) -> str:
     """What has to come before an open step can go on; empty where nothing has to."""
-    if step.status is not StepStatus.WAITING:
+    if not step.is_waiting:
         return ""
-    match step.type:
+    match step.verb:
+        case StepType.WAIT if step.wait_topic is not None:
+            return f'topic "{step.wait_topic}", times out {times.by(step.wake_at)}'
         case StepType.WAIT:
             return f'event "{step.wait_event_type}", times out {times.by(step.wake_at)}'
         case StepType.SLEEP:
@@ -212,4 +222,22 @@ def _plain(value: Any) -> str:
 def standing(history: History) -> list[str]:
     """What a run ended with, and why it was ended or begun, as sentences. What a live one waits for `explain` says."""
     said = [] if history.status.error is None else [sentence(history.status.error)]
+    if history.origin is not None:
+        said.append(continues(history.origin, history.instance_id))
     return said if history.reason is None else [*said, f"Reason: {history.reason}"]
+
+
+def continues(origin: Origin, instance_id: str) -> str:
+    """Where a run's first steps come from, as a sentence."""
+    run = f"run {origin.run_number}" + ("" if origin.instance_id == instance_id else f" of {origin.instance_id}")
+    return f"Continues {run}" + ("" if origin.step_key is None else f", from step {origin.step_key}")
+
+
+AUDIT_COLUMNS = (Column("BY HAND"), Column("STEP"), Column("WAS"), Column("BY"), Column("WHEN"), Column("REASON"))
+
+
+def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
+    """What somebody did to a step."""
+    action = record.action.replace("_", "-")
+    status, when = painted(record.status_before), times.at(record.created_at)
+    return [action, record.step_key, status, record.by, when, record.reason or ""]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from celery_durable.cli import render
+from celery_durable.cli.backend import Seen
 from celery_durable.cli.explain import show_diagnosis
 from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Screen, Styled
-from celery_durable.cli.verb import Verb, database_now, open_durable
+from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceRow, Status, StepRecord
+from celery_durable.model import History, Status, StepRecord
 
 
 @click.command(cls=Verb, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"])
@@ -23,17 +24,18 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     """Show one instance: where it stands, its steps, its events.
 
     Use it to see what an instance has done and what it waits for. Piped: one record a line, named by its first field
-    (instance, error, reason, step, event; with --full also params and output, and a last field with the result or
-    payload as JSON).
+    (instance, origin, error, reason, step, event, audit; with --full also params and output, and a last field with the
+    result or payload as JSON).
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
-    row = durable.operations.get(workflow, id).instance
-    history = durable.operations.history(workflow, id, run=run)
-    times = Times(database_now(durable), exact=full or not screen.is_terminal)
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    seen = backend.look(workflow, id)
+    assert seen is not None
+    history = backend.history(workflow, id, run=run)
+    times = Times(backend.now(), exact=full or not screen.is_terminal)
     if screen.is_terminal:
-        is_live = not row.status.is_terminal and history.run_number == row.run_number
-        diagnosis = durable.operations.explain(workflow, id) if is_live else None
-        _show_people(ctx, screen, row, history, times, diagnosis, full=full)
+        is_live = not seen.status.is_terminal and history.run_number == seen.run_number
+        diagnosis = backend.explain(workflow, id) if is_live else None
+        _show_people(ctx, screen, seen, history, times, diagnosis, full=full)
     else:
         _show_programs(screen, history, times, full=full)
 
@@ -41,18 +43,18 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
 def _show_people(
     ctx: click.Context,
     screen: Screen,
-    row: InstanceRow,
+    seen: Seen,
     history: History,
     times: Times,
     diagnosis: Diagnosis | None,
     *,
     full: bool,
 ) -> None:
-    is_current = history.run_number == row.run_number
+    is_current = history.run_number == seen.run_number
     screen.line(
-        Styled(f"{row.workflow}/{row.instance_id}", "bold"),
+        Styled(f"{history.workflow}/{history.instance_id}", "bold"),
         render.painted(history.status.status),
-        f"run {history.run_number}" + ("" if is_current else f" (the current one is {row.run_number})"),
+        f"run {history.run_number}" + ("" if is_current else f" (the current one is {seen.run_number})"),
         f"created {times.by(history.created_at)}",
         "" if history.completed_at is None else f"ended {times.by(history.completed_at)}",
     )
@@ -67,6 +69,9 @@ def _show_people(
         _steps(screen, history, times, full=full)
     if history.events:
         _events(screen, history, times, full=full)
+    if history.audit:
+        screen.gap()
+        screen.table(render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit])
     if full and history.status.status is Status.COMPLETE:
         screen.head("OUTPUT")
         screen.block("", render.pretty(history.status.output))
@@ -104,6 +109,8 @@ def _show_programs(screen: Screen, history: History, times: Times, *, full: bool
     screen.record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
     if status.error is not None:
         screen.record("error", status.error.name, status.error.message)
+    if (origin := history.origin) is not None:
+        screen.record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
     if history.reason is not None:
         screen.record("reason", history.reason)
     if full:
@@ -114,5 +121,7 @@ def _show_programs(screen: Screen, history: History, times: Times, *, full: bool
     for event in history.events:
         payload = [render.compact(event.payload)] if full else []
         screen.record("event", *render.event_cells(event, history, times), *payload)
+    for record in history.audit:
+        screen.record("audit", *render.audit_cells(record, times))
     if full and status.status is Status.COMPLETE:
         screen.record("output", render.compact(status.output))

@@ -1,26 +1,48 @@
-"""What every verb shares: its examples, the way to the app's Durable, refusals as two lines and an exit code."""
+"""What every verb shares: its examples, the way to the instances, refusals as two lines and an exit code."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
 
-from celery_durable.app import Durable
-from celery_durable.cli import embedded
+from celery_durable.cli.backend import Backend
 from celery_durable.cli.screen import clean
-from celery_durable.errors import DurableError, InstanceAlreadyExists, InstanceTerminal
-from celery_durable.store import migrate, sweeps
-from celery_durable.store.engine import Store
+from celery_durable.errors import DurableError
+from celery_durable.explain import YOUR_APP
 
-REFUSED, NOT_FOUND, UNREACHABLE, INTERRUPTED = 1, 3, 4, 130
-_YOUR_APP = "<your app>"
+REFUSED, NOT_FOUND, UNREACHABLE, NOT_ALLOWED, INTERRUPTED = 1, 3, 4, 5, 130
+_EXIT_CODES = {
+    401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 408: UNREACHABLE,
+    **dict.fromkeys((429, 502, 503, 504), UNREACHABLE),
+}  # fmt: skip
+_DIRECT = f"celery -A {YOUR_APP} durable"
+
+
+class Door:
+    """A way to the instances other than the app's own store: what ``ctx.obj`` is where there is one."""
+
+    name: str
+    """What the user types before the verb."""
+    no_color = False
+
+    def open(self) -> Backend:
+        """The instances; raises Refusal."""
+        raise NotImplementedError
+
+
+def open_backend(ctx: click.Context) -> Backend:
+    """The instances that the user means: those of the app named by -A, or those behind another door."""
+    if isinstance(ctx.obj, Door):
+        return ctx.obj.open()
+    from celery_durable.cli.stored import StoreBackend, open_durable
+
+    return StoreBackend(open_durable(ctx))
 
 
 class Refusal(click.ClickException):
@@ -31,26 +53,34 @@ class Refusal(click.ClickException):
     def __init__(self, error: str, hint: str = "", *, exit_code: int = REFUSED) -> None:
         super().__init__(error)
         self.hint, self.exit_code = hint, exit_code
-        ctx = click.get_current_context(silent=True)
-        self._color = False if ctx is not None and getattr(ctx.obj, "no_color", False) else None
-        self._app = _YOUR_APP if ctx is None else app_name(ctx)
+        self._ctx = click.get_current_context(silent=True)
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Say it, in click's place."""
         file = sys.stderr if file is None else file
+        no_color = self._ctx is not None and getattr(self._ctx.obj, "no_color", False)
         for label, look, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
             if text:
-                said = clean(text.replace(_YOUR_APP, self._app))
-                click.echo(f"{click.style(label, fg=look, bold=True)} {said}", file=file, color=self._color)
+                said = clean(text if self._ctx is None else typed(self._ctx, text))
+                click.echo(
+                    f"{click.style(label, fg=look, bold=True)} {said}", file=file, color=False if no_color else None
+                )
 
 
 class Verb(click.Command):
-    """A command of ours. ``examples``: what follows ``celery -A proj durable`` in its help."""
+    """A command of ours. ``examples``: what follows ``celery -A proj durable`` or ``celery-durable`` in its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
-        lines = "".join(f"  celery -A proj durable {example}\n" for example in examples)
-        kwargs["epilog"] = f"\b\nExamples:\n{lines}"
         super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, as the user of this door types them."""
+        name = ctx.obj.name if isinstance(ctx.obj, Door) else "celery -A proj durable"
+        formatter.write_paragraph()
+        formatter.write("  Examples:\n")
+        for example in self.examples:
+            formatter.write(f"    {name} {example}\n")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; an error of ours becomes a Refusal."""
@@ -61,108 +91,85 @@ class Verb(click.Command):
         except KeyboardInterrupt:
             click.echo("Interrupted", err=True)
             ctx.exit(INTERRUPTED)
+        except click.ClickException:
+            raise
         except Exception as exc:
-            if Store.is_transient(exc):
-                raise _unreachable(exc) from exc
+            if not isinstance(ctx.obj, Door):
+                from celery_durable.cli import stored
+
+                stored.refuse_if_unreachable(exc)
             raise
 
 
+def by_options(verb: Verb, name: str) -> Verb:
+    """The same verb whose operands are options: ``instances get --workflow order --id o-1`` for ``show order o-1``."""
+    operands = [param for param in verb.params if isinstance(param, click.Argument)]
+    options = {param.name: _option(param) for param in operands}
+    params = [options.get(param.name, param) for param in verb.params]
+
+    def rewrite(example: str) -> str:
+        _, *words = shlex.split(example)
+        given = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+        rest = words[len(given) :]
+        named = (word for operand, value in zip(operands, given, strict=False) for word in (f"--{operand.name}", value))
+        return f"instances {name} {shlex.join([*named, *rest])}"
+
+    examples = [rewrite(example) for example in verb.examples if "--where" not in example and "/" not in example]
+    return Verb(name, callback=verb.callback, params=params, help=verb.help, examples=examples)
+
+
+_SHORT = {"workflow": "-w", "id": "-i", "type": "-t"}
+
+
+def _option(operand: click.Argument) -> click.Option:
+    name = operand.name or ""
+    short = [] if name not in _SHORT else [_SHORT[name]]
+    return click.Option(
+        [f"--{name}", *short],
+        required=operand.required,
+        type=operand.type,
+        multiple=operand.nargs == -1,
+        help=_OPERANDS.get(name),
+    )
+
+
+_OPERANDS = {
+    "workflow": "The workflow's name.",
+    "id": "The instance's id.",
+    "type": "The type of the event.",
+    "step": "The step's key: its name, unless it is repeated.",
+}
+
+
 def refusal_of(exc: DurableError) -> Refusal:
-    """An error of ours as people meet it: its first sentence, the rest as the hint, its kind as the exit code."""
-    error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", str(exc), count=1).partition("\n")
-    match exc:  # two whose advice is for people who write Python
-        case InstanceTerminal():
-            hint = f"To begin a new run of it: celery -A {_YOUR_APP} durable restart {_target(exc)}"
-        case InstanceAlreadyExists():
-            hint = f"Use another --id, or look at this one: celery -A {_YOUR_APP} durable show {_target(exc)}"
-    codes = {404: NOT_FOUND, 408: UNREACHABLE}
-    return Refusal(error, hint, exit_code=codes.get(exc.http_status, REFUSED))
+    """An error of ours as people meet it."""
+    target = [str(getattr(exc, name, "")) for name in ("workflow", "instance_id")]
+    return refusal(str(exc), code=exc.code, http_status=exc.http_status, target=target)
 
 
-def _target(exc: InstanceTerminal | InstanceAlreadyExists) -> str:
-    return shlex.join([exc.workflow, exc.instance_id])
+def refusal(message: str, *, code: str, http_status: int, target: Sequence[str]) -> Refusal:
+    """The first sentence of a message, the rest as the hint, its kind as the exit code."""
+    error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
+    match code:  # two whose advice is for people who write Python
+        case "INSTANCE_TERMINAL":
+            hint = f"To begin a new run of it: {_DIRECT} restart {shlex.join(target)}"
+        case "INSTANCE_ID_ALREADY_EXISTS":
+            hint = f"Use another --id, or look at this one: {_DIRECT} show {shlex.join(target)}"
+    return Refusal(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED))
 
 
 def app_name(ctx: click.Context) -> str:
     """What the user called his app, for the commands we suggest."""
     given = ctx.find_root().params.get("app")
-    return given if isinstance(given, str) else _YOUR_APP
+    return given if isinstance(given, str) else YOUR_APP
+
+
+def typed(ctx: click.Context, text: str) -> str:
+    """A text of ours with the commands in it as this user types them."""
+    return text.replace(_DIRECT, command_line(ctx, "").rstrip()).replace(YOUR_APP, app_name(ctx))
 
 
 def command_line(ctx: click.Context, rest: str) -> str:
     """A command that the user can copy."""
-    return f"celery -A {app_name(ctx)} durable {rest}"
-
-
-def attached_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A."""
-    app = ctx.obj.app
-    found = getattr(app, "durable", None)
-    if found is None:
-        app.loader.import_default_modules()  # it may be attached in a module that only workers import
-        found = getattr(app, "durable", None)
-    if isinstance(found, Durable):
-        return found
-    if ctx.find_root().params.get("app") is None and app.main == "default":
-        raise Refusal(
-            "No Celery app was named, so there is no database to look into.",
-            f"Name it before the verb: celery -A proj durable {ctx.info_name} (or set CELERY_APP=proj)",
-            exit_code=click.UsageError.exit_code,
-        )
-    raise Refusal(
-        f"The Celery app {app.main!r} has no Durable.",
-        "Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)",
-    )
-
-
-def open_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A, with its database reached and its tables up to date."""
-    durable = stored_durable(ctx)
-    with reaching_database():
-        migrate.check(durable.store)
-    return durable
-
-
-def stored_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A, with a database: its own, or else that of `durable dev` in this directory."""
-    durable = attached_durable(ctx)
-    with reaching_database():
-        if embedded.is_without_store(durable):
-            if not embedded.DEV_FILE.exists():
-                raise Refusal(
-                    "durable_database_url is not set.",
-                    "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', or try "
-                    "SQLite in this directory: celery -A <your app> durable dev",
-                )
-            embedded.join_dev_store(durable)
-            click.echo(f"durable_database_url is not set: using ./{embedded.DEV_FILE} of `durable dev`", err=True)
-    return durable
-
-
-@contextmanager
-def reaching_database() -> Iterator[None]:
-    """Turn what the first connection may raise into a refusal: many drivers, many errors, one meaning."""
-    try:
-        yield
-    except (DurableError, click.ClickException):
-        raise
-    except ModuleNotFoundError as exc:
-        raise Refusal(
-            f"The database driver is not installed: {exc}.",
-            'Install it, for example pip install "celery-durable[postgres]" or "celery-durable[mysql]"',
-        ) from exc
-    except Exception as exc:
-        if getattr(exc, "orig", None) is None:  # no driver was asked
-            raise Refusal(f"durable_database_url cannot be used: {exc}") from exc
-        raise _unreachable(exc) from exc
-
-
-def _unreachable(exc: Exception) -> Refusal:
-    answer = getattr(exc, "orig", None) or exc
-    hint = "Is the server running, and is durable_database_url right?"
-    return Refusal(f"The database cannot be reached: {answer}", hint, exit_code=UNREACHABLE)
-
-
-def database_now(durable: Durable) -> datetime:
-    """The database's time, by which everything shown was written."""
-    return durable.store.read(sweeps.next_poll)[1]
+    name = ctx.obj.name if isinstance(ctx.obj, Door) else f"celery -A {app_name(ctx)} durable"
+    return f"{name} {rest}"

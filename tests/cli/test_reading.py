@@ -11,6 +11,7 @@ import pytest
 from celery_durable import NonRetryableError
 from celery_durable.cli.follow import Follower
 from celery_durable.cli.screen import Styled
+from celery_durable.cli.stored import StoreBackend
 from tests.cli.conftest import Shop
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -244,7 +245,7 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
 def test_what_comes_between_two_reads_is_told_once_and_in_order(
     order: Shop, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    operations, follower = order.durable.operations, Follower(order.durable, "order", "o-1", 1)
+    operations, follower = order.durable.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
     read = getattr(operations, verb)
 
     def read_late(*args: Any, **options: Any) -> Any:

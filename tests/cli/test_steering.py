@@ -227,3 +227,19 @@ def test_migrate_prints_sql_for_a_server_that_is_not_there(monkeypatch: pytest.M
     assert "CREATE TABLE workflow_instance (" in said.out
     assert shop.pipe("migrate", "--sql", "--check").code == 2
     shop.durable.close()
+
+
+# --- prune --------------------------------------------------------------------------------------
+
+
+def test_prune_counts_and_deletes_only_when_told_to(shop: Shop) -> None:
+    shop.pipe("start", "echo", "--id", "e-1")
+    shop.pipe("terminate", "echo", "e-1")
+    shop.pipe("start", "echo", "--id", "e-2")
+    shop.clock.advance(days=2)
+    counted = shop.pipe("prune", "--older-than", "1 day")
+    assert (counted.out, counted.code) == ("Would delete\t1\n", 0)
+    assert shop.pipe("prune", "--older-than", "3 days", "--yes").out == "Deleted\t0\n"
+    assert shop.pipe("prune", "--older-than", "1 day", "--status", "complete", "--yes").out == "Deleted\t0\n"
+    assert shop.pipe("prune", "--older-than", "1 day", "--workflow", "echo", "--yes").out == "Deleted\t1\n"
+    assert [item.id for item in shop.durable.operations.list().items] == ["e-2"]

@@ -1,0 +1,152 @@
+"""The verbs of operators with access to the database: stats, waits, leases, wake and sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli import render
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.render import Times
+from celery_durable.cli.screen import Column, Screen, Styled
+from celery_durable.cli.steer import steer, targets
+from celery_durable.cli.stored import StoreBackend, database_now, open_durable
+from celery_durable.cli.verb import Verb
+from celery_durable.cli.where import Condition
+from celery_durable.model import TERMINAL, Status
+
+_LIMIT = click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most."
+)
+_WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS")))
+_LEASE_COLUMNS = tuple(map(Column, ("WORKFLOW", "ID", "RUN", "NODE", "TASK", "LEASE ENDS", "CRASHES")))
+_AFTER_A_WAKE = frozenset(Status) - TERMINAL - {Status.PAUSED}
+
+
+@click.command(cls=Verb, examples=["stats"])
+@click.pass_context
+def stats(ctx: click.Context) -> None:
+    """Count instances by workflow and status.
+
+    Use it to see how things stand at large: also how much is due and not worked on, since when, and how many messages
+    wait in the queues. Piped: count, workflow, status, number; then due, number, since; then queue, name, length.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable.app.loader.import_default_modules()
+    found, times = durable.operations.stats(), Times(database_now(durable), exact=not screen.is_terminal)
+    queues = {queue: durable.queue_length(queue) for queue in _queues(durable)}
+    oldest = times.at(found.overdue.oldest)
+    if not screen.is_terminal:
+        for workflow, status, count in found.counts:
+            screen.record("count", workflow, status, str(count))
+        screen.record("due", str(found.overdue.count), oldest)
+        for queue, length in queues.items():
+            screen.record("queue", queue, "" if length is None else str(length))
+        return
+    statuses = [status for status in Status if any(each is status for _, each, _ in found.counts)]
+    rows: dict[str, dict[Status, int]] = {}
+    for workflow, status, count in found.counts:
+        rows.setdefault(workflow, {})[status] = count
+    if rows:
+        columns = [Column("WORKFLOW"), *(Column(status.upper()) for status in statuses)]
+        screen.table(columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()])
+        screen.gap()
+    screen.line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
+    for queue, length in queues.items():
+        said = "not known: no broker, or no such queue yet" if length is None else f"{length} messages"
+        screen.line(f"queue {queue}", said)
+
+
+def _queues(durable: Durable) -> list[str]:
+    known = (durable.registry.get(name).queue for name in sorted(durable.registry))
+    return sorted({durable.settings.queue, *(queue for queue in known if queue)})
+
+
+@click.command(cls=Verb, examples=["waits", "waits --type approval -w order"])
+@click.option("-t", "--type", "event_type", help="Only waits for events of this type.")
+@click.option("-w", "--workflow", help="Only of this workflow.")
+@_LIMIT
+@click.pass_context
+def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limit: int) -> None:
+    """List who waits for an event.
+
+    Use it to find to whom an event has to be sent. Those of the newest instances come first. Piped: type, workflow, id,
+    step, since, times out, status of the instance.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    found = durable.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
+    times = Times(database_now(durable), exact=not screen.is_terminal)
+    if not found:
+        screen.aside("Nobody waits for an event" + (f" of type {event_type!r}." if event_type else "."))
+        return
+    screen.table(
+        _WAIT_COLUMNS,
+        [
+            [
+                each.event_type,
+                each.ref.workflow,
+                each.ref.instance_id,
+                each.step,
+                times.at(each.since),
+                times.at(each.until),
+                render.painted(each.status),
+            ]
+            for each in found
+        ],
+    )
+
+
+@click.command(cls=Verb, examples=["leases"])
+@_LIMIT
+@click.pass_context
+def leases(ctx: click.Context, limit: int) -> None:
+    """List who works on what.
+
+    Use it to see which worker holds an instance, and until when it must say that it lives. A lease that has ended is
+    taken by the next sweep. Piped: workflow, id, run, node, Celery task, end of the lease, crashes in a row.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    found = durable.operations.leases(limit=limit)
+    times = Times(database_now(durable), exact=not screen.is_terminal)
+    if not found:
+        screen.aside("Nobody works on anything.")
+        return
+    rows = []
+    for each in found:
+        task, _, node = each.holder.partition(" ")
+        ref = each.ref
+        ends = times.at(each.until)
+        rows.append([ref.workflow, ref.instance_id, str(ref.run_number), node, task, ends, str(each.crash_count)])
+    screen.table(_LEASE_COLUMNS, rows)
+
+
+@click.command(cls=Verb, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"])
+@targets
+@click.pass_context
+def wake(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: Condition | None, yes: bool) -> None:
+    """Have instances looked at now.
+
+    Use it when messages were lost and you do not want to wait for the next sweep, after a crash whose pause is long, or
+    to start early what was put off. What sleeps goes on sleeping, and what waits for an event goes on waiting.
+    """
+
+    def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
+        assert isinstance(backend, StoreBackend)
+        return ["Woken" if backend.durable.operations.wake(name, each) else "Not woken, it is paused or worked on"]
+
+    steer(ctx, deed, _AFTER_A_WAKE, workflow, id, where, yes=yes)
+
+
+@click.command(cls=Verb, examples=["sweep"])
+@click.pass_context
+def sweep(ctx: click.Context) -> None:
+    """Look once for what is due, and tell the workers.
+
+    Use it where no dispatcher runs, or from cron. Any number at once, beside dispatchers too. What a dead worker holds
+    is taken from it when sweeps have seen its lease expired for a lease's time.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    published = durable.sweeper.sweep()
+    screen.entry(["Published", str(published)])

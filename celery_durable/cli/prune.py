@@ -1,0 +1,48 @@
+"""The verb that deletes what has ended long ago."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from celery_durable.cli.inputs import DurationInput
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.stored import open_durable
+from celery_durable.cli.verb import Verb
+from celery_durable.model import TERMINAL, Status
+
+
+@click.command(
+    cls=Verb,
+    examples=["prune --older-than '90 days'", "prune --older-than '1 h' --workflow order --status complete --yes"],
+)
+@click.option("--older-than", type=DurationInput(), required=True, help="How long ago they ended, at least.")
+@click.option("--workflow", help="Only instances of this workflow.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice(sorted(str(status) for status in TERMINAL)),
+    help="Only those that ended like this; may be repeated.",
+)
+@click.option("--yes", is_flag=True, help="Delete them; without it they are only counted.")
+@click.pass_context
+def prune(
+    ctx: click.Context, older_than: timedelta, workflow: str | None, statuses: tuple[str, ...], yes: bool
+) -> None:
+    """Delete instances that ended long ago.
+
+    Use it where durable_retention_seconds was not set, or was set too late. With an instance go all its runs, steps,
+    events and log lines. Nothing that has not ended is deleted.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
+    operations = durable.operations
+    if yes:
+        deleted = operations.prune(older_than=older_than, workflow=workflow, statuses=wanted)
+        screen.entry(["Deleted", Styled(str(deleted), "bold")])
+    else:
+        found = operations.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
+        screen.entry(["Would delete", Styled(str(found), "bold")])
+        screen.aside("Nothing was deleted: --yes does it.")

@@ -1,0 +1,148 @@
+"""The verbs that do again or settle by hand: rewind, fork, retry, set-result and skip."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.inputs import JsonInput
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.steer import steer, targets
+from celery_durable.cli.verb import Verb, open_backend
+from celery_durable.cli.where import Condition
+from celery_durable.model import Status
+
+_REASON = click.option("--reason", help="Why; it is kept with the new run.")
+_AUDIT_REASON = click.option("--reason", help="Why; it is kept with the run.")
+_BY = click.option("--by", help="Who does it, as it is kept with the run; by default the user of this system.")
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "rewind order order-42 'charge card'",
+        "rewind order order-42 'charge card' --reason 'the price was wrong'",
+    ],
+)
+@click.argument("workflow")
+@click.argument("id")
+@click.argument("step")
+@_REASON
+@click.pass_context
+def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | None) -> None:
+    """Run an instance again from a step on.
+
+    Use it when what happened before the step is right. A new run keeps the steps that were called before it, and all
+    events; the step and those after it run again, with their effects. Earlier runs stay readable.
+    """
+    run = open_backend(ctx).rewind(workflow, id, step, reason=reason)
+    _tell(ctx, "Rewound", workflow, id, f"run {run}", f"from {step}")
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "retry order order-42",
+        "retry order order-42 --reason 'the bank is back'",
+        "retry --where 'workflow=order error=BankAway since=2h' --yes",
+    ],
+)
+@targets
+@_REASON
+@click.pass_context
+def retry(
+    ctx: click.Context,
+    workflow: str | None,
+    id: tuple[str, ...],
+    where: Condition | None,
+    yes: bool,
+    reason: str | None,
+) -> None:
+    """Try again what ended errored instances.
+
+    Use it after mending what made them fail. A new run keeps what was done before the failure; the failed step gets
+    fresh attempts.
+    """
+
+    def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
+        return ["Retried", f"run {backend.retry(name, each, reason=reason)}"]
+
+    steer(ctx, deed, {Status.ERRORED}, workflow, id, where, yes=yes)
+
+
+@click.command(cls=Verb, examples=["fork order order-42 'charge card' --id order-42-trial"])
+@click.argument("workflow")
+@click.argument("id")
+@click.argument("step")
+@click.option("--id", "new_id", help="The new instance's id, unique per workflow; a random one by default.")
+@click.pass_context
+def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | None) -> None:
+    """Create an instance that goes on from a step of another.
+
+    Use it to try another ending. It has the same parameters, the steps that were called before this one, and all
+    events. The other instance is left alone.
+    """
+    made = open_backend(ctx).fork(workflow, id, step, id=new_id)
+    if Screen.of(ctx).is_terminal:
+        _tell(ctx, "Forked", workflow, made, f"from {step} of {id}")
+    else:
+        Screen.of(ctx).record(made)
+
+
+@click.command(
+    "set-result",
+    cls=Verb,
+    examples=["""set-result order order-42 'charge card' '"payment 17"' --reason 'paid by hand'"""],
+)
+@click.argument("workflow")
+@click.argument("id")
+@click.argument("step")
+@click.argument("value", type=JsonInput(), metavar="JSON|@file|-")
+@_BY
+@_AUDIT_REASON
+@click.pass_context
+def set_result(
+    ctx: click.Context, workflow: str, id: str, step: str, value: Any, by: str | None, reason: str | None
+) -> None:
+    """Complete a step by hand, with a result.
+
+    Use it where the work was done by other means. The step must be open, or have ended its instance errored; a wait
+    gets the value as the payload of an event. Who did it and why is kept (show).
+    """
+    from celery_durable.cli.stored import open_durable
+
+    run = open_durable(ctx).operations.set_result(workflow, id, step, value, by=by or _user(), reason=reason)
+    _tell(ctx, "Settled", workflow, id, f"run {run}", step)
+
+
+@click.command(cls=Verb, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
+@click.argument("workflow")
+@click.argument("id")
+@click.argument("step")
+@_BY
+@_AUDIT_REASON
+@click.pass_context
+def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, reason: str | None) -> None:
+    """Complete a step by hand, without a result.
+
+    Use it to end a sleep, or to go on without a step; its result is then null. Else as set-result.
+    """
+    from celery_durable.cli.stored import open_durable
+
+    run = open_durable(ctx).operations.skip(workflow, id, step, by=by or _user(), reason=reason)
+    _tell(ctx, "Skipped", workflow, id, f"run {run}", step)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        raise click.UsageError("This system does not say who you are: use --by.") from None
+
+
+def _tell(ctx: click.Context, done: str, workflow: str, instance_id: str, *more: str) -> None:
+    Screen.of(ctx).entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])

@@ -1,0 +1,220 @@
+"""The direct way: the Durable of the app named by -A, its database, and its instances for the verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli import embedded
+from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
+from celery_durable.cli.verb import UNREACHABLE, Refusal
+from celery_durable.errors import DurableError
+from celery_durable.explain import Diagnosis
+from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Status
+from celery_durable.operations import Operations
+from celery_durable.store import migrate, sweeps
+from celery_durable.store.engine import Store
+
+LOGS_PER_PAGE = 1000
+_LEVELS = list(LogLevel)  # from the least to the most important
+
+
+def attached_durable(ctx: click.Context) -> Durable:
+    """The Durable of the app named by -A."""
+    app = ctx.obj.app
+    found = getattr(app, "durable", None)
+    if found is None:
+        app.loader.import_default_modules()  # it may be attached in a module that only workers import
+        found = getattr(app, "durable", None)
+    if isinstance(found, Durable):
+        return found
+    if ctx.find_root().params.get("app") is None and app.main == "default":
+        raise Refusal(
+            "No Celery app was named, so there is no database to look into.",
+            f"Name it before the verb: celery -A proj durable {ctx.info_name} (or set CELERY_APP=proj)",
+            exit_code=click.UsageError.exit_code,
+        )
+    raise Refusal(
+        f"The Celery app {app.main!r} has no Durable.",
+        "Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)",
+    )
+
+
+def open_durable(ctx: click.Context) -> Durable:
+    """The Durable of the app named by -A, with its database reached and its tables up to date."""
+    durable = stored_durable(ctx)
+    with reaching_database():
+        migrate.check(durable.store)
+    return durable
+
+
+def stored_durable(ctx: click.Context) -> Durable:
+    """The Durable of the app named by -A, with a database: its own, or else that of `durable dev` in this directory."""
+    durable = attached_durable(ctx)
+    with reaching_database():
+        if embedded.is_without_store(durable):
+            if not embedded.DEV_FILE.exists():
+                raise Refusal(
+                    "durable_database_url is not set.",
+                    "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', or try "
+                    "SQLite in this directory: celery -A <your app> durable dev",
+                )
+            embedded.join_dev_store(durable)
+            click.echo(f"durable_database_url is not set: using ./{embedded.DEV_FILE} of `durable dev`", err=True)
+    return durable
+
+
+@contextmanager
+def reaching_database() -> Iterator[None]:
+    """Turn what the first connection may raise into a refusal: many drivers, many errors, one meaning."""
+    try:
+        yield
+    except (DurableError, click.ClickException):
+        raise
+    except ModuleNotFoundError as exc:
+        raise Refusal(
+            f"The database driver is not installed: {exc}.",
+            'Install it, for example pip install "celery-durable[postgres]" or "celery-durable[mysql]"',
+        ) from exc
+    except Exception as exc:
+        if getattr(exc, "orig", None) is None:  # no driver was asked
+            raise Refusal(f"durable_database_url cannot be used: {exc}") from exc
+        raise _unreachable(exc) from exc
+
+
+def refuse_if_unreachable(exc: Exception) -> None:
+    """Raise a refusal where an error says that the database has gone away."""
+    if Store.is_transient(exc):
+        raise _unreachable(exc) from exc
+
+
+def _unreachable(exc: Exception) -> Refusal:
+    answer = getattr(exc, "orig", None) or exc
+    hint = "Is the server running, and is durable_database_url right?"
+    return Refusal(f"The database cannot be reached: {answer}", hint, exit_code=UNREACHABLE)
+
+
+def database_now(durable: Durable) -> datetime:
+    """The database's time, by which everything shown was written."""
+    return durable.store.read(sweeps.next_poll)[1]
+
+
+class StoreBackend:
+    """The instances in the store of a Durable; also those of workflows that this process has never heard of."""
+
+    def __init__(self, durable: Durable) -> None:
+        self.durable = durable
+
+    @property
+    def _operations(self) -> Operations:
+        return self.durable.operations
+
+    def now(self) -> datetime:
+        """The database's time."""
+        return database_now(self.durable)
+
+    def monotonic(self) -> float:
+        """On the app's clock."""
+        return self.durable.runtime.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """On the app's clock."""
+        self.durable.runtime.sleep(seconds)
+
+    def workflows(self) -> list[WorkflowInfo]:
+        """Those that a worker of this app would know."""
+        self.durable.app.loader.import_default_modules()
+        registry, queue = self.durable.registry, self.durable.settings.queue
+        known = [registry.get(name) for name in sorted(registry)]
+        return [WorkflowInfo(each.name, each.queue or queue, each.where) for each in known]
+
+    def list(
+        self, workflow: str | None, *, status: Status | None, cursor: str | None, limit: int
+    ) -> Page[InstanceSummary]:
+        """Also of all workflows."""
+        return self._operations.list(workflow, status=status, cursor=cursor, limit=limit)
+
+    def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
+        """One row; what has not changed is looked at again after a while, by the caller."""
+        row = self._operations.read(workflow, instance_id)
+        if row.version == known:
+            if patience > 0:
+                self.sleep(min(LOOK_SECONDS, patience))
+            return None
+        return Seen(row.status, row.run_number, row.pause_requested, row.version)
+
+    def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
+        """From one transaction."""
+        return self._operations.history(workflow, instance_id, run=run)
+
+    def tail(
+        self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
+    ) -> StoredTail:
+        """By the lines' ids."""
+        levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
+        narrowed = {"run": run, "levels": levels, "category": category}
+        return StoredTail(self._operations, (workflow, instance_id), narrowed)
+
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
+        """From the database alone."""
+        return self._operations.explain(workflow, instance_id)
+
+    def create(self, workflow: str, params: Any, *, id: str | None) -> str:
+        """The app's workflows are imported before."""
+        self.durable.app.loader.import_default_modules()
+        return self._operations.create(workflow, params, id=id)
+
+    def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
+        """Wakes the workers over the app's broker, as all that follow."""
+        return self._operations.send_event(workflow, instance_id, type_, payload, id=id)
+
+    def pause(self, workflow: str, instance_id: str) -> None:
+        """Asks, where somebody works on it."""
+        self._operations.pause(workflow, instance_id)
+
+    def resume(self, workflow: str, instance_id: str) -> None:
+        """Takes back a pause that has not happened yet."""
+        self._operations.resume(workflow, instance_id)
+
+    def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
+        """Raises InstanceTerminal."""
+        self._operations.terminate(workflow, instance_id, reason=reason)
+
+    def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
+        """From any state."""
+        return self._operations.restart(workflow, instance_id, reason=reason)
+
+    def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
+        """Raises InstanceNotErrored."""
+        return self._operations.retry(workflow, instance_id, reason=reason)
+
+    def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
+        """Raises StepNotFound."""
+        return self._operations.restart(workflow, instance_id, from_step=step, reason=reason)
+
+    def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
+        """Raises StepNotFound, InstanceAlreadyExists."""
+        return self._operations.fork(workflow, instance_id, step, id=id)
+
+
+class StoredTail:
+    """The log lines of a run, each read once."""
+
+    def __init__(self, operations: Operations, target: tuple[str, str], narrowed: Mapping[str, Any]) -> None:
+        self._operations, self._target, self._narrowed = operations, target, narrowed
+        self._seen = 0
+
+    def news(self) -> Iterator[LogRecord]:
+        """In pages; what is written meanwhile comes too."""
+        while True:
+            page = self._operations.logs(*self._target, after_id=self._seen, limit=LOGS_PER_PAGE, **self._narrowed)
+            for line in page:
+                self._seen = line.id
+                yield line
+            if len(page) < LOGS_PER_PAGE:
+                return

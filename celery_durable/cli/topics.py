@@ -1,0 +1,80 @@
+"""The verbs of topics: emit to all who wait, and see who they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from celery_durable.cli.inputs import JsonInput
+from celery_durable.cli.render import Times
+from celery_durable.cli.screen import Cell, Column, Screen, Styled
+from celery_durable.cli.stored import database_now, open_durable
+from celery_durable.cli.verb import Verb
+
+_COLUMNS = (
+    Column("WORKFLOW"),
+    Column("ID"),
+    Column("RUN"),
+    Column("STEP"),
+    Column("SINCE"),
+    Column("TIMES OUT", is_optional=True),
+)
+
+
+@click.command(
+    cls=Verb,
+    examples=["""emit user.updated --payload '{"user_id": "7"}'""", "emit prices/eur.usd --payload 1.08 --id tick-12"],
+)
+@click.argument("topic")
+@click.option(
+    "--payload",
+    type=JsonInput(),
+    metavar="JSON|@file|-",
+    help="What all who wait get, as JSON, from a file or standard input.",
+)
+@click.option("--id", "id", help="Makes repetition harmless: a run gets an emission of one id once.")
+@click.pass_context
+def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
+    """Hand a payload to all who wait on a topic now.
+
+    Use it to answer wait_for_topic. Nothing is kept for waits to come. Piped: topic, number of waits.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    resumed = durable.operations.emit(topic, payload, id=id)
+    if not screen.is_terminal:
+        screen.record(topic, str(resumed))
+        return
+    screen.entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
+
+
+@click.command(cls=Verb, examples=["waiters user.updated", "waiters user.updated --limit 100"])
+@click.argument("topic")
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
+@click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
+@click.pass_context
+def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> None:
+    """List who waits on a topic, oldest instances first.
+
+    Use it before emit. Piped: workflow, id, run, step, since when, until when.
+    """
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    page = durable.operations.waiters(topic, cursor=cursor, limit=limit)
+    times = Times(database_now(durable), exact=not screen.is_terminal)
+    rows: list[list[Cell]] = [
+        [
+            each.workflow,
+            Styled(each.instance_id, "bold"),
+            str(each.run_number),
+            each.step,
+            times.at(each.opened_at),
+            times.at(each.deadline),
+        ]
+        for each in page.items
+    ]
+    if rows:
+        screen.table(_COLUMNS, rows)
+    else:
+        screen.aside(f"Nobody waits on topic {topic!r}.")
+    if page.cursor is not None:
+        screen.aside(f"There are more: --cursor {page.cursor}")

@@ -1,0 +1,81 @@
+"""`watch`: an instance until it ends, or a list as it changes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from celery_durable.cli import render
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
+from celery_durable.cli.inputs import DurationInput
+from celery_durable.cli.render import Times
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.verb import Verb, open_backend
+from celery_durable.model import Status
+
+
+@click.command(cls=Verb, examples=["watch order order-42", "watch order -s waiting --every 10s"])
+@click.argument("workflow", required=False)
+@click.argument("id", required=False)
+@click.option(
+    "-s", "--status", type=click.Choice([str(each) for each in Status]), help="Of a list: only in this status."
+)
+@click.option("--limit", type=click.IntRange(1, 100), default=25, show_default=True, help="Of a list: how many.")
+@click.option("--every", type=DurationInput(), default="2s", show_default=True, help="Of a list: how often to look.")
+@click.option("--timeout", type=DurationInput(), help="Of an instance: how long to watch at most.")
+@click.pass_context
+def watch(
+    ctx: click.Context,
+    workflow: str | None,
+    id: str | None,
+    status: str | None,
+    limit: int,
+    every: timedelta,
+    timeout: timedelta | None,
+) -> None:
+    """Watch an instance to its end, or a list as it changes.
+
+    Use it to see something go on. Of an instance: a line for each step, log line and its end; it fails if the instance
+    does. Of a list, until you interrupt it: on a terminal the table, again and again; piped one record for each that is
+    new or has changed.
+    """
+    backend, screen = open_backend(ctx), Screen.of(ctx)
+    if id is None:
+        _watch_list(backend, screen, workflow, None if status is None else Status(status), limit, every)
+        return
+    if status is not None or workflow is None:
+        raise click.UsageError("--status is for lists.")
+    seen = backend.look(workflow, id)
+    assert seen is not None
+    follower = Follower(backend, workflow, id, seen.run_number)
+    for at, cells in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
+        screen.entry([render.clock(at, exact=not screen.is_terminal), *cells])
+    how_it_ended(follower, backend)
+
+
+def _watch_list(
+    backend: Backend,
+    screen: Screen,
+    workflow: str | None,
+    status: Status | None,
+    limit: int,
+    every: timedelta,
+) -> None:
+    told: dict[tuple[str, str], object] = {}
+    while True:
+        items = backend.list(workflow, status=status, cursor=None, limit=limit).items
+        times = Times(backend.now(), exact=not screen.is_terminal)
+        if screen.is_terminal:
+            click.clear()
+            about = " ".join(filter(None, [workflow, status and f"({status})"])) or "all workflows"
+            screen.line(Styled(about, "bold"), Styled(f"every {every.total_seconds():g} s; Ctrl-C ends it", "dim"))
+            screen.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in items])
+        else:
+            for item in reversed(items):
+                state = item.status, item.run_number, item.updated_at
+                if told.get((item.workflow, item.id)) != state:
+                    told[item.workflow, item.id] = state
+                    screen.record(*render.instance_cells(item, times))
+        backend.sleep(every.total_seconds())

@@ -1,0 +1,78 @@
+"""`--where`: which instances a verb is meant for, as ``workflow=order status=errored error=CardDeclined since=2h``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.inputs import DurationInput
+from celery_durable.model import InstanceSummary, Status
+
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """All that is given must hold. ``older``, ``since``: at least, at most so long ago was its last change."""
+
+    workflow: str | None = None
+    status: Status | None = None
+    error: str | None = None
+    older: timedelta | None = None
+    since: timedelta | None = None
+
+
+_KEYS = [field.name for field in fields(Condition)]
+
+
+class WhereInput(click.ParamType[Condition]):
+    """``key=value``, separated by blanks."""
+
+    name = "CONDITION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
+        """The condition; fails where a key is unknown or given twice, and where there is none."""
+        if isinstance(value, Condition):
+            return value
+        given: dict[str, Any] = {}
+        try:
+            words = shlex.split(value)
+        except ValueError as exc:
+            self.fail(f"{value!r} cannot be read: {exc}", param, ctx)
+        for word in words:
+            key, equals, text = word.partition("=")
+            if not equals or not text or key not in _KEYS or key in given:
+                self.fail(f"{word!r} is not one of {', '.join(f'{each}=' for each in _KEYS)}, each once", param, ctx)
+            match key:
+                case "status":
+                    given[key] = Status(click.Choice([str(each) for each in Status]).convert(text, param, ctx))
+                case "older" | "since":
+                    given[key] = DurationInput().convert(text, param, ctx)
+                case _:
+                    given[key] = text
+        if not given:
+            self.fail("names no condition", param, ctx)
+        return Condition(**given)
+
+
+def matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
+    """The instances that fit, newest first, as they are read page by page."""
+    now, cursor = backend.now(), None
+    while True:
+        page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE)
+        for item in page.items:
+            age = now - item.updated_at
+            if where.error is not None and (item.error is None or item.error.name != where.error):
+                continue
+            if (where.older is not None and age < where.older) or (where.since is not None and age > where.since):
+                continue
+            yield item
+        cursor = page.cursor
+        if cursor is None:
+            return

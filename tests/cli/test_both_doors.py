@@ -1,0 +1,199 @@
+"""The same scenarios over the store and over HTTP: the same verbs say the same of the same instances."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_durable.cli import api
+from tests.cli.conftest import Shop
+from tests.cli.doors import Direct, OverHttp, served
+
+AT = "2030-01-01T00:00:02.012Z"
+
+
+@pytest.fixture(params=["direct", "http"])
+def door(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
+    if request.param == "direct":
+        yield Direct(shop)
+        return
+    with served(shop) as found:
+        yield found
+
+
+def test_an_order_from_its_start_to_its_end(shop: Shop, door: Any) -> None:
+    assert door("start", "order", "-P", "order_id=42", "--id", "o-1").rows == [["o-1"]]
+    shop.clock.advance(seconds=2)
+    shop.work("order", "o-1")
+    assert door("ls", "-w", "order").rows[0][:5] == ["order", "o-1", "waiting", "1", "2030-01-01T00:00:00.000Z"]
+    assert door("show", "order", "o-1", "--full").rows[:3] == [
+        ["instance", "order", "o-1", "waiting", "1", "2030-01-01T00:00:00.000Z", ""],
+        ["params", '{"order_id":"42","cents":500}'],
+        ["step", "count", "do", "completed", "1/6", "12 ms", "", "", "2030-01-01T00:00:02.000Z", AT, '{"cents":500}'],
+    ]
+    send = ("send-event", "order", "o-1", "approval", "--payload", '{"by": "eve"}', "--event-id", "mail-7")
+    assert door(*send).rows == [["Sent", "approval", "order/o-1"]]
+    assert door(*send).rows == [["Repeated", "approval", "order/o-1"]]
+    shop.clock.advance(minutes=1)
+    assert shop.work("order", "o-1") == "complete"
+    late = "2030-01-01T00:01:02.012Z"
+    assert door("history", "order", "o-1", "--include-logs").rows == [
+        ["2030-01-01T00:00:00.000Z", "run", "active", "run 1 of order/o-1"],
+        [AT, "event", "approval", "mail-7", "consumed by await approval"],
+        [AT, "step", "completed", "count", "12 ms", "", ""],
+        [AT, "log", "info", "payments", 'order received cents=500 note="two words"'],
+        [late, "step", "completed", "await approval", ""],
+        [late, "run", "complete", ""],
+        [late, "log", "warn", "workflow", 'decided by={"by":"eve"}'],
+    ]
+    assert [row[0] for row in door("watch", "order", "o-1").rows] == [AT, AT, late, late, late]
+    assert door("logs", "order", "o-1", "--level", "warn").rows == [
+        [late, "warn", "workflow", 'decided by={"by":"eve"}']
+    ]
+    assert door("logs", "order", "o-1", "--category", "none").err == "No log lines.\n"
+
+
+def test_what_is_steered_says_what_became_of_it(order: Shop, door: Any) -> None:
+    assert door("resume", "order", "o-1").rows == [["Was not paused", "order/o-1"]]
+    assert door("pause", "order", "o-1").rows == [["Paused", "order/o-1"]]
+    assert door("resume", "order", "o-1").rows == [["Resumed", "order/o-1"]]
+    assert door("terminate", "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
+    assert door("restart", "order", "o-1", "--reason", "a mistake").rows == [["Restarted", "order/o-1", "run 2"]]
+    assert door("show", "order", "o-1").rows[1] == ["reason", "a mistake"]
+    first = door("show", "order", "o-1", "--run", "1").rows
+    assert first[0][3:5] == ["terminated", "1"]
+    assert first[1] == ["reason", "sold twice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "code"),
+    [
+        (("show", "order", "none"), "Workflow 'order' has no instance 'none'.", 3),
+        (("logs", "order", "o-1", "--run", "7"), "Instance 'o-1' of workflow 'order' has no run 7; it has runs 1", 3),
+        (("start", "ordre"), "No workflow is registered as 'ordre'", 3),
+        (("start", "order", "-P", "order_id=1", "--id", "o-1"), "Workflow 'order' already has an instance 'o-1'.", 1),
+        (("start", "order", "-P", "cents=1"), "Parameters of workflow 'order' are not valid: $.order_id", 1),
+        (("ls", "-w", "order", "--cursor", "mine"), "Cursor 'mine' was not made by this list.", 1),
+        (("send-event", "order", "o-1", "no good"), "Event type 'no good'", 1),
+    ],
+)
+def test_refusals_are_the_same(order: Shop, door: Any, words: tuple[str, ...], error: str, code: int) -> None:
+    said = door(*words)
+    assert said.err.startswith(f"error: {error}")
+    assert (said.out, said.code) == ("", code)
+
+
+def test_advice_is_what_can_be_typed_at_this_door(order: Shop, door: Any) -> None:
+    order.pipe("terminate", "order", "o-1")
+    said = door("send-event", "order", "o-1", "approval")
+    assert said.err.splitlines() == [
+        "error: Cannot send an event to instance 'o-1' of workflow 'order': it is terminated.",
+        f"hint: To begin a new run of it: {door.name} restart order o-1",
+    ]
+    assert door("show", "order", "none").err.splitlines()[1] == (
+        f"hint: List its instances: {door.name} ls --workflow order"
+    )
+
+
+def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, door: Any) -> None:
+    shop.work_at_once()
+    said = door("start", "echo", "--params", '{"a": "é"}', "--id", "e-1", "--wait")
+    assert (said.rows, said.code) == ([["e-1"], ["complete", '{"a":"é"}']], 0)
+    said = door("start", "bad", "--id", "b-1", "--follow")
+    assert (said.rows[0], said.code) == (["b-1"], 1)
+    assert said.err == "error: Instance 'b-1' of workflow 'bad' ended errored: NoPaper: out of paper\n"
+    said = door("start", "nap", "--id", "n-1", "--wait", "--timeout", "0.2")
+    assert (said.code, said.err.splitlines()[0]) == (
+        4,
+        "error: Instance 'n-1' of workflow 'nap' is still waiting after 0.2 s.",
+    )
+
+
+@pytest.mark.parametrize("verb", [("watch",), ("logs", "-f")])
+def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, verb: tuple[str, ...]) -> None:
+    order.work_at_once()
+    with door.when_it_waits(lambda: order.durable.operations.send_event("order", "o-1", "approval", "eve")):
+        said = door(verb[0], "order", "o-1", *verb[1:])
+    assert said.code == 0, said.err
+    told = ["order received", "decided by=eve"]
+    lines = [line for line in said.out.splitlines() if any(each in line for each in told)]
+    assert len(lines) == 2
+    assert "decided by=eve" in (said.out.splitlines()[-1] if verb[0] == "logs" else said.out.splitlines()[-3])
+
+
+def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @shop.durable.workflow(name="long")
+    def long(event: Any, step: Any) -> int:
+        for number in range(7):
+            said = f"line {number}"
+            step.log.info(said)
+            step.do(f"step {number}", lambda: 1)
+        return 7
+
+    monkeypatch.setattr(api, "_PAGE", 3)
+    shop.durable.operations.create("long", id="l-1")
+    for number in range(4):
+        shop.durable.operations.send_event("long", "l-1", "news", number)
+    shop.work("long", "l-1")
+    told = json.loads(door("export", "long", "l-1").out)
+    assert [each["name"] for each in told["steps"]] == [f"step {number}" for number in range(7)]
+    assert [each["payload"] for each in told["events"]] == [0, 1, 2, 3]
+    assert [each["message"] for each in told["logs"]] == [f"line {number}" for number in range(7)]
+    assert told["status"] == {"status": "complete", "error": None, "output": 7}
+    ours = json.loads(shop.pipe("export", "long", "l-1").out)
+    for each in (*told["events"], *ours["events"]):
+        del each["seq"]
+    assert told == ours
+
+
+def test_many_are_steered_at_once_after_a_look(shop: Shop, door: Any) -> None:
+    for number in range(3):
+        shop.pipe("start", "nap", "--id", f"n-{number}")
+        shop.work("nap", f"n-{number}")
+    shop.pipe("pause", "nap", "n-1")
+    where = ("--where", "workflow=nap status=waiting")
+    dry = door("terminate", *where)
+    assert dry.rows == [["Would terminate", "nap/n-2"], ["Would terminate", "nap/n-0"]]
+    assert dry.err == "Would terminate 2 instances; nothing was changed. Do it: --yes\n"
+    done = door("terminate", *where, "--yes", "--reason", "enough")
+    assert (done.rows, done.err) == ([["Terminated", "nap/n-2"], ["Terminated", "nap/n-0"]], "2 instances.\n")
+    assert [row[1:3] for row in door("ls", "-w", "nap").rows] == [
+        ["n-2", "terminated"],
+        ["n-1", "paused"],
+        ["n-0", "terminated"],
+    ]
+    assert door("terminate", *where, "--yes").err == "0 instances.\n"
+
+
+def test_several_are_named_and_one_that_refuses_stops_nobody(shop: Shop, door: Any) -> None:
+    for number in range(2):
+        shop.pipe("start", "nap", "--id", f"n-{number}")
+    said = door("terminate", "nap", "n-0", "none", "n-1")
+    assert said.rows == [["Terminated", "nap/n-0"], ["Terminated", "nap/n-1"]]
+    assert said.err.splitlines()[0] == "error: Workflow 'nap' has no instance 'none'."
+    assert said.code == 3
+
+
+def test_what_failed_is_tried_again_gone_back_from_or_forked(shop: Shop, door: Any) -> None:
+    shop.pipe("start", "bad", "--id", "b-1")
+    shop.work("bad", "b-1")
+    assert door("retry", "bad", "b-1", "--reason", "paper is in").rows == [["Retried", "bad/b-1", "run 2"]]
+    assert door("retry", "bad", "b-1").code == 1
+    shop.work("bad", "b-1", 2)
+    assert door("retry", "--where", "error=NoPaper workflow=bad", "--yes").rows == [["Retried", "bad/b-1", "run 3"]]
+    shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1")
+    shop.work("order", "o-1")
+    gone = door("rewind", "order", "o-1", "await approval")
+    assert gone.rows == [["Rewound", "order/o-1", "run 2", "from await approval"]]
+    assert door("fork", "order", "o-1", "count", "--id", "o-2").rows == [["o-2"]]
+    assert door("rewind", "order", "o-1", "none").code == 3
+
+
+def test_why_it_waits_is_explained(order: Shop, door: Any) -> None:
+    assert door("explain", "order/o-1").rows == [
+        ["WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],
+        ["action", f"{door.name} send-event order o-1 approval --payload '{{...}}'"],
+    ]

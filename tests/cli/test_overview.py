@@ -1,0 +1,191 @@
+"""stats, waits, leases, wake and sweep: what operators with a database see and do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_durable.model import Ref
+from tests.cli.conftest import Shop
+
+DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+
+
+@DATABASES
+def test_stats_count_by_workflow_and_status_and_what_is_due(order: Shop) -> None:
+    order.pipe("start", "nap", "--id", "n-1")
+    order.pipe("start", "nap", "--id", "n-2")
+    order.clock.advance(seconds=5)
+    *rows, queue = order.pipe("stats").rows
+    assert rows == [
+        ["count", "nap", "active", "2"],
+        ["count", "order", "waiting", "1"],
+        ["due", "2", "2030-01-01T00:00:02.012Z"],
+    ]
+    assert queue[:2] == ["queue", "durable"]
+    assert int(queue[2]) >= 2  # the memory broker is one for all apps of the process
+    order.work("nap", "n-1")
+    order.no_color = True
+    shown, _, messages = order.terminal("stats").rpartition("   ")
+    assert messages.endswith(" messages")
+    assert shown == (
+        "WORKFLOW   ACTIVE   WAITING\n"
+        "nap        1        1\n"
+        "order      -        1\n"
+        "\n"
+        "due now   1   the oldest 5 s ago\n"
+        "queue durable"
+    )
+
+
+@DATABASES
+def test_waits_are_who_waits_for_a_type(order: Shop) -> None:
+    order.pipe("start", "order", "-P", "order_id=43", "--id", "o-2")
+    order.work("order", "o-2")
+    order.pipe("pause", "order", "o-1")
+    since, until = "2030-01-01T00:00:02.012Z", "2030-01-02T00:00:02.012Z"
+    later = ("2030-01-01T00:00:02.024Z", "2030-01-02T00:00:02.024Z")
+    assert order.pipe("waits").rows == [
+        ["approval", "order", "o-2", "await approval", *later, "waiting"],
+        ["approval", "order", "o-1", "await approval", since, until, "paused"],
+    ]
+    assert [row[2] for row in order.pipe("waits", "--limit", "1").rows] == ["o-2"]
+    order.pipe("send-event", "order", "o-2", "approval")
+    order.work("order", "o-2")
+    assert [row[2] for row in order.pipe("waits", "-t", "approval", "-w", "order").rows] == ["o-1"]
+    none = order.pipe("waits", "-t", "approve")
+    assert (none.out, none.err) == ("", "Nobody waits for an event of type 'approve'.\n")
+
+
+@DATABASES
+def test_leases_are_who_works_on_what(shop: Shop) -> None:
+    said: list[Any] = []
+
+    @shop.durable.workflow(name="busy")
+    def busy(event, step):
+        step.do("look", lambda: said.append(shop.pipe("leases").rows))
+
+    shop.pipe("start", "busy", "--id", "b-1")
+    assert shop.work("busy", "b-1") == "complete"
+    assert said == [[["busy", "b-1", "1", "celery@tests", "task-1", "2030-01-01T00:00:30.000Z", "0"]]]
+    assert shop.pipe("leases").err == "Nobody works on anything.\n"
+
+
+def test_a_wake_has_it_looked_at_and_makes_nothing_true(shop: Shop) -> None:
+    shop.pipe("start", "nap", "--id", "n-1")
+    shop.work("nap", "n-1")
+    assert shop.pipe("wake", "nap", "n-1").rows == [["Woken", "nap/n-1"]]
+    assert shop.work("nap", "n-1").startswith("waiting until 2030-01-04")
+    assert shop.pipe("show", "nap", "n-1").rows[0][3] == "waiting"
+    shop.pipe("pause", "nap", "n-1")
+    assert shop.pipe("wake", "nap", "n-1").rows == [["Not woken, it is paused or worked on", "nap/n-1"]]
+    shop.pipe("terminate", "nap", "n-1")
+    said = shop.pipe("wake", "nap", "n-1")
+    assert (said.code, said.err.splitlines()[0]) == (
+        1,
+        "error: Cannot wake instance 'n-1' of workflow 'nap': it is terminated.",
+    )
+
+
+def test_a_wake_begins_what_was_put_off(shop: Shop) -> None:
+    from celery_durable.model import from_us
+
+    later = from_us(shop.clock.now_us + 3_600_000_000)
+    shop.durable.operations.create("echo", "early", id="e-1", run_at=later)
+    assert shop.work("echo", "e-1") != "complete"
+    shop.pipe("wake", "echo", "e-1")
+    assert shop.work("echo", "e-1") == "complete"
+
+
+def test_a_sweep_publishes_what_is_due(shop: Shop) -> None:
+    shop.pipe("start", "nap", "--id", "n-1")
+    assert shop.pipe("sweep").rows == [["Published", "0"]]
+    shop.clock.advance(seconds=5)
+    assert shop.pipe("sweep").rows == [["Published", "1"]]
+
+
+def test_workflows_are_named_with_their_queues_and_functions(shop: Shop) -> None:
+    rows = shop.pipe("workflows").rows
+    assert [row[:2] for row in rows] == [[name, "durable"] for name in ("bad", "charge", "echo", "nap", "order")]
+    assert rows[0][2] == "tests.cli.conftest.Shop._add_workflows.<locals>.bad"
+
+
+def test_a_list_is_watched_until_it_is_interrupted(order: Shop) -> None:
+    def go_on() -> None:
+        if order.clock.slept > 6:
+            raise KeyboardInterrupt
+        if order.clock.slept > 4:
+            order.clock.advance(seconds=1)
+            order.durable.operations.terminate("order", "o-1")
+
+    order.pipe("start", "nap", "--id", "n-1")
+    order.clock.meanwhile = go_on
+    said = order.pipe("watch", "--every", "2")
+    assert [row[1:3] for row in said.rows] == [["o-1", "waiting"], ["n-1", "active"], ["o-1", "terminated"]]
+    assert (said.err, said.code) == ("Interrupted\n", 130)
+
+
+def test_a_watched_instance_that_fails_fails_the_watch(shop: Shop) -> None:
+    shop.pipe("start", "bad", "--id", "b-1")
+    shop.work("bad", "b-1")
+    said = shop.pipe("watch", "bad", "b-1")
+    assert said.rows[-1][1:] == ["run", "errored", "NoPaper: out of paper"]
+    assert (said.code, said.err) == (
+        1,
+        "error: Instance 'b-1' of workflow 'bad' ended errored: NoPaper: out of paper\n",
+    )
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+def test_a_condition_narrows_by_error_and_age(shop: Shop) -> None:
+    for name, number in (("bad", 1), ("nap", 1), ("bad", 2)):
+        shop.pipe("start", name, "--id", f"{name}-{number}")
+        shop.work(name, f"{name}-{number}")
+        shop.clock.advance(hours=1)
+
+    def fitting(condition: str) -> list[str]:
+        return [row[1] for row in shop.pipe("restart", "--where", condition).rows]
+
+    assert fitting("error=NoPaper") == ["bad/bad-2", "bad/bad-1"]
+    assert fitting("workflow=bad older=2h") == ["bad/bad-1"]
+    assert fitting("status=errored since=90min") == ["bad/bad-2"]
+    assert fitting("workflow=nap") == []  # it has not ended
+    assert fitting("workflow=nap status=waiting") == ["nap/nap-1"]
+    assert shop.pipe("restart", "--where", "error=NoPaper", "--yes").rows == [
+        ["Restarted", "bad/bad-2", "run 2"],
+        ["Restarted", "bad/bad-1", "run 2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--where", ""), "Invalid value for '--where': names no condition"),
+        (
+            ("--where", "state=errored"),
+            "Invalid value for '--where': 'state=errored' is not one of workflow=, status=, error=, older=, since=, "
+            "each once",
+        ),
+        (("--where", "older=soon"), "Invalid value for '--where': Duration 'soon' cannot be used: "),
+        (("order",), "Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'."),
+        (("order", "o-1", "--where", "status=errored"), "Name the instances, WORKFLOW ID..., or a condition, "),
+        (("order", "o-1", "--yes"), "--yes is for --where."),
+    ],
+)
+def test_a_condition_that_says_nothing_is_wrong_usage(shop: Shop, words: tuple[str, ...], complaint: str) -> None:
+    said = shop.pipe("terminate", *words)
+    assert said.code == 2
+    assert said.err.splitlines()[-1].startswith(f"Error: {complaint}")
+
+
+def test_a_person_sees_some_of_many_before_anything_is_done(shop: Shop) -> None:
+    for number in range(12):
+        shop.durable.operations.create("nap", id=f"n-{number}")
+    shop.no_color = True
+    shown = shop.terminal("pause", "--where", "workflow=nap").splitlines()
+    assert shown[:2] == ["  nap/n-11", "  nap/n-10"]
+    assert shown[10:] == ["  and 2 more", "Would pause 12 instances; nothing was changed. Do it: --yes"]
+    assert shop.durable.operations.get("nap", "n-0").instance.ref == Ref("nap", "n-0", 1)

@@ -1,0 +1,61 @@
+"""retry, rewind, fork, set-result and skip: what they do and say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Shop
+
+
+def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
+    said = order.pipe("rewind", "order", "o-1", "await approval", "--reason", "asked the wrong one")
+    assert (said.out, said.code) == ("Rewound\torder/o-1\trun 2\tfrom await approval\n", 0), said.err
+    rows = order.pipe("show", "order", "o-1").rows
+    assert ["origin", "o-1", "1", "await approval"] in rows
+    assert [row[1] for row in rows if row[0] == "step"] == ["count"]
+    order.no_color = True
+    assert "Continues run 1, from step await approval" in order.terminal("show", "order", "o-1")
+
+
+def test_a_step_that_is_not_there_is_refused_with_the_nearest(order: Shop) -> None:
+    said = order.pipe("rewind", "order", "o-1", "await aproval")
+    assert said.code == 3
+    assert said.err == (
+        "error: Run 1 of instance 'o-1' of workflow 'order' has no step 'await aproval'.\n"
+        "hint: Did you mean 'await approval'?\n"
+    )
+
+
+def test_what_failed_is_tried_again(shop: Shop) -> None:
+    shop.pipe("start", "bad", "--id", "b-1")
+    assert shop.pipe("retry", "bad", "b-1").code == 1
+    shop.work("bad", "b-1")
+    said = shop.pipe("retry", "bad", "b-1", "--reason", "there is paper")
+    assert said.out == "Retried\tbad/b-1\trun 2\n"
+
+
+def test_a_fork_prints_the_id_for_the_next_command(order: Shop) -> None:
+    assert order.pipe("fork", "order", "o-1", "await approval").out == "id-1\n"
+    order.no_color = True
+    said = order.terminal("fork", "order", "o-1", "await approval", "--id", "o-2")
+    assert said.split() == ["Forked", "order/o-2", "from", "await", "approval", "of", "o-1"]
+
+
+def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "root-of-all")
+    shop.pipe("start", "nap", "--id", "n-1")
+    shop.work("nap", "n-1")
+    said = shop.pipe("skip", "nap", "n-1", "cool off", "--reason", "in a hurry")
+    assert (said.out, said.code) == ("Skipped\tnap/n-1\trun 1\tcool off\n", 0), said.err
+    shop.work("nap", "n-1")
+    shop.pipe("start", "charge", "--id", "c-1")
+    shop.work("charge", "c-1")
+    said = shop.pipe("set-result", "charge", "c-1", "charge card", '"paid"', "--by", "eve")
+    assert (said.out, said.code) == ("Settled\tcharge/c-1\trun 1\tcharge card\n", 0), said.err
+    (slept,) = [row for row in shop.pipe("show", "nap", "n-1").rows if row[0] == "audit"]
+    assert (slept[1:5], slept[6]) == (["skip", "cool off", "waiting", "root-of-all"], "in a hurry")
+    (paid,) = [row for row in shop.pipe("show", "charge", "c-1").rows if row[0] == "audit"]
+    assert paid[1:5] == ["set-result", "charge card", "waiting", "eve"]
+    shop.no_color = True
+    assert "BY HAND" in shop.terminal("show", "charge", "c-1")
+    assert shop.pipe("skip", "charge", "c-1", "charge card").code == 1
