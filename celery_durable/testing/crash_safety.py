@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -294,7 +295,7 @@ class _Course:
         self._crashes = list(schedule.crashes)
         self._runner: RunnerProcess | None = None
         self._known: list[Any] = []
-        self._answered: set[tuple[str, str, int, str]] = set()
+        self._answered: set[tuple[str, str, int, str, datetime | None]] = set()
 
     def run(self) -> None:
         """Deliver, let time go by and send events, until nothing is left to do."""
@@ -381,8 +382,8 @@ class _Course:
         for summary in self._harness.durable.operations.list(status=Status.WAITING, limit=1000).items:
             handle = self._harness.instance(summary.workflow, summary.id)
             for step in handle.steps():
-                wait = summary.workflow, summary.id, summary.run_number, step.step_key
-                if step.status != "waiting" or step.wait_event_type is None or wait in self._answered:
+                wait = summary.workflow, summary.id, summary.run_number, step.step_key, step.wake_at
+                if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
                     continue
                 for event in self.events:
                     if event[0] == step.wait_event_type:

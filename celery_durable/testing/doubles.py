@@ -108,6 +108,7 @@ class Doubles:
         """Every attempt at a body so far, in order."""
         self.gates: list[Gate] = []
         self.events: list[Double] = []
+        self.topics: list[Double] = []
         self._bodies: list[Double] = []
         self._spans: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
 
@@ -191,6 +192,12 @@ class Doubles:
         """Send an event of this type to each instance that comes to wait for it, once for every wait."""
         double = Double(type, times=times, workflow=workflow, act=lambda: payload)
         self.events.append(double)
+        return double
+
+    def mock_topic(self, topic: str, payload: Any = None, *, times: int | None = None) -> Double:
+        """Emit to this topic whenever somebody waits on it: to all who do."""
+        double = Double(topic, times=times, workflow=None, act=lambda: payload)
+        self.topics.append(double)
         return double
 
     def _shorten(self, purpose: Purpose, steps: Iterable[str] | None, to: timedelta, workflow: str | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -20,15 +20,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable import values
-from celery_durable.app import Durable, Workflow, standing_in
+from celery_durable.app import Durable, standing_in
 from celery_durable.config import Settings, read_settings
-from celery_durable.model import Due, Ref, Status
+from celery_durable.handles import Workflow
+from celery_durable.model import Due, OutboundEvent, OutboxKind, Outgoing, Ref, Status
 from celery_durable.operations import Operations
-from celery_durable.store import sweeps
+from celery_durable.store import outbox, sweeps
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Outbox
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
-from celery_durable.testing.code import Code, Deployed, definition_of
+from celery_durable.testing.code import Code, Codes, Deployed, definition_of
 from celery_durable.testing.doubles import Doubles
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
 from celery_durable.testing.instance import HarnessInstance
@@ -36,7 +38,7 @@ from celery_durable.testing.lanes import Lane
 from celery_durable.testing.messages import Messages
 from celery_durable.testing.process import Process, RunnerProcess
 from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
-from celery_durable.values import Duration
+from celery_durable.values import Duration, Retries
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -56,7 +58,7 @@ class DurableHarness(Doubles):
 
     def __init__(
         self,
-        workflows: Iterable[Code] | None = None,
+        workflows: Codes | None = None,
         *,
         store_url: str | None = None,
         seed: int = 0,
@@ -72,9 +74,12 @@ class DurableHarness(Doubles):
         """What would be on its way through the broker."""
         self.journal: list[str] = []
         """What happened, a line for each delivery."""
+        self.outbox: list[Outgoing] = []
+        """The tasks and outbound events that steps have sent, oldest first; none of the tasks is run."""
+        self._undelivered: list[str] = []
         self._code = Deployed(workflows)
         self._runners: list[RunnerProcess] = []
-        self._answered: set[tuple[Ref, str]] = set()
+        self._answered: set[tuple[Ref, str, datetime | None]] = set()
         self._active = ExitStack()
         kind = self.settings.database_schema, self.settings.table_prefix
         self._lent = databases.compiled.setdefault(kind, {})
@@ -82,13 +87,16 @@ class DurableHarness(Doubles):
         self._web = self._started(Process("web", self._database.url, _Web(self), self.settings, lent=self._lent))
         self.durable = self._durable()
         """The Durable that handles act on, without a Celery app."""
-        self._sweeper = Sweeper(self._web.store, self.settings, self._web.runtime, self._publish, lambda _: None)
+        self._sweeper = Sweeper(
+            self._web.store, self.settings, self._web.runtime, self._publish, lambda _: None, outbox=self.durable.outbox
+        )
         self._database.migrate()
         self._refuse_others(wipe=wipe)
 
     def _durable(self) -> Durable:
         durable = Durable(runtime=self._web.runtime)
         durable.settings, durable.store, durable.registry = self.settings, self._web.store, self._code
+        durable.outbox = Outbox(self._web.store, self.settings, self._send)
         durable.operations = Operations(
             self._web.store, self.settings, self._code, self._web.runtime, functools.partial(self._capture, None)
         )
@@ -157,6 +165,10 @@ class DurableHarness(Doubles):
         for workflow in workflows:
             self._code.replace(definition_of(workflow))
 
+    def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
+        """Emit to all who wait on a topic, as `Durable.emit` does; messages are captured, and nothing runs yet."""
+        return self.durable.emit(topic, payload, id=id)
+
     # --- time and deliveries --------------------------------------------------------------------
 
     def tick(self) -> str | None:
@@ -165,11 +177,14 @@ class DurableHarness(Doubles):
         None: there was nothing to do. A message that is lost is found by a sweep when its time has come
         (``durable_grace_seconds``, 2 s, at first).
         """
+        if self._undelivered:
+            return self.durable.deliveries.deliver(self._undelivered.pop(0))
         if not self.messages:
             self._answer_waits()
         if self.messages:
             return self.deliver(self.messages.pop(0))
         published = self._sweeper.sweep()
+        self._sweeper.tidy()
         return f"swept: {published} due" if published else None
 
     def run_until_idle(self, max_ticks: int = 1000) -> int:
@@ -235,20 +250,49 @@ class DurableHarness(Doubles):
             yield str(Ref(summary.workflow, summary.id, summary.run_number))
 
     def _answer_waits(self) -> None:
-        """Send the mocked events to whoever waits for them."""
+        """Send and emit what is mocked to whoever waits for it."""
+        for topic in dict.fromkeys(double.step for double in self.topics):
+            double = next((each for each in self.topics if each.serves("", topic)), None)
+            if double is not None and self.durable.waiters(topic, limit=1).items:
+                self.durable.emit(topic, double.use())
         if not self.events:
             return
         waiting = self.durable.operations.list(status=Status.WAITING, limit=1000).items  # newest first
         for summary in reversed(waiting):
             ref = Ref(summary.workflow, summary.id, summary.run_number)
             for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
-                if step.status != "waiting" or step.wait_event_type is None or (ref, step.step_key) in self._answered:
+                wait = ref, step.step_key, step.wake_at
+                if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
                     continue
                 double = next((each for each in self.events if each.serves(ref.workflow, step.wait_event_type)), None)
                 if double is not None:
-                    self._answered.add((ref, step.step_key))
+                    self._answered.add(wait)
                     send = self.durable.operations.send_event
                     send(ref.workflow, ref.instance_id, step.wait_event_type, double.use())
+
+    # --- what steps send ------------------------------------------------------------------------
+
+    def outbound(
+        self, name: str, *, retries: Retries | int | None = None
+    ) -> Callable[[Callable[[OutboundEvent], R]], Callable[[OutboundEvent], R]]:
+        """Have a function called for outbound events of this name, as `Durable.outbound` does; it is called by a tick.
+
+        An event whose name has no handler here is captured in `outbox` like a task, and counts as delivered.
+        """
+        return self.durable.outbound(name, retries=retries)
+
+    def drain_outbox(self) -> list[Outgoing]:
+        """What steps have sent since the last call: `id`, `kind`, `name` and `content` of each."""
+        sent, self.outbox[:] = list(self.outbox), []
+        return sent
+
+    def _send(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
+        self.outbox.extend(letters)
+        events = [letter for letter in letters if letter.kind is OutboxKind.EVENT]
+        self._undelivered += [letter.id for letter in events if letter.name in self.durable.handlers]
+        if others := [letter.id for letter in events if letter.name not in self.durable.handlers]:
+            self._web.store.transact(lambda tx: outbox.remove(tx, others))
+        return []
 
     # --- runners --------------------------------------------------------------------------------
 
@@ -292,6 +336,7 @@ class DurableHarness(Doubles):
             registry=self._code,
             wake=functools.partial(self._capture, runtime),
             lent=self._lent,
+            send=self._send,
         )
         self._runners.append(self._started(runner))
         return runner

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from celery_durable import values
-from celery_durable.app import WorkflowInstance
-from celery_durable.model import ErrorInfo, EventRecord, Ref, Status, StepRecord
+from celery_durable.handles import WorkflowInstance
+from celery_durable.model import OPEN_STEPS, ErrorInfo, EventRecord, Ref, Status, StepRecord
 from celery_durable.testing.errors import HarnessMisuse, NotEnded
 
 R_co = TypeVar("R_co", covariant=True)
@@ -68,12 +68,14 @@ class HarnessInstance(WorkflowInstance[R_co]):
         return [line.message for line in self.logs(run=run)]
 
     def _open_steps(self) -> list[str]:
-        return [_described(step) for step in self.steps() if step.status in ("pending", "waiting")]
+        return [_described(step) for step in self.steps() if step.status in OPEN_STEPS]
 
 
 def _described(step: StepRecord) -> str:
     what: Any = f"step {step.step_key!r} is {step.status}"
     if step.wait_event_type is not None:
         what += f" for event {step.wait_event_type!r}"
+    if step.wait_topic is not None:
+        what += f" for topic {step.wait_topic!r}"
     until = step.next_retry_at or step.wake_at
     return what if until is None else f"{what} until {until:%Y-%m-%d %H:%M:%S} UTC"

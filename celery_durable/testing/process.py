@@ -11,9 +11,10 @@ from sqlalchemy import event
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
-from celery_durable.model import Due, Ref
+from celery_durable.model import Due, Outgoing, Ref
 from celery_durable.runner import Runner
 from celery_durable.store.engine import Lent, Store
+from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.testing.lanes import Crash
 from celery_durable.testing.runtime import HarnessRuntime
 
@@ -80,6 +81,7 @@ class RunnerProcess(Process):
         wake: Wake,
         lent: Lent | None = None,
         interruptions: tuple[type[BaseException], ...] = (),
+        send: Send | None = None,
     ) -> None:
         super().__init__(name, url, runtime, settings, lent=lent)
         self.is_second = False
@@ -92,9 +94,21 @@ class RunnerProcess(Process):
             registry,
             runtime,
             wake,
+            post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).post,
             should_stop=lambda: self.should_stop,
             interruptions=interruptions,
         )
+
+    def _passing(self, send: Send) -> Send:
+        """``send`` with production's checkpoints around it."""
+
+        def checked(letters: Sequence[Outgoing]) -> list[Outgoing]:
+            self.runtime.checkpoint("before-publish")
+            failed = send(letters)
+            self.runtime.checkpoint("after-publish")
+            return failed
+
+        return checked
 
     def die(self) -> None:
         """To be called by code that runs in it: the process ends there, as under kill -9."""

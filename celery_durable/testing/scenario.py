@@ -17,14 +17,14 @@ function of the `Context`, called when its step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from celery_durable.model import CreateOptions
-from celery_durable.testing.code import Code
+from celery_durable.testing.code import Code, Codes, listed
 from celery_durable.testing.doubles import Gate
 from celery_durable.testing.errors import HarnessMisuse, ScenarioFailed
 from celery_durable.testing.harness import DurableHarness
@@ -84,12 +84,12 @@ class Scenario:
 def define_scenario(
     name: str,
     *,
-    workflows: Iterable[Code] | None = None,
+    workflows: Codes | None = None,
     steps: Sequence[ScenarioStep],
     setup: Callable[[Context], object] | None = None,
 ) -> Scenario:
     """Write a scenario down; nothing runs yet. ``workflows`` and what else a harness takes: as for `DurableHarness`."""
-    return Scenario(name, None if workflows is None else tuple(workflows), tuple(steps), setup)
+    return Scenario(name, None if workflows is None else tuple(listed(workflows)), tuple(steps), setup)
 
 
 def run_scenario(scenario: Scenario, **options: Any) -> Context:

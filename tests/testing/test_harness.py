@@ -236,7 +236,8 @@ def test_without_workflows_all_that_are_registered_are_known() -> None:
 def test_handles_of_any_module_act_on_the_harness_inside_its_block() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.durable_database_url = "postgresql+psycopg://nobody@127.0.0.1:1/none"
-    bound = Durable(app).workflow(name="bound")(lambda event, step: "done")
+    durable = Durable(app)
+    bound = durable.workflow(name="bound")(lambda event, step: "done")
     with DurableHarness([purchase, bound]) as outer:
         made = purchase.create({"cents": 1}, id="o-1")
         assert bound.create().result(timeout=10) == "done"  # whoever waits lets the harness run
@@ -250,7 +251,7 @@ def test_handles_of_any_module_act_on_the_harness_inside_its_block() -> None:
             outer.create(purchase, {"cents": 3}, id="outside")
             assert [item.id for item in inner.durable.operations.list().items] == ["inside"]
         assert outer.instance(purchase, "outside").id == "outside"
-    assert bound.durable.app is app
+    assert bound.host is durable
 
 
 def test_new_code_is_deployed_under_running_instances(make_harness) -> None:
