@@ -132,7 +132,9 @@ def wake_up(durable) -> str:
     from project import sleeper
 
     with processes("worker", "-c", "2", "-P", "prefork"), processes("beat", "-s", str(SCRATCH / "schedule")):
-        time.sleep(4)
+        sleeper.create(0.01).result(timeout=60)  # both are up
+        with durable.store.engine.begin() as conn:
+            conn.execute(sa.text("TRUNCATE bench_start"))
         handles = [sleeper.create(2 + index * 0.02) for index in range(200)]
         for handle in handles:
             handle.result(timeout=60)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+import hypothesis
 import pytest
 import sqlalchemy as sa
 
@@ -22,6 +23,10 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from tests.services import DATABASES, missing
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
@@ -49,7 +54,7 @@ def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     hidden = tuple(
         room for room in ("examples", "tests.testing", "tests.explain") if not here.startswith((room, f"tests.{room}"))
     )
-    others = {name: it for name, it in SHARED._definitions.items() if not it.fn.__module__.startswith(hidden)}
+    others = {name: it for name, it in SHARED._definitions.items() if not it.where.startswith(hidden)}
     monkeypatch.setattr(SHARED, "_definitions", others)
 
 

@@ -105,12 +105,6 @@ class Storm:
         self._do_what_is_due(all_of_it=True)
         if isinstance(self._arena.broker, RabbitmqServer):
             until("RabbitMQ answers", self._arena.broker.answers, 60, pause=0.2)
-        if self.tally.faults[BROKER]:
-            # A worker of Celery that lost Redis while its pool was being killed was seen to stay deaf when Redis was
-            # back: no reconnection, no word in its log. What its operator would do.
-            for worker in list(self._arena.workers):
-                end_group(worker)
-                self._arena.replace(self._arena.workers, worker)
         self._arena.proxy.disarm()
         self._count_cuts()
         self.tally.fallen += self._arena.fallen()

@@ -12,6 +12,7 @@ import pytest
 from celery.bin.celery import celery
 
 from celery_durable.cli import durable
+from tests.cli.test_remote import parse
 from tests.docs.blocks import ROOT, Block, all_blocks
 
 COMMANDS = [
@@ -37,6 +38,8 @@ def test_a_command_can_be_typed_like_this(block: Block, line: str) -> None:
             option, _, verb, *rest = args
             assert option == "-A"
             check_celery(verb, rest)
+        case "celery-durable":
+            parse(line)
         case _:
             pytest.fail(f"{block}: nobody knows {program!r}")
 

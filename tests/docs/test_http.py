@@ -75,12 +75,13 @@ def test_the_commands_of_the_page_work_and_answer_as_it_says(page: dict[str, Any
             answers.append(ask(api, line))
             assert answers[-1].status_code < 300, (line, answers[-1].text)
             assert ask(api, line.replace("sesame", "sesam")).status_code == 401
-    assert len(answers) == 7
-    listed, waited, history, stream, _ = answers[2:]
+    assert len(answers) == 8
+    listed, waited, history, stream, explained, _ = answers[2:]
     assert [item["id"] for item in listed.json()["instances"]] == ["order-42"]
     assert waited.json()["details"] == {"status": "complete", "output": "shipped"}
     assert history.json()["events"][0]["payload"] == {"by": "eve"}
     assert "event: end" in stream.text
+    assert explained.json()["code"] == "DONE"
 
 
 def test_the_table_of_routes_is_the_routing_table() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 import celery_durable
 from celery_durable import Step, StepTx, errors, http, testing
-from celery_durable.app import Workflow, WorkflowInstance
 from celery_durable.cli import durable
 from celery_durable.config import Settings
 from celery_durable.explain import Code
+from celery_durable.handles import Workflow, WorkflowInstance
 from celery_durable.testing import DurableHarness, Gate, HarnessInstance, Messages, scenario
 from tests.docs.blocks import PAGES, ROOT
 

@@ -12,6 +12,10 @@ import sqlalchemy as sa
 
 _STEP_OF_RUN = "s.instance_pk = i.id AND s.run_number = i.run_number"
 _BOOKING = "l.instance = i.instance_id AND l.run = s.run_number AND l.step = s.name"
+_IS_NO_COPY = """NOT EXISTS (
+    SELECT 1 FROM workflow_step c WHERE c.step_key = s.step_key AND c.commit_id = s.commit_id
+      AND (c.instance_pk < s.instance_pk OR c.instance_pk = s.instance_pk AND c.run_number < s.run_number))"""
+"""A step that a run took over from another; what it wrote is on record there."""
 _LIVE = "i.status IN ('active', 'waiting')"
 _TERMINAL = "i.status IN ('complete', 'errored', 'terminated')"
 
@@ -19,16 +23,16 @@ QUERIES = {
     "I1 a completed booking step has written exactly one row": f"""
         SELECT i.instance_id, s.step_key, (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) AS written
         FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
-        WHERE s.name LIKE 'book%' AND s.status = 'completed'
+        WHERE s.name LIKE 'book%' AND s.status = 'completed' AND {_IS_NO_COPY}
           AND (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) <> 1""",
     "I2 a row in the ledger belongs to a completed step": f"""
         SELECT l.instance, l.run, l.step FROM author_ledger l
         WHERE NOT EXISTS (SELECT 1 FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
-                          WHERE {_BOOKING} AND s.status = 'completed')""",
+                          WHERE {_BOOKING} AND s.status IN ('completed', 'DONE'))""",
     "I3 step and ledger come from the same attempt": f"""
         SELECT i.instance_id, s.step_key, s.attempts, l.attempt
         FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk JOIN author_ledger l ON {_BOOKING}
-        WHERE s.attempts <> l.attempt""",
+        WHERE s.attempts + CASE WHEN s.type = 'linear' THEN 1 ELSE 0 END <> l.attempt""",
     "I4 no step ended before an earlier one that is still open": """
         SELECT s.instance_pk, s.step_key, o.step_key FROM workflow_step s JOIN workflow_step o
           ON o.instance_pk = s.instance_pk AND o.run_number = s.run_number AND o.seq < s.seq
@@ -40,7 +44,8 @@ QUERIES = {
         SELECT e.instance_pk, e.seq, e.consumed_by_step_key FROM workflow_event e LEFT JOIN workflow_step s
           ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
         WHERE e.consumed_by_step_key IS NOT NULL
-          AND (s.step_key IS NULL OR s.type <> 'waitForEvent' OR e.created_at > s.wake_at
+          AND (s.step_key IS NULL OR s.type NOT IN ('waitForEvent', 'linear'))
+           OR s.type = 'waitForEvent' AND (e.created_at > s.wake_at
                OR NOT (s.status = 'completed' OR s.status = 'errored' AND s.error_name = 'EventPayloadInvalid'))""",
     "I5b delivered and consumed are one thing": """
         SELECT instance_pk, seq FROM workflow_event
@@ -66,13 +71,13 @@ QUERIES = {
            OR i.claim_token IS NULL AND i.pause_requested""",
     "I7b no wake-up is lost": f"""
         SELECT i.instance_id, s.step_key, e.seq FROM workflow_instance i
-        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.type = 'waitForEvent' AND s.status = 'waiting'
+        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.wait_event_type IS NOT NULL AND s.status IN ('waiting', 'WAITING')
         JOIN workflow_event e ON e.instance_pk = i.id AND e.run_number = i.run_number AND e.type = s.wait_event_type
           AND e.delivered_at IS NULL AND e.created_at <= s.wake_at
         WHERE i.status = 'waiting' AND i.claim_token IS NULL AND i.run_at > :now""",
     "I7c an instance sleeps no longer than its earliest step": f"""
         SELECT i.instance_id, s.step_key FROM workflow_instance i
-        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.status = 'waiting'
+        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.status IN ('waiting', 'WAITING')
         WHERE i.status = 'waiting' AND i.run_at > coalesce(s.next_retry_at, s.wake_at)""",
     "I8 an ended run says how, and only that": f"""
         SELECT i.instance_id, i.status, r.output, r.error_name FROM workflow_instance i
@@ -82,16 +87,44 @@ QUERIES = {
            OR {_TERMINAL} AND (i.run_at IS NOT NULL OR i.claim_token IS NOT NULL)""",
     "I8b a step that ended has its time, result or error, and only then": """
         SELECT s.instance_pk, s.step_key, s.status FROM workflow_step s
-        WHERE (s.finished_at IS NOT NULL) <> (s.status IN ('completed', 'errored', 'cancelled'))
+        WHERE (s.finished_at IS NOT NULL) <> (s.status IN ('completed', 'errored', 'cancelled', 'DONE', 'DEAD'))
               AND NOT (s.status = 'cancelled' AND s.finished_at IS NULL)
-           OR s.status = 'errored' AND s.error_name IS NULL
+           OR s.status IN ('errored', 'DEAD') AND s.error_name IS NULL
+           OR s.status = 'DONE' AND (s.error_name IS NOT NULL OR s.result IS NULL)
            OR s.status = 'completed' AND (s.error_name IS NOT NULL OR (s.result IS NULL) <> (s.type = 'sleep'))
            OR s.status = 'waiting' AND (s.type = 'do') <> (s.next_retry_at IS NOT NULL)
            OR s.status = 'waiting' AND (s.type <> 'do') <> (s.wake_at IS NOT NULL)
            OR s.status = 'pending' AND s.type <> 'do'""",
+    "L1 a linear run stands at one step: before it all is done, after it all is to come": """
+        SELECT a.instance_pk, a.step_key, b.step_key FROM workflow_step a JOIN workflow_step b
+          ON b.instance_pk = a.instance_pk AND b.run_number = a.run_number AND b.seq > a.seq
+        WHERE a.type = 'linear' AND a.status <> 'DONE' AND b.status <> 'PENDING'""",
+    "L2 a linear instance ends as its steps do": f"""
+        SELECT i.instance_id, i.status, s.step_key, s.status FROM workflow_instance i
+        JOIN workflow_step s ON {_STEP_OF_RUN} AND s.type = 'linear'
+        WHERE i.status = 'complete' AND s.status <> 'DONE' OR s.status = 'DEAD' AND i.status <> 'errored'
+           OR i.status = 'errored' AND NOT EXISTS (
+              SELECT 1 FROM workflow_step d WHERE d.instance_pk = i.id AND d.run_number = i.run_number
+              AND d.status = 'DEAD')""",
+    "L3 a linear step carries what its status needs": """
+        SELECT s.instance_pk, s.step_key, s.status FROM workflow_step s
+        WHERE s.type = 'linear' AND (
+              (s.next_retry_at IS NOT NULL) <> (s.status = 'READY')
+           OR s.status = 'WAITING' AND (s.wake_at IS NULL OR s.wait_event_type IS NULL OR s.event_seq IS NOT NULL)
+           OR s.event_seq IS NOT NULL AND s.wait_event_type IS NOT NULL
+           OR s.status = 'PENDING' AND s.attempts > 0)""",
     "I10 no step has more attempts than it may": """
         SELECT s.instance_pk, s.step_key, s.attempts, s.max_attempts FROM workflow_step s
         WHERE s.attempts > s.max_attempts""",
+    "I16 a run begins with copies of steps that had ended, as they are in the run that it continues": """
+        SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s
+        JOIN workflow_instance i ON i.id = s.instance_pk
+        JOIN workflow_run r ON r.instance_pk = s.instance_pk AND r.run_number = s.run_number
+        JOIN workflow_instance j ON j.workflow = i.workflow AND j.instance_id = r.forked_from_id
+        JOIN workflow_step o ON o.instance_pk = j.id AND o.run_number = r.forked_from_run AND o.step_key = s.step_key
+          AND o.commit_id = s.commit_id
+        WHERE o.status NOT IN ('completed', 'errored', 'cancelled') OR o.status <> s.status OR o.seq <> s.seq
+           OR o.result <> s.result""",
     "I13 the counters of a run's log are right": """
         SELECT r.instance_pk, r.run_number, r.logs FROM workflow_run r
         WHERE r.logs <> (SELECT count(*) FROM workflow_log l

@@ -235,7 +235,7 @@ def test_a_step_that_kills_its_worker_uses_up_its_attempts_and_the_workflow_may_
 
 
 def test_a_worker_that_hands_on_in_between_does_not_clear_the_count_of_deaths(world: World) -> None:
-    attempts = []
+    attempts, leaving = [], []
 
     def die(tx: StepTx) -> None:
         attempts.append(tx.attempt)
@@ -243,6 +243,8 @@ def test_a_worker_that_hands_on_in_between_does_not_clear_the_count_of_deaths(wo
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
+        for worker in leaving:
+            worker.should_stop = True
         step.do("deadly", StepConfig(retries=2), die)
 
     instance = order.create()
@@ -251,9 +253,8 @@ def test_a_worker_that_hands_on_in_between_does_not_clear_the_count_of_deaths(wo
         world.advance(LEASE)
         world.sweeper.sweep()
         world.advance(60)
-        leaving = world.new_worker()
-        leaving.should_stop = True
-        assert leaving.advance(instance.ref) == "handed on: due again"  # the next is told to stop before it begins
+        leaving.append(world.new_worker())
+        assert leaving[-1].advance(instance.ref) == "handed on: due again"  # the next is told to stop before it begins
         world.new_worker()
     world.run_until_idle()
     assert attempts == [1, 2, 3]

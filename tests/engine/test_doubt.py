@@ -101,3 +101,55 @@ def test_a_restart_in_doubt_is_found_behind_another(world: World, order, others)
     with cut_commit(world.store, when="after", then=lambda: others.restart("order", instance.id)):
         assert world.operations.restart("order", instance.id) == 2
     assert instance.row.run_number == 3
+
+
+@pytest.fixture
+def steps(world: World):
+    @world.workflow
+    def steps(event: WorkflowEvent, step: Step):
+        ran = [step.do(name, lambda: event.run_number) for name in "ab"]
+        return [*ran, step.wait_for_event("approval", "approval").payload]
+
+    return steps
+
+
+@cuts
+def test_a_rewind_in_doubt_is_done_once_also_where_another_restarted_meanwhile(world, steps, others, when) -> None:
+    instance = steps.run()
+    with cut_commit(world.store, when=when, then=lambda: others.restart("steps", instance.id)) as cut:
+        number = world.operations.restart("steps", instance.id, from_step="b" if when == "after" else None)
+    assert cut == [when]
+    assert number == (2 if when == "after" else 3)
+    assert instance.row.run_number == 3
+    assert list(instance.statuses(run=2)) == (["a"] if when == "after" else [])
+
+
+@cuts
+def test_a_fork_in_doubt_is_made_once_and_is_its_own(world: World, steps, others, when) -> None:
+    instance = steps.run()
+    then = (lambda: others.restart("steps", instance.id)) if when == "after" else nothing
+    with cut_commit(world.store, when=when, then=then):
+        assert world.operations.fork("steps", instance.id, "b", id="f-1") == "f-1"
+    assert list(world.instance("steps", "f-1").statuses()) == ["a"]
+    world.run_until_idle()
+    assert world.instance("steps", "f-1").statuses() == {"a": "completed", "b": "completed", "approval": "waiting"}
+
+
+@cuts
+def test_a_restart_or_create_in_doubt_tells_what_it_did(world: World, order, when) -> None:
+    for outcome in ("created", "restarted"):
+        with cut_commit(world.store, when=when) as cut:
+            assert world.operations.restart_or_create("order", id="o-1", if_status=["active"]).outcome == outcome
+        assert cut == [when]
+    assert order.of("o-1").row.run_number == 2
+
+
+@cuts
+def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when) as cut:
+        assert world.operations.set_result("order", instance.id, "approval", "yes", by="eve") == 1
+    assert cut == [when]
+    world.run_until_idle()
+    assert instance.output == "yes"
+    assert len(world.operations.history("order", instance.id).audit) == 1

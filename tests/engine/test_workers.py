@@ -426,6 +426,40 @@ def test_a_worker_that_is_to_stop_hands_its_run_on_at_the_next_boundary(world: W
     assert instance.step("b").attempts == 1
 
 
+def test_a_worker_that_is_to_stop_claims_nothing_and_the_next_sweep_offers_it_to_others(world: World) -> None:
+    leaving, staying = world.new_worker(), world.new_worker()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("a", lambda: "done")
+
+    instance = order.create()
+    world.advance(world.settings.grace_seconds)
+    world.sweeper.sweep()  # from here on it would be looked at again after the redispatch time
+    world.messages.clear()
+    leaving.should_stop = True
+    before = instance.row
+    assert leaving.advance(instance.ref) == "noop: this worker stops, the run is left to the next"
+    assert world.messages == []  # they might come back to it
+    assert (instance.row.claim_token, instance.row.version) == (None, before.version)
+    world.sweeper.sweep()  # at once
+    assert [due.ref for due in world.messages] == [instance.ref]
+    assert staying.advance(instance.ref) == "complete"
+
+
+def test_a_worker_that_is_to_stop_leaves_a_sleeper_its_alarm(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", 60)
+
+    instance = order.run()
+    before = instance.row
+    leaving = world.new_worker()
+    leaving.should_stop = True
+    assert leaving.advance(instance.ref) == "noop: this worker stops, the run is left to the next"
+    assert instance.row == before
+
+
 class SoftStop(Exception):
     """What a worker raises in author code to stop it."""
 

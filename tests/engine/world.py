@@ -19,12 +19,13 @@ import sqlalchemy.orm
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry, WorkflowDefinition, define
-from celery_durable.model import Due, InstanceStatus, LogRecord, Ref, Status, StepRecord, from_us
+from celery_durable.model import Due, InstanceStatus, LogRecord, Outgoing, Ref, Status, StepRecord, from_us
 from celery_durable.operations import Operations
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
 from celery_durable.store.engine import Lent
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Outbox
 from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
 from celery_durable.testing.code import Deployed
 
@@ -93,6 +94,7 @@ class Worker(RunnerProcess):
             wake=world.messages.extend,
             lent=World.statements,
             interruptions=interruptions,
+            send=world.take,
         )
 
     def advance(self, ref: Ref) -> str:
@@ -117,7 +119,14 @@ class Beat(Process):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(name, world.url, WorldRuntime(world, name), world.settings, lent=World.statements)
-        self.sweeper = Sweeper(self.store, world.settings, self.runtime, world.publish, lambda _: None)
+        self.sweeper = Sweeper(
+            self.store,
+            world.settings,
+            self.runtime,
+            world.publish,
+            lambda _: None,
+            outbox=Outbox(self.store, world.settings, world.take),
+        )
 
 
 @dataclass(frozen=True)
@@ -245,6 +254,8 @@ class World:
         self.url, self.clock = url, Clock()
         self.settings = Settings(**settings)
         self.messages: list[Due] = []
+        self.sent: list[Outgoing] = []
+        self.is_broker_away = False
         self.accepted: list[tuple[str, str]] = []
         self.accepted_events: list[str] = []
         self.bodies: list[tuple[str, int, str, int]] = []
@@ -256,7 +267,14 @@ class World:
         self._others: list[Process] = []
         self.store = self._web.store
         self.operations = Operations(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
-        self.sweeper = Sweeper(self.store, self.settings, self._web.runtime, self.publish, lambda _: None)
+        self.sweeper = Sweeper(
+            self.store,
+            self.settings,
+            self._web.runtime,
+            self.publish,
+            lambda _: None,
+            outbox=Outbox(self.store, self.settings, self.take),
+        )
         with self.store.engine.begin() as connection:
             _authors.create_all(connection)
             for table in _authors.sorted_tables:
@@ -328,6 +346,13 @@ class World:
         self.messages.extend(dues)
         return []
 
+    def take(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
+        """The same for what was in the outbox; a broker that is away takes nothing."""
+        if self.is_broker_away:
+            return list(letters)
+        self.sent.extend(letters)
+        return []
+
     def tick(self) -> list[str]:
         """Sweep once and deliver the messages that are there, each once; answers with what came of them."""
         self.sweeper.sweep()
@@ -340,6 +365,11 @@ class World:
             if not self.tick() and not self.messages:
                 return
         raise AssertionError(f"still busy after {_MOST_TICKS} ticks: a hot loop?")
+
+    def tidy(self) -> int:
+        """Delete what a sweeper would delete, now."""
+        self.clock.advance(timedelta(minutes=1))
+        return self.sweeper.tidy()
 
     def instance(self, workflow: str, id: str) -> Instance:
         return Instance(self, workflow, id)

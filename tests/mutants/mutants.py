@@ -57,7 +57,7 @@ MUTANTS = (
         caught_by="tests/store/test_claims.py::test_a_runner_that_lost_its_claim_changes_nothing[postgresql-restarted]",
     ),
     _m("a restart keeps the token", ("store.instances:restart", "**RELEASED,", "")),
-    _m("terminating keeps the claim", ("store.instances:terminate", "**RELEASED, ", "")),
+    _m("terminating keeps the claim", ("store.instances:terminate", "**RELEASED,", "")),
     _m(
         "a takeover keeps the old token",
         (
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     _m(
         "a restart in doubt is done again",
-        ("operations:Operations.restart", "resolve=was_applied", "resolve=None"),
+        ("operations:Operations._begin", "resolve=was_applied", "resolve=None"),
     ),
     _m(
         "an event in doubt is taken for sent",
@@ -185,6 +185,34 @@ MUTANTS = (
             "    return Due(",
         ),
     ),
+    _m(
+        "a rewind copies its target too",
+        ("lineage:before", "row.seq < place", "row.seq <= place"),
+    ),
+    _m(
+        "a rewind leaves all events consumed",
+        ("store.runs:_plant", "values[name] = sa.case((is_kept, e.c[name]))", "values[name] = e.c[name]"),
+    ),
+    _m(
+        "a rewind keeps what is open",
+        ("lineage:before", "row.is_settled and ", ""),
+    ),
+    _m(
+        "a rewind keeps what was cancelled",
+        ("lineage:_whole", "row.status is not StepStatus.CANCELLED", "True"),
+        caught_by="tests/engine/test_rewinding.py::test_what_terminate_cancelled_is_open_again[sqlite]",
+    ),
+    _m(
+        "a rewound run sees its own time and chance from the beginning",
+        ("lineage:Lineage.until", "if place > 0 else ()", "if False else ()"),
+        caught_by="tests/engine/test_rewinding.py::test_time_and_chance_are_those_that_the_kept_steps_saw[sqlite]",
+    ),
+    _m(
+        "a step is settled by hand under its runner",
+        ("store.instances:take_back", "**RELEASED,", ""),
+        caught_by="tests/engine/test_rewinding.py::"
+        "test_a_runner_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
+    ),
     # --- ends and branches ----------------------------------------------------------------------
     _m(
         "settling leaves the times of the next sweep",
@@ -208,7 +236,7 @@ MUTANTS = (
         "a race leaves its losers open",
         (
             "runner.progress:Progress.race_writes",
-            "return [verdict, *(self.write(branch, StepStatus.CANCELLED) for branch in losers)]",
+            "return [verdict, *(self.write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]",
             "return [verdict]",
         ),
     ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.errors import InstanceTerminal
+from celery_durable.errors import InstanceNotErrored, InstanceTerminal
 from celery_durable.model import to_us
 from tests.simulation import invariants
 from tests.simulation.programs import EVENTS, make_program
@@ -31,11 +32,12 @@ class Clients:
 
     def act(self) -> None:
         verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
+        verbs += [self._rewind, self._retry, self._fork]
         name = self._dice.choice(self._schedule.names)
-        verb = self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3])[0]
+        verb = self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3])[0]
         try:
             said = verb(name)
-        except InstanceTerminal as error:
+        except (InstanceTerminal, InstanceNotErrored) as error:
             said = f"refused: it is {error.status}"
         self._schedule.tell(f"{verb.__name__[1:]} {name}: {said}")
         self._story.stats[verb.__name__[1:]] += 1
@@ -83,10 +85,49 @@ class Clients:
         return "accepted"
 
     def _restart(self, name: str) -> str:
+        return self._begun(name, lambda: self._operations.restart("program", name))
+
+    def _rewind(self, name: str) -> str:
+        step = self._some_step(name)
+        if step is None:
+            return "refused: it has no steps"
+        return f"from {step}: {self._begun(name, lambda: self._operations.restart('program', name, from_step=step))}"
+
+    def _retry(self, name: str) -> str:
+        return self._begun(name, lambda: self._operations.retry("program", name))
+
+    def _fork(self, name: str) -> str:
+        step = self._some_step(name)
+        if step is None or len(self._schedule.names) > 6:
+            return "refused: it has no steps, or enough forks"
+        made = f"{name}f{len(self._schedule.names)}"
+        self._operations.fork("program", name, step, id=made)
+        self._schedule.names.append(made)
+        self._story.accepted.append(made)
+        self._story.not_before[made, 1] = 0
+        self._take_events_along(made, 1)
+        return f"from {step}: {made}"
+
+    def _some_step(self, name: str) -> str | None:
+        query = """
+            SELECT s.step_key FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
+            WHERE i.instance_id = ? AND s.run_number = i.run_number ORDER BY s.seq"""
+        keys = [key for (key,) in self._raw.execute(query, (name,))]
+        return self._dice.choice(keys) if keys else None
+
+    def _take_events_along(self, name: str, run: int) -> None:
+        """A run that goes on from a step has the events of the one before."""
+        query = """
+            SELECT e.event_id FROM workflow_event e JOIN workflow_instance i ON i.id = e.instance_pk
+            WHERE i.instance_id = ? AND e.run_number = ? AND e.event_id LIKE '%-event-%'"""
+        self._story.accepted_events |= {(event, run) for (event,) in self._raw.execute(query, (name, run))}
+
+    def _begun(self, name: str, begin: Callable[[], int]) -> str:
         before = self._run_of(name)
-        number = self._operations.restart("program", name)
+        number = begin()
         if number != before + 1:
             self._story.wrongs.append(f"I12c the restart of {name} led from run {before} to {number}")
+        self._take_events_along(name, number)
         self._story.faults[name, before] += 1
         self._story.prior_runs[name, before] = invariants.of_run(self._raw, name, before)
         return f"run {number}"

@@ -1,0 +1,637 @@
+"""Linear workflows: rows are inserted when a run begins, and handlers move them along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import Completed, Dead, LinearContext, LinearStep, NonRetryableError, Retry, TaskType, Waiting
+from celery_durable.definitions import define_linear
+from celery_durable.errors import DefinitionInvalid, InstanceTerminal, ValueRefused, WorkflowNotFound
+from celery_durable.values import UNSET
+from tests.engine.world import Flow, Instance, World, ledger, names
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+ORDER = [LinearStep("VALIDATE", max_attempts=3, delay="10s", backoff="constant"), LinearStep("PAY"), LinearStep("SHIP")]
+
+Answer = Callable[[LinearContext], Any]
+
+
+class Line:
+    """A linear workflow of a world; its handlers answer what the test says, and remember what they were called with."""
+
+    def __init__(
+        self, world: World, steps: list[LinearStep] | None = None, *, retention: Any = UNSET, **answers: Answer
+    ) -> None:
+        self.world, self.calls = world, list[LinearContext]()
+        self.deploy(steps or ORDER, retention=retention, **answers)
+
+    def deploy(self, steps: list[LinearStep], *, version: int = 1, retention: Any = UNSET, **answers: Answer) -> None:
+        """Put this code in the place of what there was."""
+        definition = define_linear("order", module=__name__, version=version, steps=steps, retention=retention)
+        for step in steps:
+            definition.handlers[step.name] = self._handler(answers.get(step.name, _done))
+        self.world.registry.replace(definition)
+        self.flow = Flow(self.world, definition)  # type: ignore[arg-type]
+
+    def answer(self, **answers: Answer) -> None:
+        for name, answer in answers.items():
+            self.flow.definition.handlers[name] = self._handler(answer)
+
+    def _handler(self, answer: Answer) -> Answer:
+        def handle(ctx: LinearContext) -> Any:
+            self.calls.append(ctx)
+            return answer(ctx)
+
+        return handle
+
+    @property
+    def called(self) -> list[tuple[str, str, int]]:
+        return [(ctx.step, str(ctx.task_type), ctx.attempt) for ctx in self.calls]
+
+
+def _done(ctx: LinearContext) -> Completed:
+    return Completed(f"{ctx.step} done")
+
+
+def waits_for(type_: str = "paid", timeout: Any = "1 hour", **more: Any) -> Answer:
+    """Wait when it is its turn, be done when the event or the end of time comes."""
+
+    def answer(ctx: LinearContext) -> Any:
+        if ctx.task_type is TaskType.RUN:
+            return Waiting(type_, timeout, **more)
+        return Completed(None if ctx.event is None else ctx.event.payload)
+
+    return answer
+
+
+def rows(instance: Instance, run: int | None = None) -> list[str]:
+    return [str(step.status) for step in instance.steps(run)]
+
+
+def state(instance: Instance) -> str:
+    return instance.status.linear
+
+
+# --- the arrows of both machines ----------------------------------------------------------------
+
+
+@everywhere
+def test_all_steps_are_inserted_at_the_start(world: World) -> None:
+    instance = Line(world).flow.create()
+    assert (rows(instance), state(instance)) == (["READY", "PENDING", "PENDING"], "RUNNING")
+    first = instance.steps()[0]
+    assert (first.step_key, first.name, first.max_attempts, first.next_retry_at) == ("0", "VALIDATE", 3, world.now)
+    assert instance.row.kind == "linear"
+
+
+@everywhere
+def test_completed_makes_the_next_step_ready_and_the_last_one_completes_the_instance(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create({"cents": 5})
+    worker = world.new_worker()
+    walked = [(rows(instance), state(instance))]
+    while instance.status == "active":  # one commit after the other
+        worker.runtime.at["after-commit"] = lambda: walked.append((rows(instance), state(instance)))
+        world.messages.clear()
+        worker.runner.advance(instance.ref, claimed_by="task@worker", max_steps=1)
+    world.run_until_idle()
+    assert line.called == [("VALIDATE", "RUN", 1), ("PAY", "RUN", 1), ("SHIP", "RUN", 1)]
+    assert [ctx.params for ctx in line.calls] == [{"cents": 5}] * 3
+    assert line.calls[2].results == {"VALIDATE": "VALIDATE done", "PAY": "PAY done"}
+    assert (rows(instance), state(instance), instance.output) == (["DONE"] * 3, "COMPLETED", "SHIP done")
+
+
+@everywhere
+def test_a_claimed_step_is_running_and_one_whose_worker_died_is_ready_again(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    world.new_worker().runtime.crash_at = "after-body"
+    world.run_until_idle()
+    assert (rows(instance), line.called) == (["RUNNING", "PENDING", "PENDING"], [("VALIDATE", "RUN", 1)])
+    recovering = world.new_worker()
+
+    def die_when_recovered() -> None:
+        recovering.runtime.at["after-commit"] = die_when_recovered
+        if rows(instance)[0] == "READY":
+            recovering.die()
+
+    die_when_recovered()
+    world.run_after(31)
+    step = instance.steps()[0]
+    assert step.error is not None
+    assert (rows(instance)[0], step.attempts, step.error.name) == ("READY", 1, "LEASE_EXPIRED")
+    world.run_after(31)
+    world.run_after(1)  # the second death in a row costs a second
+    assert (rows(instance), line.called[1]) == (["DONE"] * 3, ("VALIDATE", "RUN", 2))
+
+
+@everywhere
+def test_a_step_whose_workers_die_is_dead_when_its_attempts_are_used_up(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    while instance.status == "active":
+        world.new_worker().runtime.crash_at = "before-body"
+        world.run_after(100)
+    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
+    assert instance.error == "LEASE_EXPIRED: the last attempt ended with its worker"
+    assert instance.steps()[0].attempts == 3
+    assert line.calls == []
+
+
+@everywhere
+def test_waiting_ends_with_the_event(world: World) -> None:
+    line = Line(world, PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.run()
+    assert (rows(instance), state(instance), instance.status) == (["DONE", "WAITING", "PENDING"], "RUNNING", "waiting")
+    step = instance.steps()[1]
+    assert (step.wait_event_type, step.wake_at) == ("paid", world.now + timedelta(hours=1))
+    assert step.next_retry_at is None
+    assert instance.run_at == step.wake_at
+    instance.send("other")
+    world.run_until_idle()
+    assert rows(instance)[1] == "WAITING"
+    instance.send("paid", {"by": "eve"})
+    world.worker.runtime.crash_at = "before-body"  # READY, then RUNNING: dead before the handler
+    world.run_until_idle()
+    assert rows(instance)[1] == "RUNNING"
+    assert (instance.steps()[1].wait_event_type, instance.steps()[1].wake_at) == (None, None)
+    world.run_after(100)  # the event is not lost with the worker
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "EVENT", 2)]
+    assert line.calls[2].event is not None
+    assert (line.calls[2].event.type, line.calls[2].event.payload) == ("paid", {"by": "eve"})
+    assert (state(instance), instance.events()) == ("COMPLETED", [("other", None, None), ("paid", {"by": "eve"}, "1")])
+
+
+@everywhere
+def test_waiting_ends_with_its_time(world: World) -> None:
+    line = Line(world, PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.run()
+    world.run_after(3599)
+    assert rows(instance)[1] == "WAITING"
+    world.run_after(1)
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "WAITING_TIMEOUT", 1)]
+    assert state(instance) == "COMPLETED"
+
+
+@everywhere
+def test_retry_waits_and_counts_until_the_step_is_dead(world: World) -> None:
+    line = Line(world, VALIDATE=lambda _: Retry("1 min", "out of stock"))
+    instance = line.flow.run()
+    step = instance.steps()[0]
+    assert (rows(instance)[0], step.attempts, step.next_retry_at) == ("READY", 1, world.now + timedelta(minutes=1))
+    assert step.error is not None
+    assert (step.error.message, state(instance), instance.status) == ("out of stock", "RUNNING", "waiting")
+    world.run_after(59)
+    assert len(line.calls) == 1
+    world.run_after(1)
+    world.run_after(60)
+    assert [ctx.attempt for ctx in line.calls] == [1, 2, 3]
+    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
+    assert (instance.steps()[0].attempts, instance.error) == (3, "Retry: out of stock")
+
+
+@everywhere
+def test_dead_fails_the_instance(world: World) -> None:
+    instance = Line(world, PAY=lambda _: Dead("no such card")).flow.run()
+    assert (rows(instance), state(instance)) == (["DONE", "DEAD", "PENDING"], "FAILED")
+    assert instance.error == "Dead: no such card"
+    assert instance.steps()[1].attempts == 1
+
+
+def test_terminate_cancels_and_the_rows_stay_as_they_were(world: World) -> None:
+    instance = Line(world, PAY=waits_for()).flow.run()
+    instance.terminate("by mistake")
+    assert (rows(instance), state(instance)) == (["DONE", "WAITING", "PENDING"], "CANCELED")
+    with pytest.raises(InstanceTerminal):
+        instance.send("paid")
+
+
+# --- what handlers answer, raise and write ------------------------------------------------------
+
+
+def test_an_exception_is_a_retry_by_the_steps_policy(world: World) -> None:
+    def fail(ctx: LinearContext) -> Any:
+        if ctx.attempt < 3:
+            raise ValueError("not yet")
+        return Completed()
+
+    line = Line(world, VALIDATE=fail)
+    instance = line.flow.run()
+    world.run_after(9)
+    assert len(line.calls) == 1
+    world.run_after(1)
+    world.run_after(10)
+    assert (rows(instance), instance.steps()[0].attempts) == (["DONE"] * 3, 2)
+    assert instance.steps()[0].error is None
+
+
+def test_an_exception_that_no_retry_helps_is_the_end(world: World) -> None:
+    def refuse(_: LinearContext) -> Any:
+        raise NonRetryableError("forbidden", name="Forbidden")
+
+    instance = Line(world, VALIDATE=refuse).flow.run()
+    assert (rows(instance)[0], instance.error) == ("DEAD", "Forbidden: forbidden")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            None,
+            "HandlerAnswerInvalid: The handler of step 'VALIDATE' returned a NoneType: return Completed(result), "
+            "Waiting(event_type, timeout), Retry(backoff, error) or Dead(error).",
+        ),
+        (
+            Completed({1, object()}),
+            "NotSerializable: Result of step 'VALIDATE' cannot be stored as JSON: $ is a set, which has no JSON form. "
+            "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
+            "elsewhere and store a reference.",
+        ),
+        (
+            Waiting("not a type"),
+            "InvalidEventType: Event type 'not a type' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - "
+            "and do not begin with '-'.",
+        ),
+        (
+            Waiting("paid", 0),
+            "DurationInvalid: Duration 0 cannot be used: it is shorter than 0:00:01. Write a timedelta, seconds as a "
+            'number, or text such as "10 seconds", "1.5 h", "3 days".',
+        ),
+    ],
+    ids=["nothing", "no JSON", "no event type", "no time"],
+)
+def test_an_answer_that_cannot_be_is_the_end(world: World, answer: Any, error: str) -> None:
+    instance = Line(world, VALIDATE=lambda _: answer).flow.run()
+    assert (rows(instance)[0], instance.error) == ("DEAD", error)
+
+
+def test_a_handler_that_takes_too_long_is_tried_again(world: World) -> None:
+    def slow(ctx: LinearContext) -> Any:
+        while ctx.attempt == 1:
+            pass
+        return Completed()
+
+    line = Line(world, [LinearStep("VALIDATE", timeout=0.05, delay="10s")], VALIDATE=slow)
+    instance = line.flow.run()
+    error = instance.steps()[0].error
+    assert error is not None
+    assert error.name == "StepTimeout"
+    world.run_after(10)
+    assert state(instance) == "COMPLETED"
+
+
+@everywhere
+def test_what_a_handler_writes_is_committed_with_its_answer_and_dropped_with_a_retry(world: World) -> None:
+    def book(ctx: LinearContext) -> Any:
+        row = {"instance": ctx.instance_id, "run": ctx.run_number, "step": ctx.step, "attempt": ctx.attempt}
+        ctx.tx.session.execute(sa.insert(ledger).values(row))
+        ctx.tx.mutate(lambda session: session.execute(sa.insert(names).values(name=f"{ctx.step} {ctx.attempt}")))
+        ctx.tx.send_task("mail", ctx.attempt)
+        return Retry("1 s") if ctx.attempt == 1 else Completed()
+
+    Line(world, [LinearStep("BOOK")], BOOK=book).flow.run()
+    assert (world.booked(), world.names(), world.sent) == ([], [], [])
+    world.run_after(1)
+    assert (world.booked(), world.names()) == (["BOOK"], ["BOOK 2"])
+    assert [letter.content["args"] for letter in world.sent] == [[2]]
+
+
+def test_writes_for_a_terminal_error_are_committed_with_it(world: World) -> None:
+    def die(ctx: LinearContext) -> Any:
+        ctx.tx.on_terminal_error(lambda session: session.execute(sa.insert(names).values(name="undone")))
+        return Dead("no")
+
+    Line(world, VALIDATE=die).flow.run()
+    assert world.names() == ["undone"]
+
+
+@everywhere
+def test_outbound_events_are_sent_with_the_commit_that_waits(world: World) -> None:
+    line = Line(world, PAY=waits_for(outbound_events=[("PaymentRequested", {"order": 7}), ("Audited", None)]))
+    line.flow.run()
+    assert [(letter.kind, letter.name, letter.content) for letter in world.sent] == [
+        ("event", "PaymentRequested", {"order": 7}),
+        ("event", "Audited", None),
+    ]
+
+
+def test_what_one_step_sends_at_each_turn_has_ids_of_its_own(world: World) -> None:
+    def thrice(ctx: LinearContext) -> Any:
+        ctx.tx.send_task("mail")
+        return Waiting("paid", "1 h") if ctx.task_type is not TaskType.WAITING_TIMEOUT else Completed()
+
+    instance = Line(world, [LinearStep("PAY")], PAY=thrice).flow.run()
+    instance.send("paid")
+    world.run_until_idle()
+    world.run_after(3600)
+    assert state(instance) == "COMPLETED"
+    assert len({letter.id for letter in world.sent}) == 3
+
+
+def test_a_handlers_log_is_kept(world: World) -> None:
+    def talk(ctx: LinearContext) -> Any:
+        ctx.log.info("checked", cents=5)
+        return Completed()
+
+    instance = Line(world, VALIDATE=talk).flow.run()
+    (line,) = instance.logs()
+    assert (line.message, line.data, line.step_key, line.attempt) == ("checked", {"cents": 5}, "0", 1)
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_early_event_is_kept_and_consumed_on_entering_the_wait(world: World) -> None:
+    line = Line(world, PAY=waits_for())
+    instance = line.flow.create()
+    instance.send("paid", "early")
+    world.run_until_idle()
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "EVENT", 1)]
+    assert (state(instance), instance.steps()[1].result) == ("COMPLETED", "early")
+
+
+def test_an_event_of_an_id_is_taken_once(world: World) -> None:
+    line = Line(world, PAY=waits_for(), SHIP=waits_for("paid"))
+    instance = line.flow.run()
+    assert instance.send("paid", 1, id="msg-1")
+    world.run_until_idle()
+    assert not world.operations.send_event("order", "i-1", "paid", 1, id="msg-1")
+    world.run_until_idle()
+    assert rows(instance) == ["DONE", "DONE", "WAITING"]
+
+
+def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: World) -> None:
+    line = Line(world, PAY=waits_for(timeout="1 min"))
+    instance = line.flow.run()
+    instance.send("paid", "in time")
+    world.messages.clear()  # and the sweep is late, too
+    world.advance(3600)
+    world.run_until_idle()
+    assert instance.steps()[1].result == "in time"
+
+
+def test_a_retry_of_an_event_gets_the_same_event(world: World) -> None:
+    def once_more(ctx: LinearContext) -> Any:
+        if ctx.task_type is TaskType.RUN:
+            return Waiting("paid")
+        return Retry("1 s", "again") if ctx.attempt == 1 else Completed(ctx.event.payload)  # type: ignore[union-attr]
+
+    instance = Line(world, [LinearStep("PAY")], PAY=once_more).flow.run()
+    instance.send("paid", 1)
+    instance.send("paid", 2)
+    world.run_until_idle()
+    assert rows(instance) == ["READY"]
+    world.run_after(1)
+    assert instance.output == 1
+    assert [consumer for _, _, consumer in instance.events()] == ["0", None]
+
+
+def test_a_step_may_wait_again(world: World) -> None:
+    def twice(ctx: LinearContext) -> Any:
+        if ctx.event is not None and ctx.event.type == "b":
+            return Completed(ctx.event.payload)
+        return Waiting("a" if ctx.event is None else "b", "1 h")
+
+    instance = Line(world, [LinearStep("PAY")], PAY=twice).flow.run()
+    instance.send("b", "early")
+    instance.send("a")
+    world.run_until_idle()
+    assert instance.output == "early"
+
+
+# --- deploys ------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_run_follows_its_rows_whatever_a_deploy_makes_of_the_plan(world: World) -> None:
+    line = Line(world, VALIDATE=waits_for("go"))
+    instance = line.flow.run()
+    old = dict(line.flow.definition.handlers)
+    line.deploy([LinearStep("SHIP"), LinearStep("AUDIT"), LinearStep("VALIDATE", max_attempts=1)], version=2)
+    line.flow.definition.handlers["PAY"] = old["PAY"]  # a handler that only runs in flight have
+    instance.send("go")
+    world.run_until_idle()
+    assert [ctx.step for ctx in line.calls[1:]] == ["VALIDATE", "PAY", "SHIP"]
+    assert {ctx.version for ctx in line.calls} == {1}
+    assert (state(instance), instance.steps()[0].max_attempts) == ("COMPLETED", 3)
+    assert [step.name for step in line.flow.run(id="new").steps()] == ["SHIP", "AUDIT", "VALIDATE"]
+
+
+@everywhere
+def test_restart_begins_a_run_of_the_deployed_plan(world: World) -> None:
+    line = Line(world, VALIDATE=lambda _: Dead("no"))
+    instance = line.flow.run(7)
+    line.deploy([LinearStep("CHECK"), LinearStep("SHIP")], version=2)
+    assert instance.restart() == 2
+    assert rows(instance) == ["READY", "PENDING"]
+    world.run_until_idle()
+    assert (state(instance), [step.name for step in instance.steps()]) == ("COMPLETED", ["CHECK", "SHIP"])
+    assert rows(instance, 1) == ["DEAD", "PENDING", "PENDING"]
+    assert (line.calls[-1].params, line.calls[-1].version, line.calls[-1].run_number) == (7, 2, 2)
+
+
+def test_restart_where_the_code_is_not_known_is_refused(world: World) -> None:
+    instance = Line(world).flow.run()
+    world.registry.withdraw("order")
+    with pytest.raises(WorkflowNotFound):
+        instance.restart()
+    assert instance.row.run_number == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda verbs: verbs.restart("order", "i-1", from_step="1"), "restarted from step '1'"),
+        (lambda verbs: verbs.retry("order", "i-1"), "retried"),
+        (lambda verbs: verbs.fork("order", "i-1", "1"), "forked at step '1'"),
+        (lambda verbs: verbs.set_result("order", "i-1", "1", 7, by="eve"), "changed by hand"),
+        (lambda verbs: verbs.skip("order", "i-1", "1", by="eve"), "changed by hand"),
+    ],
+    ids=["from_step", "retry", "fork", "set_result", "skip"],
+)
+def test_what_is_for_single_steps_of_functions_is_refused(world: World, change: Any, what: str) -> None:
+    instance = Line(world, PAY=lambda _: Dead("no")).flow.run()
+    with pytest.raises(ValueRefused) as refused:
+        change(world.operations)
+    assert str(refused.value) == (
+        f"Instance 'i-1' of workflow 'order' cannot be {what}: it is linear, and its run follows its rows from the "
+        "first to the last. Restart it as a whole, or terminate it."
+    )
+    assert (rows(instance), instance.row.run_number) == (["DONE", "DEAD", "PENDING"], 1)
+
+
+def test_restart_or_create_begins_a_run_of_the_deployed_plan(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.run()
+    line.deploy([LinearStep("CHECK")], version=2)
+    assert world.operations.restart_or_create("order", id="i-1").outcome == "restarted"
+    assert (rows(instance), rows(instance, 1)) == (["READY"], ["DONE", "DONE", "DONE"])
+    world.run_until_idle()
+    assert (state(instance), line.calls[-1].version) == ("COMPLETED", 2)
+
+
+def test_an_ended_instance_is_kept_as_long_as_its_list_says(world: World) -> None:
+    line = Line(world, retention="1 hour")
+    instance = line.flow.run()
+    world.advance(timedelta(minutes=58))
+    assert (world.tidy(), state(instance)) == (0, "COMPLETED")  # it takes a minute
+    assert world.tidy() == 1
+    assert not world.operations.list("order").items
+    for promised in (world.accepted, world.accepted_events, world.prior_runs):  # it was deleted on purpose
+        promised.clear()
+
+
+def test_a_worker_without_the_handler_leaves_the_step_for_one_that_has_it(world: World) -> None:
+    line = Line(world)
+    handler = line.flow.definition.handlers.pop("PAY")
+    instance = line.flow.run()
+    assert rows(instance) == ["DONE", "READY", "PENDING"]
+    said = world.operations.explain("order", "i-1")
+    assert (said.code, said.sentence) == (
+        "NOT_REGISTERED",
+        'Step "PAY" is ready, but the worker that looked last has no handler for it; the next one looks in 5.0 s.',
+    )
+    line.flow.definition.handlers["PAY"] = handler
+    world.run_after(5)
+    assert state(instance) == "COMPLETED"
+    assert [step.attempts for step in instance.steps()] == [0, 0, 0]
+
+
+def test_a_worker_whose_code_is_a_function_leaves_the_rows_alone(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+
+    @world.workflow(name="order")
+    def order(event: Any, step: Any) -> str:
+        return "another"
+
+    world.run_until_idle()
+    assert rows(instance) == ["READY", "PENDING", "PENDING"]
+    world.registry.replace(line.flow.definition)
+    world.run_after(15)
+    assert state(instance) == "COMPLETED"
+
+
+# --- steering -----------------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_pause_takes_effect_between_steps(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: (line.flow.of("i-1").pause(), _done(ctx))[1])
+    instance = line.flow.run()
+    assert (rows(instance), instance.status) == (["DONE", "READY", "PENDING"], "paused")
+    instance.resume()
+    world.run_until_idle()
+    assert state(instance) == "COMPLETED"
+
+
+def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> None:
+    instance = Line(world, PAY=waits_for()).flow.run()
+    instance.pause()
+    instance.send("paid", "meanwhile")
+    world.run_until_idle()
+    assert rows(instance)[1] == "WAITING"
+    instance.resume()
+    world.run_until_idle()
+    assert instance.steps()[1].result == "meanwhile"
+
+
+@everywhere
+def test_a_worker_that_overslept_its_lease_changes_nothing(world: World) -> None:
+    """A zombie: while its handler runs, another worker takes over and ends the run."""
+
+    def slow(ctx: LinearContext) -> Any:
+        if ctx.attempt == 1:
+            first.suspend()
+            world.advance(100)
+            world.sweeper.sweep()
+            world.messages.clear()
+            world.new_worker().advance(instance.ref)
+            first.wake_up()
+        return Completed(ctx.attempt)
+
+    line = Line(world, [LinearStep("PAY", timeout=None)], PAY=slow)
+    instance = line.flow.create()
+    first = world.new_worker()
+    first.suspend = first.runtime.suspend  # type: ignore[method-assign]
+    said = first.advance(instance.ref)
+    assert said == "superseded: the instance was taken over, restarted or ended meanwhile"
+    assert (instance.output, instance.steps()[0].attempts) == (2, 1)
+
+
+def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
+    line = Line(world, PAY=waits_for())
+    instance = line.flow.create()
+    world.messages *= 3
+    world.run_until_idle()
+    assert [line.called.count(call) for call in dict.fromkeys(line.called)] == [1, 1]
+    assert world.worker.advance(instance.ref).startswith("noop")
+
+
+def test_a_handler_that_is_interrupted_is_called_again_as_the_same_attempt(world: World) -> None:
+    """What stops a worker is no attempt and no crash."""
+
+    def stop_once(ctx: LinearContext) -> Any:
+        if len(line.calls) == 1:
+            raise KeyboardInterrupt
+        return Completed()
+
+    line = Line(world, VALIDATE=stop_once)
+    instance = line.flow.create()
+    with pytest.raises(KeyboardInterrupt):
+        world.worker.advance(instance.ref)
+    assert (rows(instance)[0], instance.status, instance.row.crash_count) == ("READY", "active", 0)
+    world.run_until_idle()
+    assert line.called[:2] == [("VALIDATE", "RUN", 1), ("VALIDATE", "RUN", 1)]
+    assert state(instance) == "COMPLETED"
+
+
+def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), _done(ctx))[1])
+    instance = line.flow.create()
+    stopping = world.new_worker()
+    assert stopping.advance(instance.ref) == "handed on: due again"
+    assert rows(instance) == ["DONE", "READY", "PENDING"]
+    world.new_worker()
+    world.run_until_idle()
+    assert (state(instance), [ctx.attempt for ctx in line.calls]) == ("COMPLETED", [1, 1, 1])
+
+
+def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    while instance.row.crash_count < 5:
+        world.new_worker().runtime.crash_at = "claimed"
+        world.run_after(100)
+    world.new_worker()
+    world.run_after(100)
+    assert (rows(instance)[0], state(instance), line.calls) == ("DEAD", "FAILED", [])
+    assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row died")
+
+
+# --- definitions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([], "Linear workflow 'order' has no steps: nothing would ever happen. Give it at least one."),
+        (
+            [LinearStep("PAY"), LinearStep("SHIP"), LinearStep("PAY")],
+            "Linear workflow 'order' has step 'PAY' twice. A step's name finds its handler and its result: give the "
+            "second another name; two names may have the same handler.",
+        ),
+    ],
+    ids=["none", "twice"],
+)
+def test_a_list_that_cannot_be_is_refused(steps: list[LinearStep], said: str) -> None:
+    with pytest.raises(DefinitionInvalid) as refused:
+        define_linear("order", module=__name__, version=1, steps=steps)
+    assert str(refused.value) == said

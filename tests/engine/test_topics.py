@@ -1,0 +1,448 @@
+"""Topics: one payload for everybody who waits at the moment, each exactly once, whoever dies on the way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pydantic
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import EventPayloadInvalid, EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable.errors import EmissionMismatch, InvalidTopic, NameInvalid, NotSerializable, PayloadTooLarge
+from celery_durable.store import emissions
+from celery_durable.testing.lanes import Crash
+from tests.engine.world import World, on_one_database
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+
+
+class Price(pydantic.BaseModel):
+    cents: int
+
+
+@pytest.fixture
+def watch(world: World):
+    """A workflow that waits for one price, for a minute."""
+
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        try:
+            told = step.wait_for_topic("next price", "prices/eur.usd", timeout=60)
+        except EventTimeout as exc:
+            return str(exc)
+        return [told.type, told.payload, told.timestamp.isoformat()]
+
+    return watch
+
+
+def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
+    return [waiter.instance_id for waiter in world.operations.waiters(topic).items]
+
+
+def left(world: World) -> int:
+    """How many emissions and waiters the tables hold."""
+    t = world.store.tables
+    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.waiter))
+
+
+@everywhere
+def test_an_emission_ends_the_wait_of_everybody(world: World, watch) -> None:
+    watched = [watch.run(id=f"w-{n}") for n in range(3)]
+    step = watched[0].step("next price")
+    assert (watched[0].status, step.wait_topic, step.wait_event_type, step.wake_at) == (
+        "waiting",
+        "prices/eur.usd",
+        None,
+        world.now + timedelta(seconds=60),
+    )
+    assert waiting(world) == ["w-0", "w-1", "w-2"]
+    world.advance(5)
+    emitted_at = world.now
+    assert world.operations.emit("prices/eur.usd", {"cents": 108}) == 3
+    assert (waiting(world), left(world)) == ([], 0)
+    world.run_after(1)
+    for instance in watched:
+        assert instance.output == ["prices/eur.usd", {"cents": 108}, emitted_at.isoformat()]
+        assert instance.events() == [("prices/eur.usd", {"cents": 108}, "next price")]
+
+
+def test_an_emission_to_nobody_is_0_and_leaves_nothing_behind(world: World, watch) -> None:
+    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 0
+    assert left(world) == 0
+    instance = watch.run()
+    assert instance.status == "waiting"  # what was emitted before it waited is not kept for it
+    assert world.operations.emit("prices/eur.usd", 2, id="e-1") == 1  # the id is free
+    world.run_until_idle()
+    assert instance.output[1] == 2
+
+
+def test_other_topics_are_for_others(world: World, watch) -> None:
+    instance = watch.run()
+    for topic in ("prices/eur", "prices/eur.usd/x", "PRICES/eur.usd", "prices/eur_usd"):
+        assert world.operations.emit(topic, 1) == 0
+    assert world.messages == []
+    instance.send("prices", 1)  # an event is no emission
+    world.run_until_idle()
+    assert instance.status == "waiting"
+
+
+def test_a_wait_times_out_the_same_on_both_passes(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_topic("price", "prices", timeout="1 minute")
+        except EventTimeout as exc:
+            step.sleep("rest", 60)
+            return str(exc)
+
+    instance = watch.run()
+    world.run_after(60)
+    assert (instance.status, waiting(world, "prices"), left(world)) == ("waiting", [], 0)
+    world.run_after(60)
+    text = "Nothing was emitted to topic 'prices' within 0:01:00"
+    assert instance.output == f"Step 'price' failed after 1 attempt: EventTimeout: {text}"
+
+
+def test_the_deadline_is_within(world: World, watch) -> None:
+    instance = watch.run()
+    world.advance(60)
+    assert world.operations.emit("prices/eur.usd", "at the deadline") == 1
+    world.run_until_idle()
+    assert instance.output[1] == "at the deadline"
+
+
+def test_what_comes_after_the_deadline_is_for_nobody(world: World, watch) -> None:
+    instance = watch.run()
+    world.advance(timedelta(seconds=60, milliseconds=1))
+    assert world.operations.emit("prices/eur.usd", "late") == 0
+    world.run_until_idle()
+    assert instance.output.endswith("EventTimeout: Nothing was emitted to topic 'prices/eur.usd' within 0:01:00")
+    assert instance.events() == []
+
+
+def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_topic("first", "prices", schema=Price)
+        except EventPayloadInvalid as exc:
+            step.log.info(str(exc))
+        return step.wait_for_topic("second", "prices", schema=Price).payload.cents
+
+    instance = watch.run()
+    world.operations.emit("prices", {"cents": "many"})
+    world.run_until_idle()
+    assert world.operations.emit("prices", {"cents": 5}) == 1
+    world.run_until_idle()
+    assert instance.output == 5
+    assert instance.lines()[0] == (
+        "Step 'first' failed after 1 attempt: EventPayloadInvalid: The payload of topic 'prices' does not fit the "
+        "schema of wait 'first': $.cents: Input should be a valid integer, unable to parse string as an integer"
+    )
+
+
+@everywhere
+def test_every_branch_that_waits_gets_it(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        one, two = step.submit_wait_for_topic("a", "prices"), step.submit_wait_for_topic("b", "prices")
+        return [told.payload for told in step.gather(one, two)]
+
+    instance = watch.run()
+    assert world.operations.emit("prices", 7) == 2
+    world.run_until_idle()
+    assert instance.output == [7, 7]
+
+
+def test_a_branch_that_lost_its_race_waits_no_more(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        step.first("race", step.submit_wait_for_topic("price", "prices"), step.submit_sleep("patience", 10))
+        return step.wait_for_topic("later", "prices", timeout=60).payload
+
+    instance = watch.run()
+    world.run_after(10)
+    assert [(each.step, each.deadline) for each in world.operations.waiters("prices").items] == [
+        ("later", world.now + timedelta(seconds=60))
+    ]
+    assert world.operations.emit("prices", 1) == 1
+    world.run_until_idle()
+    assert (instance.output, left(world)) == (1, 0)
+
+
+def test_a_loop_gets_an_emission_once(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        return [step.wait_for_topic(f"price {n}", "prices").payload for n in range(3)]
+
+    instance = watch.run()
+    for n in range(3):
+        assert world.operations.emit("prices", n, id=f"e-{n}") == 1
+        world.run_until_idle()
+        assert world.operations.emit("prices", n, id=f"e-{n}") == 0  # repeated, this run has it already
+    assert instance.output == [0, 1, 2]
+
+
+def test_a_paused_instance_gets_it_when_it_goes_on(world: World, watch) -> None:
+    instance = watch.run()
+    instance.pause()
+    assert world.operations.emit("prices/eur.usd", 1) == 1
+    world.run_until_idle()
+    assert instance.status == "paused"
+    instance.resume()
+    world.run_until_idle()
+    assert instance.output[1] == 1
+
+
+def test_who_was_terminated_or_restarted_waits_no_more(world: World, watch) -> None:
+    ended, again = watch.run(id="a"), watch.run(id="b")
+    ended.terminate()
+    again.restart()
+    assert (waiting(world), left(world)) == ([], 0)
+    assert world.operations.emit("prices/eur.usd", 1) == 0
+    world.run_until_idle()
+    assert waiting(world) == ["b"]
+    assert world.operations.emit("prices/eur.usd", 2) == 1
+    world.run_until_idle()
+    assert again.output[1] == 2
+
+
+def test_what_an_ended_run_left_behind_goes_with_the_next_emission(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        step.gather(step.submit_wait_for_topic("price", "prices"), step.submit_sleep("rest", 10))
+
+    instance = watch.run()
+
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        raise RuntimeError("a deploy in between")
+
+    world.run_after(10)
+    assert (instance.status, waiting(world, "prices"), left(world)) == ("errored", [], 1)
+    assert (world.operations.emit("prices", 1), left(world)) == (0, 0)
+
+
+@pytest.mark.parametrize("after", ["topic", "event"])
+def test_a_wait_that_a_deploy_changed_is_for_what_the_code_says(world: World, after: str) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        return step.wait_for_topic("answer", "old", timeout="1 hour").payload
+
+    instance = watch.run()
+
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        if after == "event":
+            return step.wait_for_event("answer", "new", timeout="1 hour").payload
+        return step.wait_for_topic("answer", "new", timeout="1 hour").payload
+
+    instance.pause()
+    instance.resume()
+    world.run_until_idle()
+    assert (waiting(world, "old"), waiting(world, "new")) == ([], ["i-1"] if after == "topic" else [])
+    assert world.operations.emit("old", 1) == 0
+    _ = instance.send("new", 2) if after == "event" else world.operations.emit("new", 2)
+    world.run_until_idle()
+    assert instance.output == 2
+
+
+# --- batches and crashes ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emissions, "BATCH", 2)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_large_emission_goes_out_in_batches(world: World, watch) -> None:
+    watched = [watch.run(id=f"w-{n}") for n in range(5)]
+    assert world.operations.emit("prices/eur.usd", 1) == 5
+    assert sorted(due.ref.instance_id for due in world.messages) == [instance.id for instance in watched]
+    world.run_until_idle()
+    assert [instance.output[1] for instance in watched] == [1] * 5
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("crash", range(8))
+def test_an_emitter_that_dies_anywhere_is_followed_by_the_sweep(world: World, watch, crash: int) -> None:
+    """Two checkpoints a commit: begin, three batches."""
+    watched = [watch.run(id=f"w-{n}") for n in range(5)]
+    emitter = world.new_producer()
+    emitter.runtime.crash_at = crash
+    with pytest.raises(Crash):
+        emitter.operations.emit("prices/eur.usd", 1, id="e-1")
+    world.messages.clear()  # lost with the emitter
+    began = crash > 0
+    world.run_after(world.settings.lease)
+    if began:
+        assert left(world) == 0
+    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == (0 if began else 5)
+    world.run_until_idle()
+    for instance in watched:
+        assert instance.output[1] == 1
+        assert len(instance.events()) == 1
+
+
+@everywhere
+@pytest.mark.usefixtures("small_batches")
+def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch) -> None:
+    watched = [watch.run(id=f"w-{n}") for n in range(5)]
+    emissions_before = world.store.transact(
+        lambda tx: emissions.begin(
+            tx, emission_id="e-1", topic="prices/eur.usd", payload="1", lease=world.settings.lease
+        )
+    )
+    assert emissions_before is True
+    world.store.transact(
+        lambda tx: emissions.hand_out(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
+    )
+    late = watch.run(id="w-late")  # opened when the emission was under way: not for it
+    with pytest.raises(EmissionMismatch) as caught:
+        world.operations.emit("prices/eur.usd", 2, id="e-1")
+    assert str(caught.value) == (
+        "Emission 'e-1' is under way, to topic 'prices/eur.usd' or with another payload. "
+        "Use one id for one emission, and repeat it as it was."
+    )
+    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 5
+    world.run_after(2)
+    assert [instance.output[1] for instance in watched] == [1] * 5
+    assert late.status == "waiting"
+
+
+def test_a_lost_message_is_found_by_the_sweep(world: World, watch) -> None:
+    instance = watch.run()
+    world.operations.emit("prices/eur.usd", 1)
+    world.messages.clear()
+    world.run_after(world.settings.grace)
+    assert instance.output[1] == 1
+
+
+# --- from a step ------------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_step_emits_when_it_commits(world: World, watch) -> None:
+    watched = watch.run(id="w-1")
+
+    def tell(tx: StepTx) -> str:
+        tx.emit("prices/eur.usd", {"attempt": tx.attempt})
+        if tx.attempt == 1:
+            raise ConnectionError("not yet")
+        return "told"
+
+    @world.workflow
+    def teller(event: WorkflowEvent, step: Step):
+        return step.do("tell", StepConfig(retries=Retries(limit=1, delay=1)), tell)
+
+    telling = teller.run(id="t-1")
+    assert (watched.status, left(world)) == ("waiting", 1)  # an attempt that failed has emitted nothing
+    world.run_after(1)
+    assert telling.output == "told"
+    world.run_until_idle()
+    assert (watched.output[1], left(world)) == ({"attempt": 2}, 0)
+
+
+def test_what_a_step_emits_is_checked(world: World) -> None:
+    @world.workflow
+    def teller(event: WorkflowEvent, step: Step):
+        step.do("tell", StepConfig(retries=0), lambda tx: tx.emit("no spaces"))
+
+    assert teller.run().error.startswith("InvalidTopic: Topic 'no spaces' is not allowed")
+
+
+# --- many ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_emission_resumes_ten_thousand_exactly_once(world: World, watch) -> None:
+    t, many = world.store.tables, 10_000
+    watch.run(id="w-0")
+    with world.store.engine.begin() as connection:  # the first, copied: to run them all would say no more
+        for table, key in (
+            (t.instance, "id"),
+            (t.run, "instance_pk"),
+            (t.step, "instance_pk"),
+            (t.waiter, "instance_pk"),
+        ):
+            [one] = connection.execute(sa.select(table)).mappings()
+            copies = [{**one, key: one[key] + n} for n in range(1, many)]
+            if table is t.instance:
+                copies = [{**copy, "instance_id": f"w-{n}"} for n, copy in enumerate(copies, 1)]
+            connection.execute(sa.insert(table), copies)
+    assert world.operations.emit("prices/eur.usd", 1) == many
+    assert len({due.ref.instance_id for due in world.messages}) == len(world.messages) == many
+    assert (world.operations.emit("prices/eur.usd", 2), left(world)) == (0, 0)
+    [(events, served)] = world.rows(
+        sa.select(sa.func.count(), sa.func.count(sa.distinct(t.event.c.instance_pk))).select_from(t.event)
+    )
+    assert (events, served) == (many, many)
+    due = sa.select(sa.func.count()).where(t.instance.c.status == "active", t.instance.c.run_at <= world.now_us)
+    assert world.rows(due)[0][0] == many
+    for message in world.messages[:: many // 10]:
+        assert world.worker.advance(message.ref) == "complete"
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("topic", "payload", "id_", "error"),
+    [
+        ("", None, "e", InvalidTopic),
+        ("a b", None, "e", InvalidTopic),
+        (".a", None, "e", InvalidTopic),
+        ("a\n", None, "e", InvalidTopic),
+        ("x" * 101, None, "e", InvalidTopic),
+        ("prices", object(), "e", NotSerializable),
+        ("prices", "x" * 2**20, "e", PayloadTooLarge),
+        ("prices", None, "", NameInvalid),
+        ("prices", None, "x" * 201, NameInvalid),
+    ],
+)
+def test_an_emission_that_is_refused_leaves_nothing_behind(world: World, topic, payload, id_, error) -> None:
+    with pytest.raises(error):
+        world.operations.emit(topic, payload, id=id_)
+    assert left(world) == 0
+
+
+def test_a_topic_is_checked_where_it_is_waited_for(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step):
+        step.wait_for_topic("price", "no spaces")
+
+    assert watch.run().error == (
+        "InvalidTopic: Topic 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - . : / and "
+        "begin with none of - . : /."
+    )
+
+
+# --- looking ------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_waiters_are_listed_page_by_page(world: World, watch) -> None:
+    for n in range(5):
+        watch.run(id=f"w-{n}")
+    found, cursor = [], None
+    while True:
+        page = world.operations.waiters("prices/eur.usd", cursor=cursor, limit=2)
+        found += [(each.workflow, each.instance_id, each.run_number, each.step) for each in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == [("watch", f"w-{n}", 1, "next price") for n in range(5)]
+
+
+def test_explain_names_the_topic(world: World, watch) -> None:
+    watch.run()
+    said = world.operations.explain("watch", "i-1")
+    assert (said.code, said.sentence, said.actions) == (
+        "WAITING_EVENT",
+        'Waits for topic "prices/eur.usd" at step "next price"; times out in 1 min.',
+        ("celery -A <your app> durable emit prices/eur.usd --payload '{...}'",),
+    )
