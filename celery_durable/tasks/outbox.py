@@ -27,8 +27,17 @@ from celery_durable.values import Retries, StepConfig, StepPolicy
 
 logger = logging.getLogger("celery_durable.outbox")
 
-Send = Callable[[Sequence[Outgoing]], list[Outgoing]]
-"""Sends, and answers with what the broker did not take."""
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """What did not leave: ``lost`` with a broker that was away, ``refused`` each for a reason of its own."""
+
+    lost: Sequence[Outgoing] = ()
+    refused: Sequence[Outgoing] = ()
+
+
+Send = Callable[[Sequence[Outgoing]], Unsent]
+"""Sends, and answers with what did not leave."""
 
 _REST = timedelta(seconds=1)
 _LEASE = timedelta(minutes=5)
@@ -62,20 +71,20 @@ class Outbox:
         while True:
             take = functools.partial(outbox.take_due, limit=self._settings.sweep_batch, redispatch=self._redispatch)
             letters = self._store.transact(take)
-            failed = self._post(letters) if letters else []
-            sent += len(letters) - len(failed)
-            if failed:
-                self._store.transact(functools.partial(outbox.put_off, letters=failed, delay=_REST))
-            if failed or len(letters) < self._settings.sweep_batch:
+            unsent = self._post(letters) if letters else Unsent()
+            sent += len(letters) - len(unsent.lost) - len(unsent.refused)
+            if unsent.lost:
+                self._store.transact(functools.partial(outbox.put_off, letters=unsent.lost, delay=_REST))
+            if unsent.lost or len(letters) < self._settings.sweep_batch:
                 return sent
 
-    def _post(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
-        failed = self._send(letters)
-        lost = {each.id for each in failed}
-        done = [each.id for each in letters if each.kind is OutboxKind.TASK and each.id not in lost]
+    def _post(self, letters: Sequence[Outgoing]) -> Unsent:
+        unsent = self._send(letters)
+        kept = {each.id for each in (*unsent.lost, *unsent.refused)}
+        done = [each.id for each in letters if each.kind is OutboxKind.TASK and each.id not in kept]
         if done:
             self._store.transact(lambda tx: outbox.remove(tx, done))
-        return failed
+        return unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,11 @@ class Handler:
     def where(self) -> str:
         """The code's place, for people."""
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
+
+    def is_beyond(self, attempt: int) -> bool:
+        """Whether there is no such attempt any more."""
+        most = self.policy.max_attempts
+        return most is not None and attempt > most
 
     @classmethod
     def of(cls, fn: Callable[[OutboundEvent], object], retries: Retries | int | None) -> Handler:
@@ -122,6 +136,8 @@ class Deliveries:
         handler = self._handlers.get(delivery.name)
         if handler is None:
             return self._leave(delivery)
+        if handler.is_beyond(delivery.attempt):  # the workers that had it died with it
+            return self._give_up(delivery, "WorkerCrashLoop: the worker that called its handler last ended with it")
         try:
             handler.fn(_event(delivery))
         except Exception as exc:
@@ -137,18 +153,20 @@ class Deliveries:
 
     def _failed(self, delivery: Delivery, handler: Handler, exc: Exception) -> str:
         name, message = values.storable_error(type(exc).__name__, str(exc))
-        most = handler.policy.max_attempts
-        is_last = isinstance(exc, NonRetryableError) or (most is not None and delivery.attempt >= most)
-        retry_in = None if is_last else handler.policy.delay_after(delivery.attempt)
-        self._give_back(delivery, retry_in=retry_in, error=f"{name}: {message}")
-        if is_last:
-            logger.error(
-                "Outbound event %r (%s) is given up after %d attempts; its row stays in workflow_outbox: %s: %s",
-                delivery.name, delivery.id, delivery.attempt, name, message,
-            )  # fmt: skip
-            return f"given up: {name}"
-        logger.warning("Outbound event %r (%s) is tried again: %s: %s", delivery.name, delivery.id, name, message)
+        error = f"{name}: {message}"
+        if isinstance(exc, NonRetryableError) or handler.is_beyond(delivery.attempt + 1):
+            return self._give_up(delivery, error)
+        self._give_back(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
+        logger.warning("Outbound event %r (%s) is tried again: %s", delivery.name, delivery.id, error)
         return f"tried again: {name}"
+
+    def _give_up(self, delivery: Delivery, error: str) -> str:
+        self._give_back(delivery, retry_in=None, error=error)
+        logger.error(
+            "Outbound event %r (%s) is given up at attempt %d; its row stays in workflow_outbox: %s",
+            delivery.name, delivery.id, delivery.attempt, error,
+        )  # fmt: skip
+        return f"given up: {error.partition(':')[0]}"
 
     def _leave(self, delivery: Delivery) -> str:
         logger.warning(

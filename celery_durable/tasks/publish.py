@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 
 from celery_durable.model import Due, OutboxKind, Outgoing
 from celery_durable.runtime import Runtime
+from celery_durable.tasks.outbox import Unsent
 
 T = TypeVar("T")
 
@@ -55,12 +56,12 @@ class Publisher:
             return []
         return [] if self._reaches_broker(dues, self._send_if_possible) else list(dues)
 
-    def send(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
-        """Send what was in the outbox; answers with what was not taken."""
+    def send(self, letters: Sequence[Outgoing]) -> Unsent:
+        """Send what was in the outbox; answers with what did not leave."""
         if self._app.conf.task_always_eager:
             self.send_eagerly(letters)
-            return []
-        refused: list[Outgoing] = []
+            return Unsent()
+        refused: dict[str, Outgoing] = {}  # over a new connection all are sent anew
 
         def send_one(letter: Outgoing, producer: Any) -> None:
             connection = producer.connection
@@ -69,11 +70,13 @@ class Publisher:
             except (OperationalError, SoftTimeLimitExceeded, *connection.connection_errors):
                 raise
             except Exception as exc:  # noqa: BLE001  # no such queue, arguments that do not fit: it concerns this one
-                refused.append(letter)
+                refused[letter.id] = letter
                 self.failures += 1
-                logger.error("Task %r (%s) cannot be sent, and is tried again: %r", letter.name, letter.id, exc)  # noqa: TRY400
+                logger.error("Task %r (%s) cannot be sent, and is tried again later: %r", letter.name, letter.id, exc)  # noqa: TRY400
 
-        return refused if self._reaches_broker(letters, send_one) else list(letters)
+        if self._reaches_broker(letters, send_one):
+            return Unsent(refused=list(refused.values()))
+        return Unsent(lost=letters)
 
     def _reaches_broker(self, items: Sequence[T], send_one: Callable[[T, Any], None]) -> bool:
         """Send all, or answer False; a broker that is away is left alone for a while."""

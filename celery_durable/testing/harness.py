@@ -27,7 +27,7 @@ from celery_durable.model import Due, OutboundEvent, OutboxKind, Outgoing, Ref, 
 from celery_durable.operations import Operations
 from celery_durable.store import outbox, sweeps
 from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.outbox import Outbox, Unsent
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Code, Codes, Deployed, definition_of
@@ -286,13 +286,13 @@ class DurableHarness(Doubles):
         sent, self.outbox[:] = list(self.outbox), []
         return sent
 
-    def _send(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
+    def _send(self, letters: Sequence[Outgoing]) -> Unsent:
         self.outbox.extend(letters)
         events = [letter for letter in letters if letter.kind is OutboxKind.EVENT]
         self._undelivered += [letter.id for letter in events if letter.name in self.durable.handlers]
         if others := [letter.id for letter in events if letter.name not in self.durable.handlers]:
             self._web.store.transact(lambda tx: outbox.remove(tx, others))
-        return []
+        return Unsent()
 
     # --- runners --------------------------------------------------------------------------------
 

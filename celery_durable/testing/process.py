@@ -14,7 +14,7 @@ from celery_durable.definitions import Registry
 from celery_durable.model import Due, Outgoing, Ref
 from celery_durable.runner import Runner
 from celery_durable.store.engine import Lent, Store
-from celery_durable.tasks.outbox import Outbox, Send
+from celery_durable.tasks.outbox import Outbox, Send, Unsent
 from celery_durable.testing.lanes import Crash
 from celery_durable.testing.runtime import HarnessRuntime
 
@@ -102,11 +102,11 @@ class RunnerProcess(Process):
     def _passing(self, send: Send) -> Send:
         """``send`` with production's checkpoints around it."""
 
-        def checked(letters: Sequence[Outgoing]) -> list[Outgoing]:
+        def checked(letters: Sequence[Outgoing]) -> Unsent:
             self.runtime.checkpoint("before-publish")
-            failed = send(letters)
+            unsent = send(letters)
             self.runtime.checkpoint("after-publish")
-            return failed
+            return unsent
 
         return checked
 

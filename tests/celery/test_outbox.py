@@ -75,6 +75,21 @@ def test_a_broker_that_is_away_keeps_what_is_to_be_sent_in_the_outbox(make_app: 
     assert shop.durable.sweeper.sweep() == 0
 
 
+def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop(app)
+
+    @shop.durable.workflow(name="careless")
+    def careless(event: WorkflowEvent[int], step: Step) -> None:
+        step.do("announce", lambda tx: [tx.send_task("mail"), tx.send_task("elsewhere", event.payload)])
+
+    shop.durable.operations.create("careless", 7)
+    assert shop.durable.tick()
+    (sent,) = messages(app, app.conf.task_default_queue)
+    assert (sent.headers["task"], shop.left()) == ("elsewhere", 1)
+    assert "Task 'mail'" in caplog.text
+    assert "is tried again later: TypeError(" in caplog.text
+
+
 def test_two_handlers_of_one_event_are_refused(durable: Durable) -> None:
     @durable.outbound("OrderShipped")
     def first(event: OutboundEvent) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from celery import Celery, chain
 
 from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
 from celery_durable.runtime import Runtime
+from celery_durable.store.outbox import begin
 from celery_durable.tasks.outbox import Deliveries, Handler
 from tests.engine.world import SerializationFailure, World
 
@@ -117,6 +120,18 @@ def test_a_boundary_that_is_committed_again_sends_once(world: World) -> None:
     worker.runtime.at["after-body"] = lambda: worker.runtime.at.update({"before-commit": fail_once})
     world.run_until_idle()
     assert len(world.sent) == 1
+
+
+def test_what_is_refused_by_itself_holds_up_nothing_and_is_offered_ever_more_rarely(world: World) -> None:
+    world.refused = {"shop.mail"}
+    sending(world, lambda tx: [tx.send_task("shop.mail", 7), tx.send_task("shop.pack", 8)]).run()
+    assert ([letter.name for letter in world.sent], len(outbox(world))) == (["shop.pack"], 1)
+    for _ in range(3600):
+        world.run_after(1)
+    assert 5 <= world.offered.count("shop.mail") <= 15
+    world.refused = set()
+    world.run_after(600)
+    assert ([letter.name for letter in world.sent], outbox(world)) == (["shop.pack", "shop.mail"], [])
 
 
 def test_any_number_of_sweeps_send_a_row_once(world: World) -> None:
@@ -242,6 +257,19 @@ def test_a_worker_that_dies_in_a_handler_has_the_event_delivered_again(world: Wo
     world.run_after(2)
     assert post.deliver() == ["delivered"]
     assert [event.attempt for event in post.got] == [1, 1]
+
+
+def test_an_event_that_no_worker_survives_is_given_up(world: World, post: Post) -> None:
+    for attempt in range(3):  # two retries: three attempts
+        (letter,) = world.sent
+        take = functools.partial(begin, id_=letter.id, token=f"worker {attempt}", lease=timedelta(minutes=5))
+        assert world.store.transact(take).attempt == attempt + 1  # type: ignore[union-attr]  # and it is never heard of again
+        world.sent.clear()
+        world.run_after(300)
+    assert post.deliver() == ["given up: WorkerCrashLoop"]
+    assert post.got == []
+    world.run_after(86_400)
+    assert (post.deliver(), [row.poll_at for row in outbox(world)]) == ([], [None])
 
 
 def test_a_worker_without_the_handler_leaves_the_event_for_one_that_has_it(world: World, post: Post) -> None:

@@ -25,7 +25,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
 from celery_durable.store.engine import Lent
 from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.outbox import Outbox, Unsent
 from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
 from celery_durable.testing.code import Deployed
 
@@ -255,6 +255,9 @@ class World:
         self.settings = Settings(**settings)
         self.messages: list[Due] = []
         self.sent: list[Outgoing] = []
+        self.offered: list[str] = []
+        self.refused: set[str] = set()
+        """Names of what the broker, or the app, would not take."""
         self.is_broker_away = False
         self.accepted: list[tuple[str, str]] = []
         self.accepted_events: list[str] = []
@@ -346,12 +349,14 @@ class World:
         self.messages.extend(dues)
         return []
 
-    def take(self, letters: Sequence[Outgoing]) -> list[Outgoing]:
-        """The same for what was in the outbox; a broker that is away takes nothing."""
+    def take(self, letters: Sequence[Outgoing]) -> Unsent:
+        """The same for what was in the outbox; a broker that is away takes nothing, and never what is `refused`."""
         if self.is_broker_away:
-            return list(letters)
-        self.sent.extend(letters)
-        return []
+            return Unsent(lost=letters)
+        refused = [each for each in letters if each.name in self.refused]
+        self.offered.extend(each.name for each in letters)
+        self.sent.extend(each for each in letters if each not in refused)
+        return Unsent(refused=refused)
 
     def tick(self) -> list[str]:
         """Sweep once and deliver the messages that are there, each once; answers with what came of them."""
