@@ -146,7 +146,6 @@ class Runner:
             return _sentence(ending)
         if definition.is_limited and (reason := self._store.read(patience.reason_to_end)) is not None:
             committer.terminate(reason)
-            teller.terminated(claim.ref, reason=reason)
             return f"terminated: {reason}"
         teller.began(claim, has_started=loaded.has_started)
         ledger = Ledger(

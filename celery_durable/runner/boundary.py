@@ -478,7 +478,8 @@ class Committer:
             instances.terminate(tx, row, reason=reason)
             return True
 
-        self._store.transact(work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else True)
+        if self._store.transact(work, resolve=self._not_ours):
+            teller.terminated(self.claim.ref, reason=reason)
 
     def settle(self, ending: Ending, logs: list[LogLine]) -> None:
         """End the run."""
@@ -490,9 +491,9 @@ class Committer:
             claims.settle(tx, self.claim, ending)
             return True
 
-        # No longer held after a commit in doubt: we ended it, or somebody took it from us. Nobody can tell.
-        is_certain = self._store.transact(
-            work, resolve=lambda tx: None if claims.is_held(tx, self.claim) else False, single=not logs
-        )
-        if is_certain:
+        if self._store.transact(work, resolve=self._not_ours, single=not logs):
             teller.ended(self.claim, ending, lambda: self._lease.now - self._began)
+
+    def _not_ours(self, tx: Tx) -> bool | None:
+        """False where the claim is gone after a commit in doubt: we ended it, or somebody took it. Nobody can tell."""
+        return None if claims.is_held(tx, self.claim) else False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable import CreateOptions, Step, WorkflowEvent
+from celery_durable import CreateOptions, Step, WorkflowEvent, signals
 from tests.engine.world import World
 from tests.store.cuts import cut_commit
 
@@ -153,3 +153,28 @@ def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, wh
     world.run_until_idle()
     assert instance.output == "yes"
     assert len(world.operations.history("order", instance.id).audit) == 1
+
+
+@pytest.mark.parametrize(
+    ("when", "is_restarted", "told"), [("before", True, 0), ("after", True, 0), ("before", False, 1)]
+)
+def test_an_end_in_doubt_is_told_only_where_it_is_known(world: World, others, when, is_restarted, told) -> None:
+    @world.workflow(max_run_duration="1 day")
+    def slow(event: WorkflowEvent, step: Step):
+        step.wait_for_event("approval", "approval")
+
+    instance, heard = slow.run(), []
+    world.advance(86_400)
+
+    def hear(**about: object) -> None:
+        heard.append(about)
+
+    signals.workflow_terminated.connect(hear)
+    then = (lambda: others.restart("slow", instance.id)) if is_restarted else nothing
+    try:
+        with cut_commit(world.worker.store, when=when, then=then) as cut:
+            world.worker.advance(instance.ref)
+    finally:
+        signals.workflow_terminated.disconnect(hear)
+    assert (cut, len(heard)) == ([when], told)
+    assert (instance.row.run_number, instance.status) == ((2, "active") if is_restarted else (1, "terminated"))
