@@ -6,6 +6,7 @@ the handle with ``.create()`` lives in `app`.
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import logging
@@ -41,7 +42,7 @@ _SHORTEST_POLICY = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class Definition(abc.ABC):
     """What is registered under a name. ``queue`` None: the app's.
 
     ``retention``: how long an ended instance is kept, None without end, UNSET the app's. ``max_run_duration``,
@@ -63,13 +64,13 @@ class Definition:
         return self.max_run_duration is not None or self.max_suspend_duration is not None
 
     @property
+    @abc.abstractmethod
     def where(self) -> str:
         """The code's place, for people."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def plan(self, policy: StepPolicy) -> Plan:
         """How a run of it begins; ``policy``: how a step runs for which nobody says more."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

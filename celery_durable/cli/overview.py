@@ -11,10 +11,9 @@ from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Column, Screen, Styled
-from celery_durable.cli.steer import steer, targets
+from celery_durable.cli.steer import Targets, on_targets
 from celery_durable.cli.stored import StoreBackend, database_now, open_durable
 from celery_durable.cli.verb import Verb
-from celery_durable.cli.where import Condition
 from celery_durable.model import TERMINAL, Status
 
 _LIMIT = click.option(
@@ -123,9 +122,8 @@ def leases(ctx: click.Context, limit: int) -> None:
 
 
 @click.command(cls=Verb, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"])
-@targets
-@click.pass_context
-def wake(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: Condition | None, yes: bool) -> None:
+@on_targets
+def wake(targets: Targets) -> None:
     """Have instances looked at now.
 
     Use it when messages were lost and you do not want to wait for the next sweep, after a crash whose pause is long, or
@@ -136,7 +134,7 @@ def wake(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: C
         assert isinstance(backend, StoreBackend)
         return ["Woken" if backend.durable.operations.wake(name, each) else "Not woken, it is paused or worked on"]
 
-    steer(ctx, deed, _AFTER_A_WAKE, workflow, id, where, yes=yes)
+    targets.each(deed, _AFTER_A_WAKE)
 
 
 @click.command(cls=Verb, examples=["sweep"])

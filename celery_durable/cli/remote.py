@@ -90,32 +90,26 @@ def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str |
     return value
 
 
+def _the_same(*names: str) -> dict[str, str]:
+    """Verbs that are found where those of `celery -A proj durable` are."""
+    return {name: Verbs.verbs[name] for name in names}
+
+
 class InstanceVerbs(Verbs):
     """`instances ...`: the verbs that concern instances, with options in the place of operands."""
 
     verbs: Mapping[str, str] = {
         "list": "reading.ls",
-        "get": "show",
-        "explain": "explain",
-        "history": "reading",
-        "logs": "reading",
-        "watch": "watch",
+        "get": "show.show",
         "create": "commands.start",
-        "pause": "steer",
-        "resume": "steer",
-        "restart": "steer",
-        "retry": "rewinding",
-        "rewind": "rewinding",
-        "terminate": "steer",
-        "send-event": "commands",
-    }
+        **_the_same(
+            "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "terminate",
+            "send-event",
+        ),
+    }  # fmt: skip
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, in its form with options."""
-        if cmd_name == "get":
-            from celery_durable.cli.show import show
-
-            return by_options(show, "get")
         found = super().get_command(ctx, cmd_name)
         return by_options(found, cmd_name) if isinstance(found, Verb) else None
 
@@ -157,23 +151,11 @@ class RemoteVerbs(Verbs):
     verbs: Mapping[str, str] = {
         "workflows": "remote",
         "instances": "remote",
-        "start": "commands",
-        "ls": "reading",
-        "show": "show",
-        "explain": "explain",
-        "history": "reading",
-        "logs": "reading",
-        "watch": "watch",
-        "send-event": "commands",
-        "pause": "steer",
-        "resume": "steer",
-        "terminate": "steer",
-        "restart": "steer",
-        "retry": "rewinding",
-        "rewind": "rewinding",
-        "fork": "rewinding",
-        "export": "export",
-    }
+        **_the_same(
+            "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
+            "restart", "retry", "rewind", "fork", "export",
+        ),
+    }  # fmt: skip
 
 
 @click.group(

@@ -11,9 +11,8 @@ import click
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.inputs import JsonInput
 from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.steer import steer, targets
+from celery_durable.cli.steer import Targets, on_targets
 from celery_durable.cli.verb import Verb, open_backend
-from celery_durable.cli.where import Condition
 from celery_durable.model import Status
 
 _REASON = click.option("--reason", help="Why; it is kept with the new run.")
@@ -51,17 +50,9 @@ def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | 
         "retry --where 'workflow=order error=BankAway since=2h' --yes",
     ],
 )
-@targets
+@on_targets
 @_REASON
-@click.pass_context
-def retry(
-    ctx: click.Context,
-    workflow: str | None,
-    id: tuple[str, ...],
-    where: Condition | None,
-    yes: bool,
-    reason: str | None,
-) -> None:
+def retry(targets: Targets, reason: str | None) -> None:
     """Try again what ended errored instances.
 
     Use it after mending what made them fail. A new run keeps what was done before the failure; the failed step gets
@@ -71,7 +62,7 @@ def retry(
     def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
         return ["Retried", f"run {backend.retry(name, each, reason=reason)}"]
 
-    steer(ctx, deed, {Status.ERRORED}, workflow, id, where, yes=yes)
+    targets.each(deed, {Status.ERRORED})
 
 
 @click.command(cls=Verb, examples=["fork order order-42 'charge card' --id order-42-trial"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -15,16 +16,69 @@ from celery_durable.cli.where import Condition, WhereInput, matching
 from celery_durable.errors import DurableError
 from celery_durable.model import TERMINAL, Status
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 Deed = Callable[[Backend, str, str], Sequence[str]]
 """Does it to one instance, and says what was done."""
 _LIVE = frozenset(Status) - TERMINAL
 _SHOWN = 10
 
 
-def targets(fn: F) -> F:
-    """WORKFLOW ID..., or --where; see `steer`."""
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the user means: the instances ``ids``, or all that fit ``where``."""
+
+    ctx: click.Context
+    workflow: str | None
+    ids: tuple[str, ...]
+    where: Condition | None
+    yes: bool
+
+    def each(self, deed: Deed, statuses: frozenset[Status] | set[Status]) -> None:
+        """Do it to the instances that are named, or to all that fit the condition and are in one of ``statuses``."""
+        if (self.where is None) == (not self.ids) or (self.where is not None and self.workflow is not None):
+            raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
+        if self.yes and self.where is None:
+            raise click.UsageError("--yes is for --where.")
+        backend, screen = open_backend(self.ctx), Screen.of(self.ctx)
+        do = functools.partial(deed, backend)
+        if self.where is None:
+            assert self.workflow is not None
+            _each(self.ctx, screen, do, [(self.workflow, each) for each in self.ids])
+            return
+        found = [(item.workflow, item.id) for item in matching(backend, self.where) if item.status in statuses]
+        if self.yes and found:
+            _each(self.ctx, screen, do, found)
+        elif screen.is_terminal:
+            for name, each in found[:_SHOWN]:
+                screen.line(f"{name}/{each}", indent=2)
+            if len(found) > _SHOWN:
+                screen.line(f"and {len(found) - _SHOWN} more", indent=2)
+        else:
+            for name, each in found:
+                screen.record(f"Would {self.ctx.info_name}", f"{name}/{each}")
+        count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
+        if found and not self.yes:
+            count = f"Would {self.ctx.info_name} {count}; nothing was changed. Do it: --yes"
+        else:
+            count += "."
+        screen.aside(count)
+
+
+def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
+    """WORKFLOW ID..., or --where: ``fn`` gets them as its first argument."""
+
+    @click.pass_context
+    def verb(
+        ctx: click.Context,
+        /,
+        workflow: str | None,
+        id: tuple[str, ...],
+        where: Condition | None,
+        yes: bool,
+        **options: Any,
+    ) -> None:
+        fn(Targets(ctx, workflow, id, where, yes), **options)
+
+    functools.update_wrapper(verb, fn)
     for add in (
         click.option("--yes", is_flag=True, help="With --where: do it. Without it only what would be done is shown."),
         click.option(
@@ -36,14 +90,13 @@ def targets(fn: F) -> F:
         click.argument("id", nargs=-1),
         click.argument("workflow", required=False),
     ):
-        fn = add(fn)
-    return fn
+        verb = add(verb)
+    return verb
 
 
 @click.command(cls=Verb, examples=["pause order order-42", "pause --where 'workflow=order status=active'"])
-@targets
-@click.pass_context
-def pause(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: Condition | None, yes: bool) -> None:
+@on_targets
+def pause(targets: Targets) -> None:
     """Stop instances at their next step boundary.
 
     Use it to hold something back while you look into it. A running step ends first; timers and deadlines go on
@@ -56,13 +109,12 @@ def pause(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: 
         is_paused = seen is not None and seen.status is Status.PAUSED
         return ["Paused" if is_paused else "Pauses when the running step ends"]
 
-    steer(ctx, deed, _LIVE - {Status.PAUSED}, workflow, id, where, yes=yes)
+    targets.each(deed, _LIVE - {Status.PAUSED})
 
 
 @click.command(cls=Verb, examples=["resume order order-42", "resume --where 'workflow=order' --yes"])
-@targets
-@click.pass_context
-def resume(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where: Condition | None, yes: bool) -> None:
+@on_targets
+def resume(targets: Targets) -> None:
     """Let paused instances go on.
 
     Use it after pause. A pause that has not taken effect yet is taken back; on anything else it does nothing.
@@ -74,7 +126,7 @@ def resume(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where:
         is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
         return ["Resumed" if is_paused else "Was not paused"]
 
-    steer(ctx, deed, {Status.PAUSED}, workflow, id, where, yes=yes)
+    targets.each(deed, {Status.PAUSED})
 
 
 @click.command(
@@ -85,17 +137,9 @@ def resume(ctx: click.Context, workflow: str | None, id: tuple[str, ...], where:
         "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
     ],
 )
-@targets
+@on_targets
 @click.option("--reason", help="Why; it is kept with the run.")
-@click.pass_context
-def terminate(
-    ctx: click.Context,
-    workflow: str | None,
-    id: tuple[str, ...],
-    where: Condition | None,
-    yes: bool,
-    reason: str | None,
-) -> None:
+def terminate(targets: Targets, reason: str | None) -> None:
     """End instances for good, without a result.
 
     Use it for what must not go on. A step that is running may run to its end, but nothing of it is recorded.
@@ -105,7 +149,7 @@ def terminate(
         backend.terminate(name, each, reason=reason)
         return ["Terminated"]
 
-    steer(ctx, deed, _LIVE, workflow, id, where, yes=yes)
+    targets.each(deed, _LIVE)
 
 
 @click.command(
@@ -116,17 +160,9 @@ def terminate(
         "restart --where 'workflow=order status=errored error=CardDeclined since=2h' --yes",
     ],
 )
-@targets
+@on_targets
 @click.option("--reason", help="Why; it is kept with the new run.")
-@click.pass_context
-def restart(
-    ctx: click.Context,
-    workflow: str | None,
-    id: tuple[str, ...],
-    where: Condition | None,
-    yes: bool,
-    reason: str | None,
-) -> None:
+def restart(targets: Targets, reason: str | None) -> None:
     """Run instances again from the beginning.
 
     Use it after mending what made them fail. They get the same parameters; all steps run again, with their effects.
@@ -136,44 +172,8 @@ def restart(
     def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
         return ["Restarted", f"run {backend.restart(name, each, reason=reason)}"]
 
-    statuses = TERMINAL if where is None or where.status is None else frozenset(Status)
-    steer(ctx, deed, statuses, workflow, id, where, yes=yes)
-
-
-def steer(
-    ctx: click.Context,
-    deed: Deed,
-    statuses: frozenset[Status] | set[Status],
-    workflow: str | None,
-    ids: tuple[str, ...],
-    where: Condition | None,
-    *,
-    yes: bool,
-) -> None:
-    """Do it to the instances that are named, or to all that fit ``where`` and are in one of ``statuses``."""
-    if (where is None) == (not ids) or (where is not None and workflow is not None):
-        raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
-    if yes and where is None:
-        raise click.UsageError("--yes is for --where.")
-    backend, screen = open_backend(ctx), Screen.of(ctx)
-    if where is None:
-        assert workflow is not None
-        _each(ctx, screen, functools.partial(deed, backend), [(workflow, each) for each in ids])
-        return
-    found = [(item.workflow, item.id) for item in matching(backend, where) if item.status in statuses]
-    if yes and found:
-        _each(ctx, screen, functools.partial(deed, backend), found)
-    elif screen.is_terminal:
-        for name, each in found[:_SHOWN]:
-            screen.line(f"{name}/{each}", indent=2)
-        if len(found) > _SHOWN:
-            screen.line(f"and {len(found) - _SHOWN} more", indent=2)
-    else:
-        for name, each in found:
-            screen.record(f"Would {ctx.info_name}", f"{name}/{each}")
-    count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
-    is_done = yes or not found
-    screen.aside(f"{count}." if is_done else f"Would {ctx.info_name} {count}; nothing was changed. Do it: --yes")
+    statuses = TERMINAL if targets.where is None or targets.where.status is None else frozenset(Status)
+    targets.each(deed, statuses)
 
 
 def _each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import re
 import shlex
@@ -24,16 +25,16 @@ _EXIT_CODES = {
 _DIRECT = f"celery -A {YOUR_APP} durable"
 
 
-class Door:
+class Door(abc.ABC):
     """A way to the instances other than the app's own store: what ``ctx.obj`` is where there is one."""
 
     name: str
     """What the user types before the verb."""
     no_color = False
 
+    @abc.abstractmethod
     def open(self) -> Backend:
         """The instances; raises Refusal."""
-        raise NotImplementedError
 
 
 def open_backend(ctx: click.Context) -> Backend:
