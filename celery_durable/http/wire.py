@@ -390,22 +390,10 @@ class EventSent(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": {"status": "active"}, "accepted": True}]})
 
 
-class StepView(Answer):
+class StepView(CurrentStep):
     """A step. ``result`` only when it has one."""
 
-    step_key: str
-    name: str
-    type: StepType
-    status: StepStatus
-    attempts: int
-    max_attempts: int | None
-    timeout_ms: int | None
-    next_retry_at: datetime | None
-    wake_at: datetime | None
-    wait_event_type: str | None
-    wait_topic: str | None = None
     result: Any = None
-    error: ErrorView | None = None
     created_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
