@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_durable.app import Durable, LinearWorkflow, durable_workflow
+    from celery_durable.app import Durable
+    from celery_durable.authoring import LinearWorkflow, durable_workflow
     from celery_durable.definitions import LinearStep, durable_step
     from celery_durable.errors import (
         DurableError,
@@ -105,6 +106,7 @@ _ROOMS = (
     "operations.service",
     "handles",
     "app",
+    "authoring",
 )  # the light ones first
 
 

@@ -1,15 +1,14 @@
-"""Durable(celery_app), where the parts meet, and what people hold: workflows and instances as handles."""
+"""Durable(celery_app), where the parts meet, and the workflows that an app knows."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import socket
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import sqlalchemy as sa
 from billiard.exceptions import WorkerLostError
@@ -20,10 +19,9 @@ from sqlalchemy.orm import Session
 from celery_durable import composing, tasks
 from celery_durable.composing import Bindings, Required
 from celery_durable.config import Settings, read_settings
-from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, Registry, define, define_linear
+from celery_durable.definitions import SHARED, Registry, define
 from celery_durable.errors import ConfigInvalid, DefinitionInvalid, DurableError, NotConfigured
-from celery_durable.handles import Workflow
-from celery_durable.linear import LinearContext, Outcome
+from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.operations import Operations
 from celery_durable.operations.service import Service, WorkflowService
@@ -37,12 +35,11 @@ from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publish import Publisher
 from celery_durable.tasks.pulse import Heart, SweepTaskHeart
 from celery_durable.tasks.worker import DurableStep, StopFlag
-from celery_durable.values import UNSET, Duration, Retries, StepConfig, label
+from celery_durable.values import Duration, Retries, StepConfig, label
 
 P = TypeVar("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome])
 
 logger = logging.getLogger("celery_durable")
 
@@ -418,87 +415,3 @@ def standing_in(durable: Durable) -> Iterator[None]:
         yield
     finally:
         _stand_ins.remove(durable)
-
-
-# --- linear workflows ---------------------------------------------------------------------------
-
-
-class LinearWorkflow(Workflow[P, Any]):
-    """A workflow that is a list of steps, each with a handler; known to every app of the process.
-
-    ``version``: of the list, kept with each run. ``params``: the type of the parameters. ``queue``: other than
-    ``durable_queue``. ``retention``: how long an instance is kept after its end, other than
-    ``durable_retention_seconds``. All steps are inserted when a run begins, and it follows them to its end, whatever a
-    deploy makes of this list. Raises DefinitionInvalid, NameInvalid.
-    """
-
-    definition: LinearDefinition
-
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        steps: Sequence[LinearStep],
-        *,
-        params: type[P] | None = None,
-        queue: str | None = None,
-        retention: Duration | None = UNSET,
-    ) -> None:
-        module = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001  # as namedtuple does
-        definition = define_linear(
-            name, module=module, version=version, steps=steps, params=params, queue=queue, retention=retention
-        )
-        SHARED.add(definition)
-        super().__init__(definition, functools.partial(current_durable, f"Workflow {name!r}"))
-
-    def handler(self, *steps: str) -> Callable[[Handling], Handling]:
-        """Make a function the handler of these steps: of the list's, or of older lists that runs in flight follow."""
-        for step in steps:
-            label("Step name", step, 256)
-
-        def register(fn: Handling) -> Handling:
-            for step in steps:
-                self.definition.handlers[step] = fn
-            return fn
-
-        return register
-
-
-# --- workflows ----------------------------------------------------------------------------------
-
-
-class WorkflowDecorator(Protocol):
-    """What the decorators answer with when they got options."""
-
-    def __call__(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]:
-        """Make the function a workflow."""
-
-
-@overload
-def durable_workflow(fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
-@overload
-def durable_workflow(
-    *,
-    name: str | None = ...,
-    queue: str | None = ...,
-    step_defaults: StepConfig | None = ...,
-    max_steps: int | None = ...,
-    retention: Duration | None = ...,
-    max_run_duration: Duration | None = ...,
-    max_suspend_duration: Duration | None = ...,
-) -> WorkflowDecorator: ...
-def durable_workflow(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function a durable workflow, known to every app of the process, as `@shared_task` does for tasks.
-
-    ``name``: defaults to the function's. ``queue``: other than ``durable_queue``. ``step_defaults``: a StepConfig
-    under all its steps. ``max_steps``: other than ``durable_max_steps``. ``retention``: how long an instance is kept
-    after its end, other than ``durable_retention_seconds``; None without end. ``max_run_duration``: a run that takes
-    longer is terminated, ``max_suspend_duration``: also one that waits longer at one place.
-    """
-
-    def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:
-        definition = define(fn, **options)
-        SHARED.add(definition)
-        return Workflow(definition, functools.partial(current_durable, f"Workflow {definition.name!r}"))
-
-    return decorate if fn is None else decorate(fn)

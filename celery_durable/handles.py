@@ -284,3 +284,10 @@ class WorkflowInstance(Generic[R_co]):
     async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
         """`send_event` for async code."""
         return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))
+
+
+class WorkflowDecorator(Protocol):
+    """What the decorators answer with when they got options."""
+
+    def __call__(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]:
+        """Make the function a workflow."""

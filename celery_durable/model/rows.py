@@ -1,0 +1,234 @@
+"""What the engine reads and writes: references, claims and rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Literal
+
+from celery_durable.model.states import ENDED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, Wake
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """All that a message carries: which run of which instance to look at."""
+
+    workflow: str
+    instance_id: str
+    run_number: int
+
+    def __str__(self) -> str:
+        return f"{self.workflow}/{self.instance_id}#{self.run_number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A run that a worker should look at now, and the queue to say so on."""
+
+    ref: Ref
+    queue: str
+
+
+class OutboxKind(StrEnum):
+    """What the outbox holds."""
+
+    TASK = "task"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What is sent once the transaction that wrote it has committed: a Celery task, or a named outbound event.
+
+    ``id`` is the same however often it is sent. ``body`` is JSON text: a task's args, kwargs and options, an event's
+    payload.
+    """
+
+    id: str
+    kind: OutboxKind
+    name: str
+    body: str
+
+    @property
+    def content(self) -> Any:
+        """``body`` as data."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
+
+    pk: int
+    ref: Ref
+    token: str
+    queue: str
+    crash_count: int
+    created_at: datetime
+    claimed_at: datetime
+    run_at: datetime
+    """Since when it had been due."""
+
+    @property
+    def latency(self) -> timedelta:
+        """How long it had been due when it was claimed."""
+        return max(self.claimed_at - self.run_at, timedelta(0))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One recorded step of a run. ``result`` is JSON text; None while there is none."""
+
+    step_key: str
+    seq: int
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int = 0
+    max_attempts: int | None = None
+    timeout: timedelta | None = None
+    next_retry_at: datetime | None = None
+    wake_at: datetime | None = None
+    wait_event_type: str | None = None
+    result: str | None = None
+    error_name: str | None = None
+    error_message: str | None = None
+    event_seq: int | None = None
+    """Of a linear step: the event that its handler is called with."""
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    commit_id: str = ""
+    """The boundary that wrote it."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the step has ended: its row never changes again."""
+        return self.status in ENDED_STEPS
+
+    @property
+    def is_timer_step(self) -> bool:
+        """Whether the step is a sleep, which is free."""
+        return self.type is StepType.SLEEP
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A linear step as it is inserted when a run begins."""
+
+    name: str
+    max_attempts: int | None
+    timeout: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run begins: its kind, the rows that a linear one follows to its end, and the version that they are of."""
+
+    kind: Kind = Kind.REPLAY
+    steps: tuple[PlannedStep, ...] = ()
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line on its way to the next boundary; ``data`` is JSON text."""
+
+    level: LogLevel
+    category: str
+    message: str
+    data: str | None
+    step_key: str | None
+    attempt: int | None
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """The mutex row of an instance, with its scheduling."""
+
+    pk: int
+    workflow: str
+    instance_id: str
+    run_number: int
+    status: Status
+    claim_token: str | None
+    claimed_by: str | None
+    lease_until: datetime | None
+    run_at: datetime | None
+    poll_at: datetime | None
+    wake: Wake
+    priority: int
+    dispatches: int
+    crash_count: int
+    pause_requested: bool
+    version: int
+    queue: str
+    created_at: datetime
+    updated_at: datetime
+    kind: Kind = Kind.REPLAY
+
+    @property
+    def ref(self) -> Ref:
+        """The current run."""
+        return Ref(self.workflow, self.instance_id, self.run_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The run that another continues. ``step_key``: where it begins again; None: nowhere, all that settled is kept."""
+
+    instance_id: str
+    run_number: int
+    step_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run of an instance; ``params`` and ``output`` are JSON text."""
+
+    run_number: int
+    params: str
+    output: str | None
+    error_name: str | None
+    error_message: str | None
+    reason: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    dropped_logs: int
+    origin: Origin | None = None
+
+
+HEARTBEAT = timedelta(seconds=10)
+"""How often a process that sweeps or works says that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A process that sweeps or works, as it last said; for people, nothing is decided by it."""
+
+    id: str
+    kind: Literal["dispatcher", "worker"]
+    node: str
+    pid: int
+    queues: tuple[str, ...]
+    """What it consumes; a dispatcher that is no worker consumes nothing."""
+    workflows: tuple[str, ...]
+    """What it knows."""
+    started_at: datetime
+    seen_at: datetime
+    swept_at: datetime | None
+    """When it last looked for due work; None where that is not its business."""
+    next_wake_at: datetime | None
+    """When it expected to find the next; None: nothing in sight."""
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether it has been seen lately: it may miss two heartbeats."""
+        return now - self.seen_at <= 3 * HEARTBEAT
+
+    def sweeps(self, now: datetime) -> bool:
+        """Whether it has looked for due work lately."""
+        return self.swept_at is not None and now - self.swept_at <= 3 * HEARTBEAT
