@@ -51,9 +51,8 @@ class MovableRuntime(Runtime):
 def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What examples and tests register for every app of the process is there for them alone."""
     here = request.module.__name__
-    hidden = tuple(
-        room for room in ("examples", "tests.testing", "tests.explain") if not here.startswith((room, f"tests.{room}"))
-    )
+    rooms = ("examples", "tests.testing", "tests.explain", "tests.signals")
+    hidden = tuple(room for room in rooms if not here.startswith((room, f"tests.{room}")))
     others = {name: it for name, it in SHARED._definitions.items() if not it.where.startswith(hidden)}
     monkeypatch.setattr(SHARED, "_definitions", others)
 

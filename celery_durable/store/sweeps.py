@@ -213,7 +213,7 @@ def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:
 
 @statement
 def _next_poll(s: Store) -> Any:
-    i, e = s.tables.instance, s.tables.emission.c
+    i, e, o = s.tables.instance, s.tables.emission.c, s.tables.outbox.c
 
     def first(priority: int) -> sa.ScalarSelect[Any]:
         # ORDER BY and LIMIT, not min(): that reads one index entry also on MariaDB.
@@ -221,7 +221,6 @@ def _next_poll(s: Store) -> Any:
         return sa.select(i.c.poll_at).where(*where).order_by(i.c.poll_at).limit(1).scalar_subquery()
 
     emitting = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()
-    o = s.tables.outbox.c
     letter = sa.select(o.poll_at).where(o.poll_at.is_not(None)).order_by(o.poll_at).limit(1).scalar_subquery()
     return sa.select(
         first(0).label("resuming"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
+from celery_durable.store import sweeps
+from celery_durable.store.engine import Tx
 from celery_durable.testing import START, Crash
 from tests.engine.world import World
 
@@ -161,7 +164,9 @@ def test_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -> N
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritten(world: World) -> None:
+def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         return step.do("work", lambda: event.instance_id)
@@ -171,10 +176,17 @@ def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritte
     world.messages.clear()
     world.advance(2)
     one, two = world.new_beat(), world.new_beat()
-    # Resumed instances come first, and there are none. Then the second sweeps while the first still holds the rows
-    # that it has found: it skips them and does not wait.
-    one.runtime.at["after-commit"] = lambda: one.runtime.at.update({"before-commit": two.sweeper.sweep})
-    assert one.sweeper.sweep() == 6
+    swept_by_two: list[int] = []
+    sweep = sweeps.sweep
+
+    def sweep_and_hold(tx: Tx, **how: Any) -> Any:
+        found = sweep(tx, **how)
+        if found[0] and not swept_by_two:  # the second skips the rows that the first still holds, and does not wait
+            swept_by_two.append(two.sweeper.sweep())
+        return found
+
+    monkeypatch.setattr(sweeps, "sweep", sweep_and_hold)
+    assert (one.sweeper.sweep(), swept_by_two) == (6, [0])
     found = [due.ref.instance_id for due in world.messages]
     assert sorted(found) == [f"o-{n}" for n in range(6)]
     world.run_until_idle()

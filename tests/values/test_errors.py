@@ -22,10 +22,10 @@ BY_NAME: dict[str, Any] = {
     "steps": ["a", "b"],
     "known": ["a"],
     "seconds": 1.5,
-    "near": None,
     "concurrently": True,
     "item": "i-1",
 }
+BY_TYPE: dict[str, Any] = {"int": 3, "Sequence[str]": ["a"], "str | None": None}
 
 
 def example(kind: type[Any]) -> Any:
@@ -33,7 +33,7 @@ def example(kind: type[Any]) -> Any:
     arguments: list[Any] = []
     named: dict[str, Any] = {}
     for parameter in list(inspect.signature(kind.__init__).parameters.values())[1:]:
-        value = BY_NAME.get(parameter.name, 3 if parameter.annotation == "int" else parameter.name)
+        value = BY_NAME.get(parameter.name, BY_TYPE.get(parameter.annotation, parameter.name))
         if parameter.kind is parameter.KEYWORD_ONLY:
             named[parameter.name] = value
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
