@@ -15,7 +15,9 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
+from celery_durable.model import from_us, to_us
 from celery_durable.runtime import Runtime
+from celery_durable.store import sweeps
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, worker
 from tests.services import BROKERS, missing
@@ -240,7 +242,7 @@ def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_know
     assert published == [f"s-{number}" for number in ([0, 1, 2, 3] if is_known else [2, 3, 0, 1])]
 
 
-def _dues(durable: Durable) -> dict[str, tuple[int, int]]:
+def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
     """When each instance is looked at, and how often it was published."""
     i = durable.store.tables.instance.c
     with durable.store.engine.connect() as connection:
@@ -249,10 +251,17 @@ def _dues(durable: Durable) -> dict[str, tuple[int, int]]:
 
 
 def _until_due(durable: Durable) -> None:
-    while (left := durable.sweeper.seconds_to_next()) > 0:
-        durable.runtime.sleep(left)
-    # The last of several, too.
-    durable.runtime.sleep(0.02)
+    """Until what comes next is due, and with it what comes within a second of it."""
+    while True:
+        first, now = durable.store.read(sweeps.next_poll)
+        assert first is not None
+        soon = to_us(first) + 1_000_000
+        last = from_us(
+            max(poll_at for poll_at, _ in _dues(durable).values() if poll_at is not None and poll_at <= soon)
+        )
+        if now >= last:
+            return
+        durable.runtime.sleep((last - now).total_seconds())
 
 
 # --- inside the caller's transaction ------------------------------------------------------------
