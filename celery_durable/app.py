@@ -222,6 +222,8 @@ class Durable:
         retention: Duration | None = ...,
         max_run_duration: Duration | None = ...,
         max_suspend_duration: Duration | None = ...,
+        on_complete: Any = ...,
+        on_failure: Any = ...,
     ) -> WorkflowDecorator: ...
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
         """As `durable_workflow`, but for this app alone."""

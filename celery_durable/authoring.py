@@ -25,8 +25,9 @@ class LinearWorkflow(Workflow[P, Any]):
 
     ``version``: of the list, kept with each run. ``params``: the type of the parameters. ``queue``: other than
     ``durable_queue``. ``retention``: how long an instance is kept after its end, other than
-    ``durable_retention_seconds``. All steps are inserted when a run begins, and it follows them to its end, whatever a
-    deploy makes of this list. Raises DefinitionInvalid, NameInvalid.
+    ``durable_retention_seconds``. ``on_complete``, ``on_failure``: as for `durable_workflow`. All steps are inserted
+    when a run begins, and it follows them to its end, whatever a deploy makes of this list. Raises DefinitionInvalid,
+    NameInvalid.
     """
 
     definition: LinearDefinition
@@ -40,10 +41,20 @@ class LinearWorkflow(Workflow[P, Any]):
         params: type[P] | None = None,
         queue: str | None = None,
         retention: Duration | None = UNSET,
+        on_complete: Any = None,
+        on_failure: Any = None,
     ) -> None:
         module = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001  # as namedtuple does
         definition = define_linear(
-            name, module=module, version=version, steps=steps, params=params, queue=queue, retention=retention
+            name,
+            module=module,
+            version=version,
+            steps=steps,
+            params=params,
+            queue=queue,
+            retention=retention,
+            on_complete=on_complete,
+            on_failure=on_failure,
         )
         SHARED.add(definition)
         super().__init__(definition, functools.partial(current_durable, f"Workflow {name!r}"))
@@ -73,6 +84,8 @@ def durable_workflow(
     retention: Duration | None = ...,
     max_run_duration: Duration | None = ...,
     max_suspend_duration: Duration | None = ...,
+    on_complete: Any = ...,
+    on_failure: Any = ...,
 ) -> WorkflowDecorator: ...
 def durable_workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a durable workflow, known to every app of the process, as `@shared_task` does for tasks.
@@ -80,7 +93,9 @@ def durable_workflow(fn: Any = None, /, **options: Any) -> Any:
     ``name``: defaults to the function's. ``queue``: other than ``durable_queue``. ``step_defaults``: a StepConfig
     under all its steps. ``max_steps``: other than ``durable_max_steps``. ``retention``: how long an instance is kept
     after its end, other than ``durable_retention_seconds``; None without end. ``max_run_duration``: a run that takes
-    longer is terminated, ``max_suspend_duration``: also one that waits longer at one place.
+    longer is terminated, ``max_suspend_duration``: also one that waits longer at one place. ``on_complete``: a Celery
+    task, or a task's name, that is sent when a run is complete, ``on_failure``: when it failed or took too long; at
+    least once, with what became of the run.
     """
 
     def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:

@@ -13,7 +13,7 @@ import logging
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
@@ -25,6 +25,7 @@ from celery_durable.values import (
     Backoff,
     Codec,
     Duration,
+    Hooks,
     Retries,
     StepConfig,
     StepPolicy,
@@ -47,6 +48,7 @@ class Definition(abc.ABC):
 
     ``retention``: how long an ended instance is kept, None without end, UNSET the app's. ``max_run_duration``,
     ``max_suspend_duration``: how long a run may take, and a single suspension; None without end, as with linear ones.
+    ``hooks``: what is sent when a run has ended.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Definition(abc.ABC):
     retention: timedelta | None = UNSET
     max_run_duration: timedelta | None = None
     max_suspend_duration: timedelta | None = None
+    hooks: Hooks = field(default_factory=Hooks)
     kind: ClassVar[Kind]
 
     @property
@@ -155,6 +158,8 @@ def define_linear(
     queue: str | None = None,
     params: Any = None,
     retention: Duration | None = UNSET,
+    on_complete: Any = None,
+    on_failure: Any = None,
 ) -> LinearDefinition:
     """Check a linear workflow; its handlers come later."""
     identifier("Workflow name", name, 255)
@@ -181,6 +186,7 @@ def define_linear(
         params=Codec.ours(lambda: params),
         output=Codec(),
         retention=retention if retention is UNSET else _length(retention),
+        hooks=Hooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
     )
 
 
@@ -194,6 +200,8 @@ def define(
     retention: Duration | None = UNSET,
     max_run_duration: Duration | None = None,
     max_suspend_duration: Duration | None = None,
+    on_complete: Any = None,
+    on_failure: Any = None,
 ) -> WorkflowDefinition:
     """Read a workflow function: ``fn(event: WorkflowEvent[P], step: Step) -> R``."""
     if not inspect.isfunction(fn):
@@ -225,6 +233,7 @@ def define(
         retention=retention if retention is UNSET else _length(retention),
         max_run_duration=_length(max_run_duration),
         max_suspend_duration=_length(max_suspend_duration),
+        hooks=Hooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
 
 

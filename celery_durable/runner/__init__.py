@@ -29,6 +29,7 @@ from celery_durable.model import Claim, Due, Kind, Outgoing, Ref, Status, Workfl
 from celery_durable.runner.bodies import current_body
 from celery_durable.runner.boundary import Committer
 from celery_durable.runner.branches import Stopped
+from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Keeper, Lease
 from celery_durable.runner.linear import LinearPass
 from celery_durable.runner.passage import Pass
@@ -137,6 +138,8 @@ class Runner:
             has_started=loaded.has_started,
             log_room=self._settings.max_logs - loaded.logs,
             began=loaded.created_at,
+            farewell=Farewell(definition, claim, self._settings.limits),
+            post=self._env.post,
         )
         if isinstance(definition, LinearDefinition):
             return LinearPass(definition, self._env, lease, committer, loaded, max_turns=max_steps).run()

@@ -24,7 +24,8 @@ from celery_durable.errors import (
     Superseded,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, StepRow, StepStatus, StepType, Wake
+from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType, Wake
+from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.patience import Patience
 from celery_durable.step import NewEmission, NewEvent, NewInstance
@@ -119,9 +120,11 @@ class Committer:
         has_started: bool,
         log_room: int,
         began: datetime,
+        farewell: Farewell,
+        post: Callable[[list[Outgoing]], None],
     ) -> None:
         self._store, self._settings, self._lease, self._patience = store, settings, lease, patience
-        self._began = began
+        self._began, self._farewell, self._post = began, farewell, post
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
 
@@ -197,8 +200,10 @@ class Committer:
         if boundary.sleep is not None and (waits := boundary.sleep(rows)):
             until = min(wait.due_at for wait in waits)
             after = self._suspend(tx, guarded, waits)
+        outgoing = tuple(boundary.outgoing)
         if boundary.ending is not None:
             claims.settle(tx, self.claim, boundary.ending)
+            outgoing += self._leave(tx, self._farewell.letters(boundary.ending))
         if after is After.DUE:
             dues.append(Due(self.claim.ref, self.claim.queue))
         return Committed(
@@ -207,7 +212,7 @@ class Committer:
             after,
             until,
             tuple(dues),
-            tuple(boundary.outgoing),
+            outgoing,
             writes=writes,
             created=[due.ref for due in created],
             received=received,
@@ -471,28 +476,43 @@ class Committer:
 
     def terminate(self, reason: str) -> None:
         """End the run because it overstayed."""
+        letters = self._farewell.letters(Ending(Status.TERMINATED), reason=reason)
 
         def work(tx: Tx) -> bool:
             claims.guard(tx, self.claim, lease=self._lease.length)
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
             instances.terminate(tx, row, reason=reason)
+            self._leave(tx, letters)
             return True
 
         if self._store.transact(work, resolve=self._not_ours):
             teller.terminated(self.claim.ref, reason=reason)
+            if letters:
+                self._post(letters)
 
     def settle(self, ending: Ending, logs: list[LogLine]) -> None:
         """End the run."""
+        letters = self._farewell.letters(ending)
 
         def work(tx: Tx) -> bool:
             if logs:
                 guarded = claims.guard(tx, self.claim, lease=self._lease.length)
                 journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
             claims.settle(tx, self.claim, ending)
+            self._leave(tx, letters)
             return True
 
-        if self._store.transact(work, resolve=self._not_ours, single=not logs):
+        if self._store.transact(work, resolve=self._not_ours, single=not (logs or letters)):
             teller.ended(self.claim, ending, lambda: self._lease.now - self._began)
+            if letters:
+                self._post(letters)
+
+    def _leave(self, tx: Tx, letters: list[Outgoing]) -> tuple[Outgoing, ...]:
+        """Put what is sent at the end of the run into the outbox."""
+        outbox.insert(
+            tx, letters, pk=self.claim.pk, run_number=self.claim.ref.run_number, step_key=None, grace=self._grace
+        )
+        return tuple(letters)
 
     def _not_ours(self, tx: Tx) -> bool | None:
         """False where the claim is gone after a commit in doubt: we ended it, or somebody took it. Nobody can tell."""

@@ -6,6 +6,7 @@ A value is refused with an error that names it and the remedy; payloads are name
 
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
+from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
 from celery_durable.values.names import (
     LONGEST_ID,
     event_type,
@@ -27,6 +28,8 @@ __all__ = [
     "Codec",
     "CursorPart",
     "Duration",
+    "Hook",
+    "Hooks",
     "Misfit",
     "PayloadLimits",
     "Retries",
@@ -39,6 +42,7 @@ __all__ = [
     "identifier",
     "instance_id",
     "label",
+    "outgoing_ending",
     "outgoing_event",
     "outgoing_task",
     "read_cursor",

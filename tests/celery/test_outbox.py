@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from celery.local import PromiseProxy
 
 from celery_durable import Durable, OutboundEvent, Step, StepTx, WorkflowEvent
 from celery_durable.errors import DefinitionInvalid
@@ -65,6 +66,52 @@ def test_run_eagerly_a_task_runs_when_its_step_is_recorded(make_app: MakeApp) ->
     assert [order for _, _, order, _ in shop.mailed] == [7]
     assert [event.payload for event in shop.shipped] == [{"order": 7}]
     assert shop.left() == 0
+
+
+def telling(shop: Shop) -> list[Any]:
+    """Workflows whose ends a task is told; the task takes a list down."""
+    told: list[Any] = []
+
+    @shop.app.task(name="tell", bind=True, shared=False)
+    def tell(task: Any, ending: dict[str, Any]) -> None:
+        told.append((task.request.id, ending["instanceId"], ending["status"], ending["output"] or ending["error"]))
+
+    @shop.durable.workflow(name="quote", on_complete=tell, on_failure="tell")
+    def quote(event: WorkflowEvent[int], step: Step) -> int:
+        return 100 // event.payload
+
+    return told
+
+
+def test_a_worker_runs_the_task_that_is_told_the_end_of_a_run(app: Celery) -> None:
+    queue = app.conf.durable_queue
+    shop = Shop(app)
+    app.conf.task_routes = {"tell": {"queue": queue}}
+    told = telling(shop)
+    with worker(app, queues=[queue]):
+        for id_, divisor in (("q-1", 4), ("q-2", 0)):
+            shop.durable.workflows["quote"].create(divisor, id=id_)
+        until(lambda: len(told) == 2 and not shop.left())
+    error = {"name": "ZeroDivisionError", "message": "integer division or modulo by zero"}
+    assert sorted(each[1:] for each in told) == [("q-1", "complete", 25), ("q-2", "errored", error)]
+    assert len({each[0] for each in told}) == 2
+
+
+def test_run_eagerly_the_task_that_is_told_the_end_runs_after_it(make_app: MakeApp) -> None:
+    shop = Shop(make_app(broker_url="redis://127.0.0.1:1/0", task_always_eager=True))
+    told = telling(shop)
+    assert shop.durable.workflows["quote"].create(4, id="q-1").result() == 25
+    assert [each[1:] for each in told] == [("q-1", "complete", 25)]
+    assert shop.left() == 0
+
+
+def test_a_task_that_its_app_has_not_made_yet_is_not_made_for_a_definition(make_app: MakeApp) -> None:
+    shop = Shop(make_app(broker_url="redis://127.0.0.1:1/0"))
+    made = []
+    lazy = PromiseProxy(lambda: made.append("made") or shop.app.tasks["mail"])
+    flow = shop.durable.workflow(name="lazy", on_complete=lazy)(lambda event, step: None)
+    assert made == []
+    assert flow.definition.hooks.on_complete.name == "mail"
 
 
 def test_a_broker_that_is_away_keeps_what_is_to_be_sent_in_the_outbox(make_app: MakeApp) -> None:

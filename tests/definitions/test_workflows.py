@@ -8,9 +8,10 @@ from datetime import date
 from typing import Any
 
 import pytest
+from celery import Celery
 from pydantic import BaseModel
 
-from celery_durable.definitions import Registry, WorkflowDefinition, define
+from celery_durable.definitions import LinearStep, Registry, WorkflowDefinition, define, define_linear
 from celery_durable.errors import (
     AsyncNotSupported,
     DefinitionInvalid,
@@ -300,3 +301,42 @@ def test_an_unknown_workflow_is_told_with_those_that_are_known() -> None:
         f"No workflow is registered as 'order' in this process (registered: none). {remedy}"
     )
     assert str(refused.value) == f"No workflow is registered as 'order' in this process (registered: a, b). {remedy}"
+
+
+# --- what is sent at the end --------------------------------------------------------------------
+
+shop = Celery("shop", set_as_current=False)
+
+
+@shop.task(name="shop.done", shared=False)
+def done(ending: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("task", [done, "shop.done"], ids=["task", "name"])
+def test_what_is_sent_at_the_end_is_a_task_or_its_name(task: Any) -> None:
+    hooks = define(order, on_complete=task).hooks
+    assert (hooks.on_complete and hooks.on_complete.name, hooks.on_failure) == ("shop.done", None)
+
+
+@pytest.mark.parametrize(
+    "task", [7, order, done.s(), [done], {"name": "shop.done"}, object()],
+    ids=["number", "function", "signature", "list", "dict", "object"],
+)  # fmt: skip
+def test_what_is_no_task_is_refused_where_it_is_written(task: Any) -> None:
+    with pytest.raises(DefinitionInvalid) as refused:
+        define(order, on_failure=task)
+    assert str(refused.value) == (
+        f"on_failure of order is {task!r}, which is no task: pass a Celery task, or a task's name. It is called with "
+        "what became of the run, and goes where task_routes says."
+    )
+
+
+def test_a_linear_workflow_refuses_it_too() -> None:
+    with pytest.raises(DefinitionInvalid, match=r"^on_complete of linear workflow 'order' is 7, which is no task"):
+        define_linear("order", module="shop", version=1, steps=[LinearStep("PAY")], on_complete=7)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "shop\ndone"])
+def test_the_name_of_what_is_sent_is_checked_as_those_that_steps_send(name: str) -> None:
+    with pytest.raises(NameInvalid, match=r"^Task name .* use text of 1 to 255 characters without control characters"):
+        define(order, on_complete=name)

@@ -27,6 +27,7 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, sweeps
 from celery_durable.store.engine import Store
+from celery_durable.tasks.outbox import Unsent
 from celery_durable.tasks.publish import Publisher
 from celery_durable.testing import DurableHarness
 from tests.docs.blocks import Block, blocks
@@ -68,9 +69,9 @@ def stand_in_for_servers() -> None:
         self.run_eagerly(dues)
         return []
 
-    def send(self: Publisher, letters: Any) -> list[Any]:
+    def send(self: Publisher, letters: Any) -> Unsent:
         self.send_eagerly(letters)
-        return []
+        return Unsent()
 
     celery_durable.app.read_settings = read_settings
     celery_durable.app.Runtime = JumpingRuntime
