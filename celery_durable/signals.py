@@ -21,6 +21,7 @@ __all__ = [
     "event_received",
     "step_completed",
     "step_failed",
+    "step_intervened",
     "step_retrying",
     "step_started",
     "sweep_done",
@@ -72,6 +73,8 @@ step_retrying = _signal("step_retrying", *_STEP, "duration", "delay", *_ERROR)
 """An attempt failed, and there will be another one ``delay`` later."""
 step_failed = _signal("step_failed", *_STEP, "duration", *_ERROR)
 """A step failed for good."""
+step_intervened = _signal("step_intervened", *_STEP, "action", "by", "reason")
+"""Somebody settled a step by hand. ``action``: "set_result" or "skip"; ``attempt``: the last that there was."""
 event_received = _signal("event_received", *_RUN, "event_type", "event_id")
 """An event was accepted for a run, whether it waits for one or not."""
 sweep_done = _signal("sweep_done", "published", "duration")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from celery.utils.dispatch import Signal
 
 from celery_durable import signals
-from celery_durable.model import Claim, Ref, Status, StepStatus, StepType
+from celery_durable.model import Claim, Ref, Status, StepRow, StepStatus, StepType
 from celery_durable.store.claims import After, Ending
 from celery_durable.store.journal import StepWrite
 
@@ -71,6 +71,13 @@ def paused(ref: Ref) -> None:
     """A run on which nobody worked was paused."""
     if signals.workflow_suspended.receivers:
         _tell(signals.workflow_suspended, ref, status=Status.PAUSED.value, until=None)
+
+
+def intervened(ref: Ref, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
+    """Somebody settled a step by hand; ``step``: as it had been."""
+    if signals.step_intervened.receivers:
+        about = {"step": step.name, "type": step.type.value, "attempt": max(1, step.attempts)}
+        _tell(signals.step_intervened, ref, **about, action=action, by=by, reason=reason)
 
 
 def received(event: Received) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from celery_durable import values
+from celery_durable import teller, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
 from celery_durable.model import Due, InstanceRow, Ref, Status, StepRow, StepStatus, StepType
 from celery_durable.operations.rewinding import find_step, seed_without_failure
@@ -81,15 +81,21 @@ class Intervening(Verbs):
         )
 
     def _intervene(self, workflow: str, instance_id: str, key: str, wish: _Wish, if_version: Versions) -> int:
+        before: StepRow | None = None
+        begins_a_run = False
+
         def work(tx: Tx) -> tuple[int, list[Due]]:
+            nonlocal before, begins_a_run
             row = lock_row(tx, workflow, instance_id, if_version)
             refuse_linear(row, "changed by hand")
             if row.status in (Status.COMPLETE, Status.TERMINATED):
                 raise InstanceTerminal(workflow, instance_id, row.status, f"{_NAMES[wish.action]} a step of")
-            if row.status is Status.ERRORED:
+            begins_a_run = row.status is Status.ERRORED
+            if begins_a_run:
                 row, step, dues = self._continue(tx, row, key, wish)
             else:
                 row, step, dues = self._take_over(tx, row, key)
+            before = step
             _settle(tx, row, step, wish)
             return row.run_number, dues
 
@@ -99,6 +105,11 @@ class Intervening(Verbs):
             return None if number is None else (number, [Due(Ref(workflow, instance_id, number), row.queue)])
 
         number, dues = self._store.transact(work, resolve=was_applied)
+        assert before is not None
+        ref = Ref(workflow, instance_id, number)
+        if begins_a_run:
+            teller.restarted(ref, reason=wish.reason)
+        teller.intervened(ref, before, action=wish.action, by=wish.actor, reason=wish.reason)
         self._wake(dues)
         return number
 

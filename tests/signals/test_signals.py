@@ -28,6 +28,7 @@ from celery_durable import (
     WorkflowEvent,
     signals,
 )
+from celery_durable.errors import StepNotFound
 from celery_durable.testing import START, DurableHarness
 from tests.docs.blocks import ROOT
 from tests.signals.conftest import ALL, Ear
@@ -186,6 +187,44 @@ def test_what_people_do_is_told(store_url: str, make_harness: Any, ear: Ear) -> 
         ("workflow_created", {**other, "run_at": None}),
         ("workflow_started", {**other, "latency": timedelta(0)}),
         ("workflow_failed", {**other, "duration": timedelta(0), **error}),
+    ]
+
+
+def stuck(event: WorkflowEvent[Any], step: Step) -> None:
+    step.wait_for_event("approval", "approved")
+    step.do("refuse", refuse)
+
+
+@on_sqlite
+def test_what_people_do_to_steps_is_told(store_url: str, make_harness: Any, ear: Ear) -> None:
+    harness = make_harness(stuck, store_url=store_url, wipe=True)
+    instance = harness.create(stuck, id="o-1")
+    harness.run_until_idle()
+    ear.heard.clear()
+    with pytest.raises(StepNotFound):
+        instance.skip("nothing", by="eve")
+    instance.set_result("approval", "yes", by="eve", reason="ticket 42")
+    assert ear.heard == [
+        (
+            "step_intervened",
+            "stuck",
+            {
+                **step_of("approval", "waitForEvent"),
+                "workflow": "stuck",
+                "action": "set_result",
+                "by": "eve",
+                "reason": "ticket 42",
+            },
+        )
+    ]
+    harness.run_until_idle()
+    ear.heard.clear()
+    assert instance.skip("refuse", by="adam") == 2
+    run = {"workflow": "stuck", "instance_id": "o-1", "run_number": 2}
+    about = {"step": "refuse", "type": "do", "attempt": 1, "action": "skip", "by": "adam", "reason": None}
+    assert [(name, told) for name, _, told in ear.heard] == [
+        ("workflow_restarted", {**run, "reason": None}),
+        ("step_intervened", {**run, **about}),
     ]
 
 
@@ -470,3 +509,6 @@ def told(harness: DurableHarness) -> None:
     harness.advance("70 seconds")
     instance.restart()
     instance.terminate()
+    other = harness.create(order, id="o-2")
+    harness.run_until_idle()
+    other.skip("charge", by="eve")
