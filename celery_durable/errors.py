@@ -9,7 +9,7 @@
                     InstantInvalid, CursorInvalid, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
-      StepNotOpen, VersionMismatch, ResultTimeout, WorkflowFailed
+      StepNotOpen, NotInOutbox, NotGivenUp, VersionMismatch, ResultTimeout, WorkflowFailed
       NonRetryableError                    raised by authors, and by us where a retry cannot help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
         StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
@@ -448,6 +448,33 @@ class StepNotOpen(DurableError):
             f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} is {status}. Only "
             "an open step, or one that ended an errored instance, can be settled by hand; restart(from_step=...) runs "
             "it again."
+        )
+
+
+class NotInOutbox(DurableError):
+    """Nothing in the outbox has this id: it was sent or dropped, or never there."""
+
+    code, http_status = "NOT_IN_OUTBOX", 404
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = list(ids)
+        super().__init__(
+            f"Nothing in the outbox has the id {', '.join(map(repr, self.ids))}. What was sent is in it no more; list "
+            "what is: celery -A <your app> durable outbox"
+        )
+
+
+class NotGivenUp(DurableError):
+    """What is in the outbox under this id has attempts left, and is sent without help."""
+
+    code, http_status = "NOT_GIVEN_UP", 409
+
+    def __init__(self, id_: str, kind: str, name: str) -> None:
+        self.id, self.kind, self.name = id_, kind, name
+        what = "Task" if kind == "task" else "Outbound event"
+        super().__init__(
+            f"{what} {name!r} ({id_}) was not given up. It is sent without help; list what was given up: "
+            "celery -A <your app> durable outbox --given-up"
         )
 
 

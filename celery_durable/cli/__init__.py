@@ -40,6 +40,7 @@ _VERBS = {
     "waits": "overview",
     "leases": "overview",
     "sweep": "overview",
+    "outbox": "outbox",
     "export": "export",
     "prune": "prune",
     "chaos": "chaos",

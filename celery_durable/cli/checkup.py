@@ -15,7 +15,7 @@ from celery_durable.app import Durable
 from celery_durable.cli import embedded
 from celery_durable.errors import DurableError, UnsupportedDatabase
 from celery_durable.model import HEARTBEAT, Heartbeat, iso, span
-from celery_durable.store import health, heartbeats, migrate, sweeps
+from celery_durable.store import health, heartbeats, migrate, outbox, sweeps
 from celery_durable.store.schema import REVISION
 
 _APP = "<your app>"
@@ -61,6 +61,7 @@ def check_all(durable: Durable) -> Iterator[Finding]:
         now, beats = processes
         yield _dispatcher(durable, now, beats)
         yield _backlog(durable)
+        yield _outbox(durable)
         yield from _workers(durable, now, beats, has_broker=has_broker)
 
 
@@ -231,6 +232,19 @@ def _backlog(durable: Durable) -> Finding:
     sentence = f"The oldest due work has not been looked after for {span(now - first, units=1)}."
     remedy = "See to dispatcher, broker and workers; a long queue needs more workers."
     return Finding(Level.WARN, "backlog", sentence, remedy)
+
+
+def _outbox(durable: Durable) -> Finding:
+    count = durable.store.read(outbox.count_given_up)
+    if not count:
+        return Finding(Level.OK, "outbox", "No outbound event was given up.")
+    what = (
+        "1 outbound event was given up: its handler"
+        if count == 1
+        else f"{count} outbound events were given up: a handler"
+    )
+    remedy = f"celery -A {_APP} durable outbox --given-up tells why; then outbox --retry ID... or --drop ID..."
+    return Finding(Level.WARN, "outbox", f"{what} failed to the last attempt.", remedy)
 
 
 def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool) -> Iterator[Finding]:

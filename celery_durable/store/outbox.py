@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, Outgoing, span_us
+from celery_durable.model import OutboxKind, Outgoing, Ref, from_us, span_us
 from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.journal import maybe_at
 from celery_durable.store.sweeps import Redispatch
 
 
@@ -177,3 +178,78 @@ def give_back(
     if not counts:
         values["attempts"] = o.c.attempts - 1
     tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.token == delivery.token).values(values))
+
+
+# --- look, and take in hand ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What is in the outbox, for people. ``ref``: the run that sent it; None where its instance was deleted.
+
+    ``next_at``: when it is sent or delivered next, None: it was given up.
+    """
+
+    id: str
+    kind: OutboxKind
+    name: str
+    ref: Ref | None
+    attempts: int
+    since: datetime
+    next_at: datetime | None
+    error: str | None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is kept for people alone."""
+        return self.next_at is None
+
+
+def read(tx: Tx, *, given_up: bool, limit: int) -> list[Letter]:
+    """What is there, oldest first; ``given_up``: only what was."""
+    o = tx.t.outbox.c
+    return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit)
+
+
+def count_given_up(tx: Tx) -> int:
+    """How many are kept for people; read from an index."""
+    return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.poll_at.is_(None))).scalar_one())
+
+
+def lock(tx: Tx, ids: Sequence[str]) -> list[Letter]:
+    """Those of these that are there, locked; after any commit in doubt was decided."""
+    o = tx.t.outbox.c
+    tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
+    return _letters(tx, o.id.in_(ids))
+
+
+def retry(tx: Tx, ids: Sequence[str]) -> None:
+    """Have these delivered again by the next sweep, with fresh attempts."""
+    o, now = tx.t.outbox, tx.store.clock()
+    fresh: dict[str, Any] = {"attempts": 0, "token": None, "run_at": now, "poll_at": now}
+    tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
+
+
+def _letters(tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None) -> list[Letter]:
+    o, i = tx.t.outbox, tx.t.instance
+    columns = (o.c.id, o.c.kind, o.c.name, o.c.attempts, o.c.created_at, o.c.poll_at, o.c.error, o.c.run_number)
+    query = (
+        sa.select(*columns, i.c.workflow, i.c.instance_id)
+        .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
+        .where(*where)
+        .order_by(o.c.created_at, o.c.id)
+        .limit(limit)
+    )
+    return [
+        Letter(
+            id=row.id,
+            kind=OutboxKind(row.kind),
+            name=row.name,
+            ref=None if row.workflow is None else Ref(row.workflow, row.instance_id, row.run_number),
+            attempts=row.attempts,
+            since=from_us(row.created_at),
+            next_at=maybe_at(row.poll_at),
+            error=row.error,
+        )
+        for row in tx.execute(query)
+    ]

@@ -92,6 +92,7 @@ def test_a_sound_installation_has_no_failure(make: Make) -> None:
         ("OK", "clock"),
         ("OK", "dispatcher"),
         ("OK", "backlog"),
+        ("OK", "outbox"),
         ("OK", "workers"),
         ("OK", "queue"),
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable import CreateOptions, Step, WorkflowEvent, signals
+from celery_durable import CreateOptions, OutboundEvent, Step, WorkflowEvent, signals
+from celery_durable.tasks.outbox import Deliveries, Handler
 from tests.engine.world import World
 from tests.store.cuts import cut_commit
 
@@ -153,6 +154,26 @@ def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, wh
     world.run_until_idle()
     assert instance.output == "yes"
     assert len(world.operations.history("order", instance.id).audit) == 1
+
+
+@cuts
+@pytest.mark.parametrize("verb", ["retry_outbox", "drop_outbox"])
+def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(world: World, when, verb) -> None:
+    @world.workflow
+    def telling(event: WorkflowEvent, step: Step):
+        return step.do("tell", lambda tx: tx.send_outbound("OrderShipped"))
+
+    sent = telling.run().output
+    give_up = Deliveries(world.store, world.settings, world.worker.runtime, {"OrderShipped": Handler.of(refuse, 0)})
+    assert give_up.deliver(sent) == "given up: ValueError"
+    with cut_commit(world.store, when=when) as cut:
+        (letter,) = getattr(world.operations, verb)([sent])
+    assert (cut, letter.id, letter.attempts) == ([when], sent, 1)
+    assert [each.attempts for each in world.operations.outbox()] == ([0] if verb == "retry_outbox" else [])
+
+
+def refuse(event: OutboundEvent) -> None:
+    raise ValueError("full")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""The verb of the outbox: what is to be sent or delivered, and what is to become of what was given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from celery_durable.cli.render import Times
+from celery_durable.cli.screen import Cell, Column, Screen, Styled
+from celery_durable.cli.stored import database_now, open_durable
+from celery_durable.cli.verb import Verb, command_line
+from celery_durable.store.outbox import Letter
+
+_COLUMNS = (
+    *map(Column, ("KIND", "NAME", "ID", "WORKFLOW", "INSTANCE", "RUN", "ATTEMPTS", "SINCE", "NEXT")),
+    Column("ERROR", is_whole=False, is_optional=True),
+)
+
+
+@click.command(
+    cls=Verb,
+    examples=[
+        "outbox",
+        "outbox --given-up",
+        "outbox --retry 0197f3a2-7f3e-5c11-b1d5-3c1f5a0c9e42",
+        "outbox --drop 0197f3a2-7f3e-5c11-b1d5-3c1f5a0c9e42",
+    ],
+)
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--given-up", is_flag=True, help="Only outbound events whose attempts are used up.")
+@click.option("--retry", is_flag=True, help="Have these events, which were given up, delivered again as new.")
+@click.option("--drop", is_flag=True, help="Delete these tasks or events for good.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.pass_context
+def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool, drop: bool, limit: int) -> None:
+    """List what is to be sent, and see to what was given up.
+
+    Use it when a task or an outbound event of a step has not arrived: what has is in here no more. --retry and --drop
+    do it with all the ids that are named, or with none. Piped: kind, name, id, workflow, instance, run, attempts,
+    since, next (empty: given up), error; or what was done, kind, name, id.
+    """
+    if retry + drop + given_up > 1:
+        raise click.UsageError("--retry, --drop and --given-up exclude each other.")
+    if bool(ids) is not (retry or drop):
+        raise click.UsageError("Name ids with --retry or --drop, and only then.")
+    durable, screen = open_durable(ctx), Screen.of(ctx)
+    if retry:
+        _say(screen, "To be delivered again", durable.operations.retry_outbox(ids))
+    elif drop:
+        _say(screen, "Dropped", durable.operations.drop_outbox(ids))
+    else:
+        found = durable.operations.outbox(given_up=given_up, limit=limit + 1)
+        if not found:
+            screen.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
+            return
+        times = Times(database_now(durable), exact=not screen.is_terminal)
+        screen.table(_COLUMNS, [_row(letter, screen, times) for letter in found[:limit]])
+        if len(found) > limit:
+            screen.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
+
+
+def _say(screen: Screen, deed: str, letters: Sequence[Letter]) -> None:
+    for letter in letters:
+        screen.entry([deed, letter.kind.value, Styled(letter.name, "bold"), letter.id])
+
+
+def _row(letter: Letter, screen: Screen, times: Times) -> list[Cell]:
+    ref = letter.ref
+    whose = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
+    given_up: Cell = Styled("given up", "red") if screen.is_terminal else ""
+    return [
+        letter.kind.value,
+        Styled(letter.name, "bold"),
+        letter.id,
+        *whose,
+        str(letter.attempts),
+        times.at(letter.since),
+        given_up if letter.is_given_up else times.at(letter.next_at),
+        letter.error or "",
+    ]
