@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import Status
-from celery_durable.store import census
+from celery_durable.store import census, outbox
 from celery_durable.values import Duration
 
 logger = logging.getLogger("celery_durable.prometheus")
@@ -126,12 +126,14 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
 class InstanceCounts(Collector):
     """How many instances are active, waiting and paused, of the workflows that ``durable`` knows, in all processes.
 
-    Asked for when it is scraped; the answer is kept for ``fresh_for``. Without an answer there are no samples.
+    And how many outbound events were given up, of whatever workflow. Asked for when it is scraped; the answer is kept
+    for ``fresh_for``. Without an answer there are no samples.
     """
 
     def __init__(self, durable: Durable, *, fresh_for: Duration = "10 seconds") -> None:
         self._durable, self._fresh_for = durable, values.duration(fresh_for).total_seconds()
         self._counts: dict[tuple[str, Status], int] = {}
+        self._given_up: int | None = None
         self._good_until = -math.inf
 
     def describe(self) -> list[Metric]:
@@ -139,25 +141,32 @@ class InstanceCounts(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge ``celery_durable_instances``."""
+        """The gauges ``celery_durable_instances`` and ``celery_durable_outbox_given_up``."""
+        self._read()
         help_ = "Instances that have not ended, by how they stand."
         gauge = GaugeMetricFamily("celery_durable_instances", help_, labels=["workflow", "status"])
-        for (workflow, status), count in self._read().items():
+        for (workflow, status), count in self._counts.items():
             gauge.add_metric([workflow, status.value], count)
         yield gauge
+        help_ = "Outbound events that no handler took, kept for people."
+        given_up = GaugeMetricFamily("celery_durable_outbox_given_up", help_, labels=[])
+        if self._given_up is not None:
+            given_up.add_metric([], self._given_up)
+        yield given_up
 
-    def _read(self) -> dict[tuple[str, Status], int]:
+    def _read(self) -> None:
         now = self._durable.runtime.monotonic()
         if now < self._good_until:
-            return self._counts
+            return
         try:
             known = sorted(self._durable.registry)
             self._counts = self._durable.store.read(lambda tx: census.living(tx, known))
+            self._given_up = self._durable.store.read(outbox.count_given_up)
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", exc)
-            return {}
+            self._counts, self._given_up = {}, None
+            return
         self._good_until = now + self._fresh_for
-        return self._counts
 
 
 class _Whole(Collector):

@@ -15,7 +15,15 @@ from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_durable import Durable, NonRetryableError, Step, StepFailed, StepTx, WorkflowEvent
+from celery_durable import (
+    Durable,
+    NonRetryableError,
+    OutboundEvent,
+    Step,
+    StepFailed,
+    StepTx,
+    WorkflowEvent,
+)
 from celery_durable.contrib import prometheus
 from celery_durable.testing import DurableHarness
 from tests.celery.embedded import worker
@@ -98,6 +106,7 @@ def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, regis
             "step_duration_seconds_sum outcome=completed,workflow=order": 0.0,
             "step_duration_seconds_count outcome=failed,workflow=order": 1.0,
             "step_duration_seconds_sum outcome=failed,workflow=order": 0.0,
+            "outbox_given_up ": 0.0,
             **{
                 f"instances status={status},workflow={workflow}": 0.0
                 for status in ("active", "waiting", "paused")
@@ -142,6 +151,25 @@ def test_instances_are_counted_in_the_database(store_url: str) -> None:
         assert scraped(counts)["instances status=active,workflow=order"] == 0.0
         harness.clock.advance(10)
         assert scraped(counts)["instances status=active,workflow=order"] == 1.0
+
+
+def test_outbound_events_that_were_given_up_are_counted_in_the_database(store_url: str) -> None:
+    def telling(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("tell", lambda tx: tx.send_outbound("OrderShipped"))
+
+    with DurableHarness([telling], store_url=store_url, wipe=True) as harness:
+
+        @harness.outbound("OrderShipped", retries=0)
+        def shipped(event: OutboundEvent) -> None:
+            raise ValueError("full")
+
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        assert scraped(counts)["outbox_given_up "] == 0.0
+        harness.create(telling)
+        harness.run_until_idle()
+        harness.clock.advance(10)
+        assert scraped(counts)["outbox_given_up "] == 1.0
 
 
 def test_without_a_database_the_other_metrics_are_there(

@@ -346,13 +346,13 @@ def test_a_harness_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_sent_at_the_end_of_a_run_is_captured() -> None:
-    @durable_workflow(name="quote", on_complete="shop.quoted", on_failure="shop.failed")
     def quote(event: WorkflowEvent[int], step: Step) -> int:
         return 100 // event.payload
 
-    with DurableHarness([quote]) as harness:
+    told = define(quote, on_complete="shop.quoted", on_failure="shop.failed")
+    with DurableHarness([told]) as harness:
         for id_, divisor in (("q-1", 4), ("q-2", 0)):
-            harness.create(quote, divisor, id=id_)
+            harness.create("quote", divisor, id=id_)
         harness.run_until_idle()
         sent = [(each.name, each.content["args"][0]["instanceId"]) for each in harness.drain_outbox()]
     assert sorted(sent) == [("shop.failed", "q-2"), ("shop.quoted", "q-1")]
