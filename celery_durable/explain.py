@@ -15,7 +15,18 @@ from enum import StrEnum
 from typing import Any
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from celery_durable.model import Heartbeat, InstanceRow, RunRow, Status, StepRecord, StepStatus, StepType, iso, span
+from celery_durable.model import (
+    Heartbeat,
+    InstanceRow,
+    Kind,
+    RunRow,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+    iso,
+    span,
+)
 
 YOUR_APP = "<your app>"
 """Where an action names the app after ``-A``: whoever shows it may know the name."""
@@ -116,7 +127,9 @@ def _failed(facts: Facts) -> Diagnosis:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code and what is recorded do not fit"
     row = facts.instance
-    return _said(facts, code, f"{sentence.rstrip('.')}.", _do(row, "show", "--full"), _do(row, "restart"))
+    again = ("restart",) if row.kind is Kind.LINEAR else ("retry", "restart")
+    actions = [_do(row, "show", "--full"), *(_do(row, verb) for verb in again)]
+    return _said(facts, code, f"{sentence.rstrip('.')}.", *actions)
 
 
 # --- in a worker's hands ------------------------------------------------------------------------
