@@ -11,6 +11,8 @@ from celery_durable.cli.client import Client, NoApi
 from celery_durable.cli.verb import Refusal
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (
+    AuditRecord,
+    Begun,
     ErrorInfo,
     EventRecord,
     History,
@@ -18,6 +20,7 @@ from celery_durable.model import (
     InstanceSummary,
     LogLevel,
     LogRecord,
+    Origin,
     Page,
     Status,
     StepRecord,
@@ -106,6 +109,8 @@ class HttpBackend:
             reason=about["reason"],
             steps=tuple(_step(each) for each in steps),
             events=tuple(_event(place, each) for place, each in enumerate(events)),
+            origin=_origin(about.get("origin")),
+            audit=tuple(_audited(first["runNumber"], each) for each in about.get("audit", [])),
         )
 
     def tail(
@@ -128,6 +133,11 @@ class HttpBackend:
         body = {"params": params} | ({} if id is None else {"id": id})
         made = self._client.post(*_instances(workflow), body=body, is_safe=id is not None, makes=id).data["id"]
         return str(made)
+
+    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+        """Not tried again: the run that a first try began may have ended meanwhile."""
+        said = self._client.post(*_instances(workflow, id, "restart-or-create"), body={"params": params}).data
+        return Begun(said["outcome"], said["id"], said["runNumber"], Status(said["details"]["status"]))
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Tried again only with an id, which is accepted but once."""
@@ -161,6 +171,16 @@ class HttpBackend:
         """From any state."""
         body = {"step": step} | (_because(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "rewind"), body=body).data["runNumber"])
+
+    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
+        """Under another name than ``by`` where the server knows who is asking."""
+        body = {"step": step, "result": value, "by": by} | (_because(reason) or {})
+        return int(self._client.post(*_instances(workflow, instance_id, "set-result"), body=body).data["runNumber"])
+
+    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
+        """As `set_result`."""
+        body = {"step": step, "by": by} | (_because(reason) or {})
+        return int(self._client.post(*_instances(workflow, instance_id, "skip"), body=body).data["runNumber"])
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Tried again only with an id, which can be taken but once."""
@@ -261,6 +281,25 @@ def _event(place: int, said: dict[str, Any]) -> EventRecord:
         created_at=_instant(said["createdAt"]),
         delivered_at=_maybe(said["deliveredAt"]),
         consumed_by_step_key=said["consumedByStepKey"],
+    )
+
+
+def _origin(said: dict[str, Any] | None) -> Origin | None:
+    return None if said is None else Origin(said["instanceId"], said["runNumber"], said["stepKey"])
+
+
+def _audited(run: int, said: dict[str, Any]) -> AuditRecord:
+    before = said["before"]
+    return AuditRecord(
+        run_number=run,
+        step_key=said["stepKey"],
+        action=said["action"],
+        by=said["by"],
+        reason=said["reason"],
+        status_before=StepStatus(before["status"]),
+        attempts_before=before["attempts"],
+        error_before=_error(before),
+        created_at=_instant(said["createdAt"]),
     )
 
 

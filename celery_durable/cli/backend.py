@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Status
+from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Status
 
 LOOK_SECONDS = 0.1
 """Between two looks at an instance that is followed; a look is one small read."""
@@ -84,6 +84,9 @@ class Backend(Protocol):
     def create(self, workflow: str, params: Any, *, id: str | None) -> str:
         """Have an instance started; answers with its id."""
 
+    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+        """Begin a new run of the instance where it has ended, create it where there is none; tells which."""
+
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Send an event; False where one of this id had come before."""
 
@@ -104,6 +107,12 @@ class Backend(Protocol):
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
         """Begin a new run that goes on from a step; answers with its number."""
+
+    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
+        """Complete a step by hand; answers with the number of the run that goes on with it."""
+
+    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
+        """Complete a step by hand, without a result."""
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Make an instance that goes on from a step of this one; answers with its id."""

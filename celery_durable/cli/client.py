@@ -9,6 +9,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import shlex
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """One API. ``timeout_seconds``: of one request, beyond the time for which it asks the server to wait."""
+    """One API. ``timeout_seconds``: of one request, beyond the time for which it asks the server to wait.
+
+    ``tell``: gets each request as a command, in which the headers' values are left out: they may be secrets.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,11 @@ class Client:
         timeout_seconds: float,
         retries: Retries,
         sleep: Callable[[float], None],
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.base_url, self._headers = base_url.rstrip("/"), headers
         self._timeout_seconds, self._retries, self._sleep = timeout_seconds, retries, sleep
+        self._tell = tell
         self._opener = urllib.request.build_opener(_NoRedirects())
         self.server_time: datetime | None = None
         """When the last answer was sent, by the server's clock."""
@@ -96,6 +102,8 @@ class Client:
         wait: float = 0,
         about: Sequence[str],
     ) -> Reply:
+        if self._tell is not None:
+            self._tell(self._as_curl(method, target, data, headers))
         left, tries, pause = self._retries.limit if is_safe else 0, 1, self._retries.delay_seconds
         while True:
             request = urllib.request.Request(f"{self.base_url}/{target}", data, method=method)  # noqa: S310  # checked by the door
@@ -117,6 +125,16 @@ class Client:
                     raise self._unreached(failed, is_change=method != "GET") from failed
             self._sleep(min(pause, _LONGEST_PAUSE_SECONDS))
             left, tries, pause = left - 1, tries + 1, pause * 2
+
+    def _as_curl(self, method: str, target: str, data: bytes | None, headers: Sequence[tuple[str, str]]) -> str:
+        said = [f"{name}: ***" for name, _ in self._headers]
+        said += [f"{name}: {value}" for name, value in headers if name != "Content-Type"]  # as --json says
+        words = ["curl", *(word for each in said for word in ("-H", each))]
+        if data is not None:
+            words += ["--json", data.decode()]
+        elif method != "GET":
+            words += ["-X", method]
+        return shlex.join([*words, f"{self.base_url}/{target}"])
 
     def _reply(self, response: Any, body: bytes, tries: int) -> Reply:
         self._note(response)

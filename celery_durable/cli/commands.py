@@ -21,6 +21,7 @@ from celery_durable.cli.verb import Verb, command_line, open_backend
         "start order -P order_id=42 -P cents:=1999 --id order-42",
         """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
         "start order --params @order.json --wait --timeout '5 minutes'",
+        "start order --params @order.json --id order-42 --restart",
     ],
 )
 @click.argument("workflow")
@@ -34,6 +35,7 @@ from celery_durable.cli.verb import Verb, command_line, open_backend
     "-P", "singles", multiple=True, metavar="KEY=TEXT|KEY:=JSON", help="One parameter; over those of --params."
 )
 @click.option("--id", "id", help="The instance's id, unique per workflow; a random one by default.")
+@click.option("--restart", is_flag=True, help="Where the --id is taken: begin a new run of it, if it has ended.")
 @click.option("--wait", is_flag=True, help="Wait for the end; print the output, or fail as the instance did.")
 @click.option("--follow", is_flag=True, help="Show steps and log lines until the end; includes --wait.")
 @click.option("--timeout", type=DurationInput(), help="How long to wait; the instance itself goes on.")
@@ -44,29 +46,39 @@ def start(
     params: Any,
     singles: tuple[str, ...],
     id: str | None,
+    restart: bool,
     wait: bool,
     follow: bool,
     timeout: timedelta | None,
 ) -> None:
     """Start an instance of a workflow.
 
-    Use it to try a workflow, or to start one by hand. Returns as soon as the instance is recorded. Piped: its id;
-    with --wait or --follow, then its status and its output as JSON.
+    Use it to try a workflow, or to start one by hand. Returns as soon as the instance is recorded. Piped: its id, and
+    with --restart what happened (created, restarted or unchanged) and its run; with --wait or --follow, then its
+    status and its output as JSON. A restarted instance keeps its parameters.
     """
     if timeout is not None and not (wait or follow):
         raise click.UsageError("--timeout needs --wait or --follow.")
+    if restart and id is None:
+        raise click.UsageError("--restart needs --id: a random one is never taken.")
     given = merged_params(params, singles)
     backend, screen = open_backend(ctx), Screen.of(ctx)
-    made = backend.create(workflow, given, id=id)
-    if not screen.is_terminal:
-        screen.record(made)
-    elif wait or follow:
-        screen.line("Started", Styled(f"{workflow}/{made}", "bold"))
+    if restart:
+        assert id is not None
+        begun = backend.restart_or_create(workflow, given, id=id)
+        made, run, told = id, begun.run_number, [begun.outcome, str(begun.run_number)]
+        done = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
+        said = done[begun.outcome]
     else:
-        screen.line("Started", Styled(f"{workflow}/{made}", "bold"))
-        screen.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
+        made, run, told, said = backend.create(workflow, given, id=id), 1, [], "Started"
+    if screen.is_terminal:
+        screen.line(said, Styled(f"{workflow}/{made}", "bold"))
+        if not (wait or follow):
+            screen.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
+    else:
+        screen.record(made, *told)
     if wait or follow:
-        _see_to_end(backend, screen, Follower(backend, workflow, made, 1), timeout, shown=follow)
+        _see_to_end(backend, screen, Follower(backend, workflow, made, run), timeout, shown=follow)
 
 
 def _see_to_end(

@@ -18,6 +18,7 @@ from celery_durable.cli import Verbs
 from celery_durable.cli.api import HttpBackend
 from celery_durable.cli.client import Client, Retries
 from celery_durable.cli.inputs import DurationInput
+from celery_durable.cli.screen import clean
 from celery_durable.cli.verb import Door, Refusal, Verb, by_options
 from celery_durable.runtime import Runtime
 
@@ -35,6 +36,7 @@ class HttpDoor(Door):
         self.base_url: str | None = None
         self.headers: Sequence[tuple[str, str]] = ()
         self.timeout_seconds, self.retries = 15.0, Retries()
+        self.is_verbose = False
 
     def open(self) -> HttpBackend:
         """The API's instances; nothing is asked yet."""
@@ -51,8 +53,13 @@ class HttpDoor(Door):
             timeout_seconds=self.timeout_seconds,
             retries=self.retries,
             sleep=runtime.sleep,
+            tell=_say if self.is_verbose else None,
         )
         return HttpBackend(client, runtime)
+
+
+def _say(line: str) -> None:
+    click.echo(clean(line), err=True)
 
 
 class HeaderInput(click.ParamType[tuple[str, str]]):
@@ -103,8 +110,8 @@ class InstanceVerbs(Verbs):
         "get": "show.show",
         "create": "commands.start",
         **_the_same(
-            "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "terminate",
-            "send-event",
+            "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "set-result",
+            "skip", "terminate", "send-event",
         ),
     }  # fmt: skip
 
@@ -153,7 +160,7 @@ class RemoteVerbs(Verbs):
         "instances": "remote",
         **_the_same(
             "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
-            "restart", "retry", "rewind", "fork", "export",
+            "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
         ),
     }  # fmt: skip
 
@@ -200,6 +207,9 @@ For people: programs ask the API itself, for example
 @click.option(
     "--retry-delay", type=DurationInput(), default="500ms", show_default=True, help="Before the first; doubles."
 )
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on standard error what curl would have to be told; no header's value."
+)
 @click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR.")
 @click.version_option(package_name="celery-durable")
 @click.pass_context
@@ -210,6 +220,7 @@ def celery_durable(
     timeout: Any,
     retries: int,
     retry_delay: Any,
+    verbose: bool,
     no_color: bool,
 ) -> None:
     """Look after durable workflows over their HTTP API.
@@ -223,6 +234,7 @@ def celery_durable(
     door.headers = [*_headers_of_environment(ctx), *headers]
     door.timeout_seconds = timeout.total_seconds()
     door.retries = Retries(retries, retry_delay.total_seconds())
+    door.is_verbose = verbose
     door.no_color = no_color or bool(os.environ.get("NO_COLOR"))
 
 

@@ -102,11 +102,10 @@ def set_result(
     """Complete a step by hand, with a result.
 
     Use it where the work was done by other means. The step must be open, or have ended its instance errored; a wait
-    gets the value as the payload of an event. Who did it and why is kept (show).
+    gets the value as the payload of an event. Who did it and why is kept (show); over HTTP the server may know better
+    than --by.
     """
-    from celery_durable.cli.stored import open_durable
-
-    run = open_durable(ctx).operations.set_result(workflow, id, step, value, by=by or _user(), reason=reason)
+    run = open_backend(ctx).set_result(workflow, id, step, value, by=by or _user(), reason=reason)
     _tell(ctx, "Settled", workflow, id, f"run {run}", step)
 
 
@@ -122,9 +121,7 @@ def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, 
 
     Use it to end a sleep, or to go on without a step; its result is then null. Else as set-result.
     """
-    from celery_durable.cli.stored import open_durable
-
-    run = open_durable(ctx).operations.skip(workflow, id, step, by=by or _user(), reason=reason)
+    run = open_backend(ctx).skip(workflow, id, step, by=by or _user(), reason=reason)
     _tell(ctx, "Skipped", workflow, id, f"run {run}", step)
 
 

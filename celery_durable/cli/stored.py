@@ -15,7 +15,7 @@ from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
 from celery_durable.cli.verb import UNREACHABLE, Refusal
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Status
+from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Status
 from celery_durable.operations import Operations
 from celery_durable.store import migrate, sweeps
 from celery_durable.store.engine import Store
@@ -169,6 +169,11 @@ class StoreBackend:
         self.durable.app.loader.import_default_modules()
         return self._operations.create(workflow, params, id=id)
 
+    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+        """The app's workflows are imported before."""
+        self.durable.app.loader.import_default_modules()
+        return self._operations.restart_or_create(workflow, params, id=id)
+
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Wakes the workers over the app's broker, as all that follow."""
         return self._operations.send_event(workflow, instance_id, type_, payload, id=id)
@@ -196,6 +201,14 @@ class StoreBackend:
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
         """Raises StepNotFound."""
         return self._operations.restart(workflow, instance_id, from_step=step, reason=reason)
+
+    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
+        """Raises StepNotFound, StepNotOpen."""
+        return self._operations.set_result(workflow, instance_id, step, value, by=by, reason=reason)
+
+    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
+        """Raises StepNotFound, StepNotOpen."""
+        return self._operations.skip(workflow, instance_id, step, by=by, reason=reason)
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Raises StepNotFound, InstanceAlreadyExists."""

@@ -139,6 +139,7 @@ _OPERANDS = {
     "id": "The instance's id.",
     "type": "The type of the event.",
     "step": "The step's key: its name, unless it is repeated.",
+    "value": "The result, as JSON, from a file or from standard input.",
 }
 
 

@@ -3,13 +3,14 @@
 Nobody gets in who is not let in (docs/http.md): without hooks there is no API. Needs the extra ``http``.
 """
 
-from celery_durable.http.access import Access, Authorize, Hook, Right
+from celery_durable.http.access import Access, Actor, Authorize, Hook, Right
 from celery_durable.http.app import asgi, router
 from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
 from celery_durable.http.view import Redact, Shown
 
 __all__ = [
     "Access",
+    "Actor",
     "Authorize",
     "Forbidden",
     "Hook",

@@ -52,9 +52,16 @@ Hook = Callable[[Access], bool | Response | Awaitable[bool | Response]]
 `Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain functions run on a thread."""
 
 
+Actor = Callable[[Access], str | Awaitable[str | None] | None]
+"""Answers with the name of who is asking, which is written down with what is done by hand; None: not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Authorize:
-    """The hooks. ``request`` is asked for every access, then the one of its right. Both must answer with True."""
+    """The hooks. ``request`` is asked for every access, then the one of its right. Both must answer with True.
+
+    ``actor`` decides nothing: it says who is asking.
+    """
 
     request: Hook | None = None
     creation: Hook | None = None
@@ -63,6 +70,7 @@ class Authorize:
     events: Hook | None = None
     tick: Hook | None = None
     health: Hook | None = None
+    actor: Actor | None = None
 
     def hooks(self, right: Right) -> list[Hook]:
         """Those that decide on a right."""
@@ -98,6 +106,15 @@ class Gate:
                 raise Answered(answer)
             if answer is not True:
                 raise Forbidden
+
+    async def actor(self, access: Access) -> str | None:
+        """Who is asking, as the application knows it; None where it does not say. Raises TypeError for no name."""
+        if self._hooks is None or self._hooks.actor is None:
+            return None
+        name = await _ask(self._hooks.actor, access)
+        if name is None or isinstance(name, str):
+            return name
+        raise TypeError(f"The actor hook answered with a {type(name).__name__}, not with a name or None.")
 
     async def pass_through(
         self, request: Request, right: Right, operation: str, inner: Callable[[Request], Awaitable[Response]]
@@ -140,7 +157,7 @@ class Answered(Exception):
         super().__init__(response.status_code)
 
 
-async def _ask(hook: Hook, access: Access) -> object:
+async def _ask(hook: Hook | Actor, access: Access) -> object:
     call: Any = hook
     is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
     answer = call(access) if is_async else await run_in_threadpool(call, access)

@@ -137,6 +137,10 @@ def _add_changes(made: APIRouter, to: Instances) -> None:
     _add(made, f"POST {_ONE}/rewind", to.rewind, wire.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
     forked = ("INSTANCE_NOT_FOUND", "STEP_NOT_FOUND", "INVALID_INSTANCE_ID", "INSTANCE_ID_ALREADY_EXISTS", *_BODY)
     _add(made, f"POST {_ONE}/fork", to.fork, wire.InstanceItem, forked, status=201)
+    settled = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
+    valued = (*settled, "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE")
+    _add(made, f"POST {_ONE}/set-result", to.set_result, wire.Settled, valued)
+    _add(made, f"POST {_ONE}/skip", to.skip, wire.Settled, settled)
     _add(made, f"POST {_ONE}/restart-or-create", to.restart_or_create, wire.Begun, (*_NEW, "PRECONDITION_FAILED"))
     _add(made, f"POST {_ONE}/events", to.send_event, wire.EventSent, _EVENT)
 

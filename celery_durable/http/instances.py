@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Body
+from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -173,6 +174,67 @@ class Instances:
         await self._admit(request, "fork", workflow, new_id)
         await run_in_threadpool(self._operations.fork, workflow, instance_id, body.step, id=new_id)
         return answer(_created(new_id), status=201)
+
+    @needs(Right.MANAGEMENT)
+    async def set_result(
+        self,
+        request: Request,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: wire.SetResult,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Complete a step by hand, with a result.
+
+        A step that is open, in the same run; or one that ended its instance errored, in a new run. It is kept who did
+        it, when and why.
+        """
+        by = await self._actor(request, "set_result", workflow, instance_id, body.by)
+        number = await run_in_threadpool(
+            self._operations.set_result,
+            workflow,
+            instance_id,
+            body.step,
+            body.result,
+            by=by,
+            reason=body.reason,
+            if_version=wanted(if_match),
+        )
+        return answer(wire.Settled(ok=True, run_number=number))
+
+    @needs(Right.MANAGEMENT)
+    async def skip(
+        self,
+        request: Request,
+        workflow: WorkflowName,
+        instance_id: InstanceId,
+        body: wire.Skip,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Complete a step by hand, without a result.
+
+        A sleep ends at once. Else as set-result.
+        """
+        by = await self._actor(request, "skip", workflow, instance_id, body.by)
+        number = await run_in_threadpool(
+            self._operations.skip,
+            workflow,
+            instance_id,
+            body.step,
+            by=by,
+            reason=body.reason,
+            if_version=wanted(if_match),
+        )
+        return answer(wire.Settled(ok=True, run_number=number))
+
+    async def _actor(self, request: Request, operation: str, workflow: str, instance_id: str, named: str | None) -> str:
+        """Who does it: as the application knows, else as the client says."""
+        known = await self._gate.actor(Access(Right.MANAGEMENT, operation, workflow, instance_id, request))
+        by = named if known is None else known
+        if by is None:
+            flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
+            raise RequestValidationError([flaw])
+        return by
 
     @needs(Right.CREATION)
     async def restart_or_create(

@@ -138,8 +138,9 @@ class Reading:
     ) -> Response:
         """Read the history of a run: its steps, its events and, if asked for, its log lines.
 
-        With `includeRun` also what the run was given, and how it stands or ended. Each list has a cursor of its own. A
-        cursor belongs to a run and an order; without `runNumber` it goes on with its own run.
+        With `includeRun` also what the run was given, how it stands or ended, which run it continues, and what people
+        did to its steps. Each list has a cursor of its own. A cursor belongs to a run and an order; without `runNumber`
+        it goes on with its own run.
         """
         page = self._operations.history_page(
             workflow,
@@ -151,6 +152,7 @@ class Reading:
             events_cursor=events_cursor,
             logs_cursor=logs_cursor,
             with_logs=include_logs,
+            with_audit=include_run,
             levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
             category=log_category,
         )

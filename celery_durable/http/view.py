@@ -11,6 +11,7 @@ from typing import Any, Literal
 from celery_durable.explain import Facts, explain
 from celery_durable.http import wire
 from celery_durable.model import (
+    AuditRecord,
     ErrorInfo,
     EventRecord,
     HistoryPage,
@@ -18,6 +19,7 @@ from celery_durable.model import (
     InstanceStatus,
     InstanceSummary,
     LogRecord,
+    Origin,
     Status,
     StepRecord,
 )
@@ -119,6 +121,19 @@ class View:
             started_at=page.started_at,
             completed_at=page.completed_at,
             reason=self._seen(page.reason, "reason"),
+            audit=[self._audited(record) for record in page.audit],
+            **({} if page.origin is None else {"origin": _origin(page.origin)}),
+        )
+
+    def _audited(self, record: AuditRecord) -> wire.AuditView:
+        error = self._error(record.error_before, record.step_key)
+        return wire.AuditView(
+            step_key=record.step_key,
+            action=record.action,
+            by=record.by,
+            reason=self._seen(record.reason, "reason"),
+            before=wire.StepBefore(status=record.status_before, attempts=record.attempts_before, **error),
+            created_at=record.created_at,
         )
 
     def step(self, step: StepRecord) -> wire.StepView:
@@ -190,6 +205,10 @@ class View:
         if error is None:
             return {}
         return {"error": wire.ErrorView(name=error.name, message=self._seen(error.message, "error", name))}
+
+
+def _origin(origin: Origin) -> wire.OriginView:
+    return wire.OriginView(instance_id=origin.instance_id, run_number=origin.run_number, step_key=origin.step_key)
 
 
 def _common(step: StepRecord) -> dict[str, Any]:

@@ -99,6 +99,31 @@ class Fork(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"step": "charge card", "id": "order-42-trial"}]})
 
 
+class Skip(Body):
+    """``step``: the key of the step to complete: its name, unless it is repeated.
+
+    ``by``: who does it; needed where the API's `actor` hook does not tell, which counts more.
+    """
+
+    step: str
+    by: str | None = None
+    reason: str | None = Field(default=None, max_length=2048)
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"step": "cool off", "by": "eve", "reason": "the customer waits"}]}
+    )
+
+
+class SetResult(Skip):
+    """``result``: of the step; of a wait, the payload of an event. The others as to skip it."""
+
+    result: Any
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"step": "charge card", "result": "payment 17", "by": "eve"}]}
+    )
+
+
 class RestartOrCreate(Body):
     """``params`` are for a new instance; a restarted one keeps its own. ``ifStatus``: in which it is restarted."""
 
@@ -344,6 +369,14 @@ class Restarted(Done):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 2}]})
 
 
+class Settled(Done):
+    """The step is completed. ``runNumber``: of the run that goes on with it."""
+
+    run_number: int
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 1}]})
+
+
 class Begun(Answer):
     """What happened. ``details``: "unchanged" leaves an instance as it is, in the status that is told."""
 
@@ -425,8 +458,35 @@ class LogView(Answer):
     created_at: datetime
 
 
+class OriginView(Answer):
+    """The run that another one continues, perhaps another instance's. ``stepKey`` null: with all of its steps."""
+
+    instance_id: str
+    run_number: int
+    step_key: str | None
+
+
+class StepBefore(Answer):
+    """What a step was before somebody settled it."""
+
+    status: StepStatus
+    attempts: int
+    error: ErrorView | None = None
+
+
+class AuditView(Answer):
+    """What somebody did to a step by hand."""
+
+    step_key: str
+    action: str
+    by: str
+    reason: str | None
+    before: StepBefore
+    created_at: datetime
+
+
 class RunView(Answer):
-    """A run: what it was given, and how it stands or ended."""
+    """A run: what it was given, and how it stands or ended. ``origin`` only where it continues another run."""
 
     details: StatusView
     params: Any
@@ -434,6 +494,8 @@ class RunView(Answer):
     started_at: datetime | None
     completed_at: datetime | None
     reason: str | None
+    origin: OriginView | None = None
+    audit: list[AuditView]
 
 
 class HistoryView(Answer):

@@ -180,7 +180,7 @@ class InstanceDetails:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """A run and a page of each of its lists; ``logs`` is None where they were not asked for."""
+    """A run and a page of each of its lists; ``logs`` is None, and ``audit`` empty, where they were not asked for."""
 
     run_number: int
     status: InstanceStatus
@@ -192,6 +192,8 @@ class HistoryPage:
     steps: Page[StepRecord]
     events: Page[EventRecord]
     logs: Page[LogRecord] | None
+    origin: Origin | None = None
+    audit: tuple[AuditRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,10 +150,13 @@ class Reading(Verbs):
         events_cursor: str | None = None,
         logs_cursor: str | None = None,
         with_logs: bool = False,
+        with_audit: bool = False,
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> HistoryPage:
         """A page of a run's steps, events and, if asked for, logs, each with a cursor of its own.
+
+        ``with_audit``: also all that people did to its steps.
 
         A cursor belongs to a run and an order: without ``run`` it goes on with its own run, also after a restart.
         Raises InstanceNotFound, RunNotFound, CursorInvalid.
@@ -205,6 +208,8 @@ class Reading(Verbs):
                 logs=page("logs", history.logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
                 if with_logs
                 else None,
+                origin=record.origin,
+                audit=interventions.audit(tx, row.pk, number) if with_audit else (),
             )
 
         return self._store.read(work)

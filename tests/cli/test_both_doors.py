@@ -192,6 +192,37 @@ def test_what_failed_is_tried_again_gone_back_from_or_forked(shop: Shop, door: A
     assert door("rewind", "order", "o-1", "none").code == 3
 
 
+def test_steps_are_settled_by_hand(order: Shop, door: Any) -> None:
+    settle = ("set-result", "order", "o-1", "await approval", '{"ok": true}', "--by", "eve", "--reason", "by phone")
+    assert door(*settle).rows == [["Settled", "order/o-1", "run 1", "await approval"]]
+    order.work("order", "o-1")
+    rows = door("show", "order", "o-1", "--full").rows
+    assert [row[1:5] + row[6:] for row in rows if row[0] == "audit"] == [
+        ["set-result", "await approval", "waiting", "eve", "by phone"]
+    ]
+    order.pipe("start", "nap", "--id", "n-1")
+    order.work("nap", "n-1")
+    assert door("skip", "nap", "n-1", "cool off", "--by", "eve").rows == [["Skipped", "nap/n-1", "run 1", "cool off"]]
+    assert door("skip", "nap", "n-1", "cool off", "--by", "eve").err.startswith("error: Step 'cool off' of run 1 of")
+
+
+def test_where_a_run_comes_from_is_told(order: Shop, door: Any) -> None:
+    door("fork", "order", "o-1", "await approval", "--id", "o-2")
+    assert ["origin", "o-1", "1", "await approval"] in door("show", "order", "o-2").rows
+
+
+def test_start_begins_again_what_has_ended_and_leaves_alone_what_goes_on(shop: Shop, door: Any) -> None:
+    start = ("start", "echo", "--params", "1", "--id", "e-1", "--restart")
+    assert door(*start).rows == [["e-1", "created", "1"]]
+    assert door(*start).rows == [["e-1", "unchanged", "1"]]
+    shop.work("echo", "e-1")
+    assert door(*start).rows == [["e-1", "restarted", "2"]]
+    shop.work_at_once()
+    shop.work("echo", "e-1", 2)
+    assert door(*start, "--wait").rows == [["e-1", "restarted", "3"], ["complete", "1"]]
+    assert door("start", "echo", "--restart").code == 2
+
+
 def test_why_it_waits_is_explained(order: Shop, door: Any) -> None:
     assert door("explain", "order/o-1").rows == [
         ["WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],

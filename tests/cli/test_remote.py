@@ -188,6 +188,21 @@ def test_a_server_that_is_not_there_is_no_traceback() -> None:
     assert said.err.endswith("hint: Is the server running, and is the base URL right?\n")
 
 
+def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(shop: Shop) -> None:
+    with served(shop) as api:
+        secrets = ("-H", "X-Api-Key: sesame", "-H", "Authorization: Bearer sesame")
+        said = remote("-b", api.url, *secrets, "-v", "start", "echo", "--params", '"it\'s"', "--id", "e-1")
+        assert said.rows == [["e-1"]]
+        hidden = "curl -H 'X-Api-Key: ***' -H 'Authorization: ***'"
+        body = shlex.quote('{"params": "it\'s", "id": "e-1"}')
+        assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances\n"
+        said = remote("-b", api.url, *secrets, "-v", "terminate", "echo", "e-1")
+        assert said.err == f"{hidden} -X POST {api.url}/workflows/echo/instances/e-1/terminate\n"
+        said = remote("-b", api.url, *secrets, "-v", "ls", "-w", "echo", "-s", "waiting", "--limit", "3")
+        path = "/workflows/echo/instances?status=waiting&pageSize=3"
+        assert said.err.splitlines()[0] == f"{hidden} '{api.url}{path}'"
+
+
 # --- tries --------------------------------------------------------------------------------------
 
 LIST = (200, {}, {"workflows": [{"name": "order"}]})

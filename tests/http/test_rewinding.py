@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.http import Access, Right
+from celery_durable.http import Access, Authorize, Right
 from tests.http.conftest import Shop
 from tests.http.test_routes import everywhere, refused
 
@@ -102,6 +102,85 @@ def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:
     shop.clock.advance(3600)
     assert shop.work() == 1
     refused(api.post("/workflows/echo/instances", json={"runAt": "2030-01-01T01:00:00"}), 400, "INVALID_REQUEST")
+
+
+@everywhere
+def test_steps_are_settled_by_hand_and_the_history_tells_by_whom(shop: Shop, api: TestClient, order: str) -> None:
+    body = {"step": "await approval", "result": {"yes": True}, "by": "eve", "reason": "on the phone"}
+    answer = api.post(f"{order}/set-result", json=body)
+    assert (answer.status_code, answer.json()) == (200, {"ok": True, "runNumber": 1})
+    shop.work()
+    assert api.get(order).json()["details"] == {"status": "complete", "output": "shipped"}
+    told = api.get(f"{order}/history", params={"includeRun": True}).json()
+    assert told["events"][0]["payload"] == {"yes": True}
+    [record] = told["run"]["audit"]
+    assert record.pop("createdAt").startswith("2030-01-01T00:00:00")
+    assert record == {
+        "stepKey": "await approval",
+        "action": "set_result",
+        "by": "eve",
+        "reason": "on the phone",
+        "before": {"status": "waiting", "attempts": 0},
+    }
+    refused(api.post(f"{order}/skip", json={"step": "charge", "by": "eve"}), 409, "INSTANCE_TERMINAL")
+
+
+def test_a_failed_step_is_skipped_in_a_new_run_which_tells_where_it_comes_from(shop: Shop, api: TestClient) -> None:
+    api.post(BAD, json={"id": "b-1"})
+    shop.work()
+    assert api.post(f"{BAD}/b-1/skip", json={"step": "print", "by": "eve"}).json() == {"ok": True, "runNumber": 2}
+    run = api.get(f"{BAD}/b-1/history", params={"includeRun": True}).json()["run"]
+    assert run["origin"] == {"instanceId": "b-1", "runNumber": 1, "stepKey": "print"}
+    before = {"status": "errored", "attempts": 1, "error": {"name": "NoPaper", "message": "paper jam in tray 7"}}
+    assert [record["before"] for record in run["audit"]] == [before]
+    first = api.get(f"{BAD}/b-1/history", params={"includeRun": True, "runNumber": 1}).json()["run"]
+    assert "origin" not in first
+    assert first["audit"] == []
+
+
+def test_what_cannot_be_settled_is_refused(shop: Shop, api: TestClient, order: str) -> None:
+    for verb, more in (("set-result", {"result": 1}), ("skip", {})):
+        path = f"{order}/{verb}"
+        refused(api.post(path, json={"step": "charge", "by": "eve", **more}), 409, "STEP_NOT_OPEN")
+        refused(api.post(path, json={"step": "none", "by": "eve", **more}), 404, "STEP_NOT_FOUND")
+        refused(api.post(path, json={"step": "await approval", "by": "", **more}), 400, "NAME_INVALID")
+        body = {"step": "await approval", "by": "eve", **more}
+        refused(api.post(path, json=body, headers={"If-Match": '"1"'}), 412, "PRECONDITION_FAILED")
+        del body["by"]
+        nameless = api.post(path, json=body)
+        refused(nameless, 400, "INVALID_REQUEST")
+        assert nameless.json()["errors"] == [{"where": "body.by", "message": "Say who does it"}]
+    refused(api.post(f"{order}/set-result", json={"step": "await approval", "by": "eve"}), 400, "INVALID_REQUEST")
+    assert api.get(order).json()["details"]["status"] == "waiting"
+
+
+def test_who_it_was_is_what_the_application_knows_whatever_the_client_says(shop: Shop, order: str) -> None:
+    names: list[Any] = ["ada", None, 7]
+
+    async def who(access: Access) -> Any:
+        assert (access.right, access.instance_id) == (Right.MANAGEMENT, "o-1")
+        return names.pop(0)
+
+    api = shop.client(authorize=Authorize(lambda access: True, actor=who))
+    body = {"step": "await approval", "by": "eve"}
+    assert api.post(f"{order}/skip", json=body).status_code == 200
+    assert api.post(f"{order}/restart").status_code == 200
+    shop.work()
+    assert api.post(f"{order}/skip", json=body).status_code == 200
+    by = [api.get(f"{order}/history", params={"includeRun": True, "runNumber": run}).json() for run in (1, 2)]
+    assert [it["run"]["audit"][0]["by"] for it in by] == ["ada", "eve"]
+    assert api.post(f"{order}/skip", json=body).status_code == 500
+    assert names == []
+
+
+def test_the_audit_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
+    api = shop.client(allow_anonymous=True, redact=lambda value, shown: f"[{shown.kind}]")
+    api.post(BAD, json={"id": "b-1"})
+    shop.work()
+    api.post(f"{BAD}/b-1/skip", json={"step": "print", "by": "eve", "reason": "secret"})
+    told = api.get(f"{BAD}/b-1/history", params={"includeRun": True}).text
+    assert "secret" not in told
+    assert "paper jam" not in told
 
 
 def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: str) -> None:
