@@ -94,6 +94,13 @@ class Ledger:
         """How far the code has come: the number of its last call, 0 before the first."""
         return self._last_seq
 
+    @property
+    def missed(self) -> list[StepRow]:
+        """What is recorded, and has not been called in this pass; in call order."""
+        return sorted(
+            (row for key, row in self._rows.items() if key not in self._called), key=lambda row: (row.seq, row.step_key)
+        )
+
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> Call:
         """Identify a step call. ``identity`` compares equal for the same work (function and arguments).
 

@@ -111,6 +111,12 @@ def without(rows: Sequence[StepRow], failure: Failure | None) -> list[StepRow]:
     return _whole(settled, _races(rows))
 
 
+def cut_off(rows: Sequence[StepRow]) -> list[StepRow]:
+    """The steps that terminate() cancelled: they lost no race."""
+    kept = _whole(list(rows), _races(rows))
+    return [row for row in rows if row not in kept]
+
+
 def last_place(rows: Iterable[StepRow]) -> int:
     """The number of the last of these calls; 0 where there are none."""
     return max((row.seq for row in rows), default=0)

@@ -42,6 +42,7 @@ _VERBS = {
     "sweep": "overview",
     "outbox": "outbox",
     "export": "export",
+    "replay": "replay",
     "prune": "prune",
     "chaos": "chaos",
 }

@@ -80,7 +80,7 @@ class HttpBackend:
             return None
         meta = reply.data["meta"]
         status = Status(reply.data["details"]["status"])
-        return Seen(status, meta["runNumber"], meta["pauseRequested"], reply.etag)
+        return Seen(status, meta["runNumber"], meta["pauseRequested"], reply.etag, _instant(meta["createdAt"]))
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Page by page."""

@@ -28,6 +28,7 @@ class Seen:
     run_number: int
     is_pausing: bool
     version: object
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ def join_dev_store(durable: Durable) -> None:
     _set(durable, grace_seconds=_NOTICED_SECONDS)
 
 
+def use_no_store(durable: Durable) -> None:
+    """Ask no database for anything: what follows has its data from elsewhere."""
+    _set(durable, database_url=f"sqlite:///{os.devnull}")
+
+
 def use_memory_broker(app: Any) -> str | None:
     """Send messages through this process's memory; answers with the configured broker, None where that changes nothing.
 

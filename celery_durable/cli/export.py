@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from celery_durable.cli.verb import Verb, open_backend
-from celery_durable.model import iso
-
-VERSION = 1
+from celery_durable.model import EXPORT_VERSION
 
 
 @click.command(cls=Verb, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
@@ -24,12 +22,14 @@ VERSION = 1
 def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bool) -> None:
     """Print all that is recorded of a run as JSON.
 
-    Use it to keep the history of an instance, to attach it to a bug report, or to look into it with jq. Holds
-    parameters, results and payloads as they are stored.
+    Use it to keep the history of an instance, to attach it to a bug report, to look into it with jq, or to replay it
+    elsewhere (replay --file). Holds parameters, results and payloads as they are stored.
     """
     backend = open_backend(ctx)
+    seen = backend.look(workflow, id)
+    assert seen is not None
     told = backend.history(workflow, id, run=run)
-    said = {"version": VERSION, **dataclasses.asdict(told)}
+    said = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(told)}
     if logs:
         tail = backend.tail(workflow, id, run=told.run_number)
         said["logs"] = [dataclasses.asdict(line) for line in tail.news()]
@@ -39,7 +39,7 @@ def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bo
 def _plain(value: Any) -> Any:
     match value:
         case datetime():
-            return iso(value)
+            return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         case timedelta():
             return value.total_seconds()
     raise TypeError(f"{type(value).__name__} is no part of a history")

@@ -146,7 +146,7 @@ class StoreBackend:
             if patience > 0:
                 self.sleep(min(LOOK_SECONDS, patience))
             return None
-        return Seen(row.status, row.run_number, row.pause_requested, row.version)
+        return Seen(row.status, row.run_number, row.pause_requested, row.version, row.created_at)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """From one transaction."""

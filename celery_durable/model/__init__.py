@@ -3,6 +3,7 @@
 from celery_durable.model.authors import CreateOptions, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.instants import EPOCH, from_us, iso, span, span_us, to_us
 from celery_durable.model.records import (
+    EXPORT_VERSION,
     AuditRecord,
     Begun,
     ErrorInfo,
@@ -53,6 +54,7 @@ from celery_durable.model.states import (
 __all__ = [
     "ENDED_STEPS",
     "EPOCH",
+    "EXPORT_VERSION",
     "HEARTBEAT",
     "LEASE_EXPIRED",
     "OPEN_STEPS",

@@ -11,6 +11,9 @@ from celery_durable.model.states import WAITING_STEPS, LogLevel, Status, StepSta
 
 T_co = TypeVar("T_co", covariant=True)
 
+EXPORT_VERSION = 1
+"""Of the form in which a run is exported."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from celery_durable.errors import (
     Superseded,
     Suspend,
     SuspensionSwallowed,
+    ValueRefused,
     WorkerCrashLoop,
     WorkflowOutputInvalid,
     WorkflowParamsInvalid,
@@ -35,6 +37,8 @@ from celery_durable.runner.linear import LinearPass
 from celery_durable.runner.passage import Pass
 from celery_durable.runner.patience import Patience
 from celery_durable.runner.progress import Environment, Progress
+from celery_durable.runner.recorded import Recorded, read_run
+from celery_durable.runner.rehearsal import Onlooker, Rehearsal, Rehearsing, judge
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 from celery_durable.store import claims, journal
@@ -99,6 +103,45 @@ class Runner:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
         finally:
             current_body.reset(outer)
+
+    def rehearse(self, recorded: Recorded) -> Rehearsal:
+        """Follow a recorded run with the code of today, as far as the record goes; runs no body, and writes nothing.
+
+        Raises WorkflowNotFound; ValueRefused for a linear workflow.
+        """
+        definition = self._registry.get(recorded.ref.workflow)
+        if not isinstance(definition, WorkflowDefinition):
+            raise ValueRefused(
+                f"Workflow {definition.name!r} is linear and has no code to replay: a run follows the rows that it "
+                "began with."
+            )
+        claim, loaded = recorded.claim, recorded.loaded
+        ledger = Ledger(
+            loaded.steps,
+            workflow=definition.name,
+            crash_count=0,
+            max_steps=definition.max_steps or self._settings.max_steps,
+        )
+        committer = Onlooker()
+        at = Progress(
+            replace(self._env, should_stop=lambda: False),
+            Lease(claim, self._settings.lease, self._runtime, asked_at=self._runtime.monotonic()),
+            ledger,
+            committer,
+            patience=Patience(definition, claim, loaded),
+            lineage=loaded.lineage,
+        )
+        host = Rehearsing(definition, at)
+        outer = current_body.set(None)
+        try:
+            self._play(definition, host, at, loaded.params)
+        finally:
+            current_body.reset(outer)
+        return judge(recorded, ledger, host, committer.ending)
+
+    def recorded(self, workflow: str, instance_id: str, *, run: int | None = None) -> Recorded:
+        """A run of this store, by default the current one; raises InstanceNotFound, RunNotFound."""
+        return self._store.read(lambda tx: read_run(tx, workflow, instance_id, run))
 
     # --- claim and load -------------------------------------------------------------------------
 
@@ -166,9 +209,12 @@ class Runner:
             lineage=loaded.lineage,
             max_boundaries=max_steps,
         )
-        host = Pass(definition, at)
+        return self._play(definition, Pass(definition, at), at, loaded.params)
+
+    def _play(self, definition: WorkflowDefinition, host: Pass, at: Progress, params: str) -> str:
+        """Call the function, and do what follows from how it ends; answers with a sentence."""
         try:
-            output = self._call(definition, host, at, loaded.params)
+            output = self._call(definition, host, at, params)
         except Interruption as reason:
             return self._after_interruption(host, at, at.over or reason)
         except Exception as error:

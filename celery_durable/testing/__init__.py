@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         NotCrashSafe,
         NotEnded,
         NothingDue,
+        NotReplayed,
         ScenarioFailed,
         StoreNotEmpty,
     )
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from celery_durable.testing.lanes import Crash
     from celery_durable.testing.messages import Messages
     from celery_durable.testing.process import Process, RunnerProcess
+    from celery_durable.testing.replaying import assert_replays
     from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
 
 __all__ = [
@@ -45,12 +47,14 @@ __all__ = [
     "Messages",
     "NotCrashSafe",
     "NotEnded",
+    "NotReplayed",
     "NothingDue",
     "Process",
     "RunnerProcess",
     "ScenarioFailed",
     "StoreNotEmpty",
     "assert_crash_safe",
+    "assert_replays",
 ]
 
 _ROOMS = (
@@ -64,6 +68,7 @@ _ROOMS = (
     "instance",
     "harness",
     "crash_safety",
+    "replaying",
 )
 
 

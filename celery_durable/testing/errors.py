@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_durable.errors import DurableError
+from celery_durable.model import Ref
 
 
 class HarnessError(DurableError):
@@ -94,4 +95,18 @@ class NotCrashSafe(HarnessError, AssertionError):
         super().__init__(
             f"Workflow {workflow!r} is not crash safe ({where}):{lines}\n"
             f"Run only this again: assert_crash_safe(..., replay={schedule})"
+        )
+
+
+class NotReplayed(HarnessError, AssertionError):
+    """The code of today does something else than a recorded run: `assert_replays` found where."""
+
+    code = "NOT_REPLAYED"
+
+    def __init__(self, ref: Ref, differences: Sequence[tuple[str, str]]) -> None:
+        self.ref, self.differences = ref, tuple(differences)
+        lines = "".join(f"\n  {sentence} {remedy}" for sentence, remedy in differences)
+        super().__init__(
+            f"Workflow {ref.workflow!r} does not follow what is recorded of run {ref.run_number} of instance "
+            f"{ref.instance_id!r}:{lines}"
         )

@@ -1,0 +1,113 @@
+"""`replay`: a recorded run against the code of today, without running or writing anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli import embedded
+from celery_durable.cli.screen import Cell, Column, Screen, Styled
+from celery_durable.cli.stored import attached_durable, open_durable
+from celery_durable.cli.verb import REFUSED, Refusal, Verb
+from celery_durable.errors import ValueRefused
+from celery_durable.runner.recorded import Recorded, of_export
+from celery_durable.runner.rehearsal import Rehearsal
+
+_COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
+
+
+@click.command(
+    cls=Verb,
+    examples=["replay order order-42", "replay order order-42 --run 1", "replay --file order-42.json"],
+)
+@click.argument("workflow", required=False)
+@click.argument("id", required=False)
+@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Runs that `export` printed, one or several; repeatable. No database is asked.",
+)
+@click.pass_context
+def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | None, files: tuple[Path, ...]) -> None:
+    """Replay a recorded run against the code of today.
+
+    Use it before a deploy that changes a workflow: on instances of staging, or in CI on exported runs. No step is run
+    and nothing is written; the workflow's code between its steps is executed. Exit code 1 where the code does something
+    else than the record. Piped: what (run, step, differs, end), then its fields.
+    """
+    if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
+        raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
+    if files:
+        durable, records = _without_store(ctx), [recorded for path in files for recorded in _read(path)]
+    else:
+        assert workflow is not None
+        assert id is not None
+        durable = open_durable(ctx)
+        durable.app.loader.import_default_modules()
+        records = [durable.runner.recorded(workflow, id, run=run)]
+    screen, follows = Screen.of(ctx), True
+    for recorded in records:
+        found = durable.runner.rehearse(recorded)
+        follows = follows and found.follows
+        _show(screen, recorded, found)
+    if not follows:
+        ctx.exit(REFUSED)
+
+
+def _without_store(ctx: click.Context) -> Durable:
+    durable = attached_durable(ctx)
+    durable.app.loader.import_default_modules()
+    embedded.use_no_store(durable)
+    return durable
+
+
+def _read(path: Path) -> Iterator[Recorded]:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        while text:
+            said, end = json.JSONDecoder().raw_decode(text)
+            yield of_export(said)
+            text = text[end:].lstrip()
+    except (OSError, ValueError, ValueRefused) as exc:
+        raise Refusal(
+            f"{path} cannot be read: {exc}", "Print a run anew: celery -A <your app> durable export order order-42"
+        ) from exc
+
+
+def _show(screen: Screen, recorded: Recorded, found: Rehearsal) -> None:
+    ref, missed = found.ref, {row.step_key for row in found.missed}
+    replayed = {row.step_key for row in found.replayed}
+    words = {True: Styled("replayed", "green"), False: Styled("not called", "red")}
+    rows: list[list[Cell]] = [
+        [row.name, row.type, words[row.step_key in replayed]]
+        for row in recorded.loaded.steps
+        if row.step_key in missed or row.step_key in replayed
+    ]
+    target = f"{ref.workflow}/{ref.instance_id}"
+    if screen.is_terminal:
+        screen.line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
+        if rows:
+            screen.table(_COLUMNS, rows)
+        for each in found.differences:
+            screen.line(Styled("differs", "red"), each.sentence)
+            screen.line(Styled(each.remedy, "dim"), indent=2)
+        screen.line(found.end)
+    else:
+        screen.record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
+        for row in rows:
+            screen.record("step", *row)
+        for each in found.differences:
+            screen.record("differs", each.sentence, each.remedy)
+        screen.record("end", found.end)
+    if recorded.is_partial:
+        screen.aside(
+            f"{target} continues another run: what step.now(), step.random() and step.uuid() had given to that one is "
+            "not in an export. Replay it from the database where its code depends on them."
+        )
