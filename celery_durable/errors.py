@@ -5,8 +5,9 @@
     DurableError
       NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
-      ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, EmissionMismatch, DurationInvalid,
-                    InstantInvalid, CursorInvalid, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
+      ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
+                    EmissionMismatch, DurationInvalid, InstantInvalid, CursorInvalid, NotSerializable, PayloadTooLarge,
+                    BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
       StepNotOpen, NotInOutbox, NotGivenUp, VersionMismatch, ResultTimeout, WorkflowFailed
@@ -234,6 +235,25 @@ class InvalidTopic(NameInvalid):
     """A topic breaks the rules for topics."""
 
     code = "INVALID_TOPIC"
+
+
+class InvalidLabel(NameInvalid):
+    """A label's name or value breaks the rules for labels."""
+
+    code = "INVALID_LABEL"
+
+
+class TooManyLabels(ValueRefused):
+    """An instance would have more labels than it may."""
+
+    code = "TOO_MANY_LABELS"
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.count, self.limit = count, limit
+        super().__init__(
+            f"{count} labels are too many: an instance may have {limit}. Take one away, tx.set_labels({{name: None}}), "
+            "or keep in the parameters what nobody searches for."
+        )
 
 
 class EmissionMismatch(ValueRefused):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -84,16 +84,18 @@ class Workflow(Generic[P, R]):
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
         run_at: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> WorkflowInstance[R]:
         """Record a new instance and have it started; nothing is written if this raises.
 
         ``id``: yours, unique per workflow, or a random one. ``if_exists="return"``: the existing instance instead of
-        InstanceAlreadyExists. ``run_at``: not before this time. ``session``: in the transaction of your SQLAlchemy
-        session; workers are told after its commit.
+        InstanceAlreadyExists. ``run_at``: not before this time. ``labels``: what `list` finds it by. ``session``: in
+        the transaction of your SQLAlchemy session; workers are told after its commit.
         """
-        operations = self.host.operations
-        made = operations.create(self.name, params, id=id, if_exists=if_exists, run_at=run_at, session=session)
+        made = self.host.operations.create(
+            self.name, params, id=id, if_exists=if_exists, run_at=run_at, labels=labels, session=session
+        )
         return WorkflowInstance(self, made)
 
     def restart_or_create(
@@ -104,14 +106,16 @@ class Workflow(Generic[P, R]):
         if_status: Collection[Status | str] = TERMINAL,
         if_version: Collection[int] | None = None,
         reason: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Begun:
         """Restart the instance of this id if it is in one of these statuses, create it where there is none.
 
-        The answer's ``outcome`` is "created", "restarted" or "unchanged". A restart keeps the first parameters.
-        ``if_version``: raises VersionMismatch where the instance is at none of these. Safe to call at the same time.
+        The answer's ``outcome`` is "created", "restarted" or "unchanged". A restart keeps the first parameters, and the
+        labels as they are. ``if_version``: raises VersionMismatch where the instance is at none of these. Safe to call
+        at the same time.
         """
         return self.host.operations.restart_or_create(
-            self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason
+            self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
         )
 
     def delay(self, params: P | None = None) -> WorkflowInstance[R]:
@@ -128,11 +132,16 @@ class Workflow(Generic[P, R]):
         return WorkflowInstance(self, id)
 
     def list(
-        self, *, status: Status | str | None = None, cursor: str | None = None, limit: int = 25
+        self,
+        *,
+        status: Status | str | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+        labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances, newest first, a page at a time."""
+        """Instances, newest first, a page at a time. ``labels``: only those that have all of these."""
         wanted = None if status is None else Status(status)
-        return self.host.operations.list(self.name, status=wanted, cursor=cursor, limit=limit)
+        return self.host.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
 
     async def acreate(self, params: P | None = None, **options: Any) -> WorkflowInstance[R]:
         """`create` for async code."""

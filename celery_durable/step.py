@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
+from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, StepTxMisuse
 from celery_durable.model import LogLevel, Outgoing, ReceivedEvent
@@ -322,6 +323,7 @@ class NewInstance:
     definition: Definition
     instance_id: str
     params: Any
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +356,7 @@ class TxBuffer:
     events: list[NewEvent] = field(default_factory=list)
     emissions: list[NewEmission] = field(default_factory=list)
     outgoing: list[Outgoing] = field(default_factory=list)
+    labels: dict[str, str | None] = field(default_factory=dict)
     session: Session | None = None
 
 
@@ -408,11 +411,25 @@ class StepTx:
 
         return write
 
-    def create(self, workflow: Defined, params: Any = None, *, id: str | None = None) -> str:
+    def create(
+        self,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
         """Start an instance when the step commits; answers with its id, by default one derived from this step."""
         instance_id = f"{self.idempotency_key}-{len(self._buffer.instances)}" if id is None else id
-        self._buffer.instances.append(NewInstance(workflow.definition, instance_id, params))
+        self._buffer.instances.append(NewInstance(workflow.definition, instance_id, params, values.labels(labels)))
         return instance_id
+
+    def set_labels(self, labels: Mapping[str, str | None]) -> None:
+        """Change the labels of this instance when the step commits: those named here; None takes one away.
+
+        Raises InvalidLabel. More than 16 in all fail the step: TooManyLabels.
+        """
+        self._buffer.labels.update(values.label_changes(labels))
 
     def send_event(
         self,

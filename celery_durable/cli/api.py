@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,7 +55,13 @@ class HttpBackend:
         return [WorkflowInfo(each["name"]) for each in self._client.get("workflows").data["workflows"]]
 
     def list(
-        self, workflow: str | None, *, status: Status | None, cursor: str | None, limit: int
+        self,
+        workflow: str | None,
+        *,
+        status: Status | None,
+        cursor: str | None,
+        limit: int,
+        labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
         """Of one workflow; several of the API's pages where more are wanted than it gives at once."""
         if workflow is None:
@@ -63,8 +69,9 @@ class HttpBackend:
                 "The HTTP API lists one workflow at a time.", "Name it; there are: celery-durable workflows list"
             )
         items: list[InstanceSummary] = []
+        chosen = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
         while len(items) < limit:
-            query = {"status": status, "cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
+            query = chosen | {"cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
             found = self._client.get(*_instances(workflow), query=query).data
             items += [_summary(workflow, each) for each in found["instances"]]
             cursor = found.get("cursor")
@@ -111,6 +118,7 @@ class HttpBackend:
             events=tuple(_event(place, each) for place, each in enumerate(events)),
             origin=_origin(about.get("origin")),
             audit=tuple(_audited(first["runNumber"], each) for each in about.get("audit", [])),
+            labels=about.get("labels", {}),
         )
 
     def tail(
@@ -128,15 +136,16 @@ class HttpBackend:
             return None
         return Diagnosis(Code(said["code"]), said["sentence"], said["facts"], tuple(said["actions"]))
 
-    def create(self, workflow: str, params: Any, *, id: str | None) -> str:
+    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Tried again only with an id, which can be taken but once."""
-        body = {"params": params} | ({} if id is None else {"id": id})
+        body = {"params": params} | ({} if id is None else {"id": id}) | ({"labels": dict(labels)} if labels else {})
         made = self._client.post(*_instances(workflow), body=body, is_safe=id is not None, makes=id).data["id"]
         return str(made)
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
         """Not tried again: the run that a first try began may have ended meanwhile."""
-        said = self._client.post(*_instances(workflow, id, "restart-or-create"), body={"params": params}).data
+        body = {"params": params} | ({"labels": labels} if labels else {})
+        said = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
         return Begun(said["outcome"], said["id"], said["runNumber"], Status(said["details"]["status"]))
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
@@ -249,6 +258,7 @@ def _summary(workflow: str, said: dict[str, Any]) -> InstanceSummary:
         run_at=None,  # the API keeps it to itself
         created_at=_instant(said["createdAt"]),
         updated_at=_instant(said["updatedAt"]),
+        labels=said.get("labels", {}),
     )
 
 

@@ -6,7 +6,7 @@ are DurableErrors, or Refusals where the way to the instances is what fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -64,9 +64,15 @@ class Backend(Protocol):
         """Those that the app knows, by name."""
 
     def list(
-        self, workflow: str | None, *, status: Status | None, cursor: str | None, limit: int
+        self,
+        workflow: str | None,
+        *,
+        status: Status | None,
+        cursor: str | None,
+        limit: int,
+        labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances, newest first; raises CursorInvalid."""
+        """Instances that have all these labels, newest first; raises CursorInvalid, InvalidLabel."""
 
     def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
         """An instance now; None while it is at the version ``known``, after ``patience`` seconds at most."""
@@ -82,10 +88,10 @@ class Backend(Protocol):
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Why it stands where it stands; None where that cannot be asked."""
 
-    def create(self, workflow: str, params: Any, *, id: str | None) -> str:
+    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Have an instance started; answers with its id."""
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
         """Begin a new run of the instance where it has ended, create it where there is none; tells which."""
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:

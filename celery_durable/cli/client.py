@@ -76,8 +76,12 @@ class Client:
         """When the last answer was sent, by the server's clock."""
 
     def get(self, *path: str, query: Mapping[str, Any] | None = None, known: object = None, wait: float = 0) -> Reply:
-        """Read something. ``known``: an ETag, answered with None as long as it is of it."""
-        asked = {key: _text(value) for key, value in (query or {}).items() if value is not None}
+        """Read something. ``known``: an ETag, answered with None as long as it is of it.
+
+        Of ``query`` what is None is left out, and a list is asked for by each of its items.
+        """
+        given = [(key, value if isinstance(value, list) else [value]) for key, value in (query or {}).items()]
+        asked = [(key, _text(each)) for key, several in given for each in several if each is not None]
         headers = [] if known is None else [("If-None-Match", str(known))]
         target = "/".join(quote(each, safe="") for each in path) + (f"?{urlencode(asked)}" if asked else "")
         return self._insist("GET", target, None, headers, is_safe=True, wait=wait, about=_about(path))

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from celery_durable import values
 from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
@@ -22,6 +23,7 @@ from celery_durable.cli.verb import Verb, command_line, open_backend
         """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
         "start order --params @order.json --wait --timeout '5 minutes'",
         "start order --params @order.json --id order-42 --restart",
+        "start order -P order_id=42 --label tenant=acme --label stage=new",
     ],
 )
 @click.argument("workflow")
@@ -36,6 +38,7 @@ from celery_durable.cli.verb import Verb, command_line, open_backend
 )
 @click.option("--id", "id", help="The instance's id, unique per workflow; a random one by default.")
 @click.option("--restart", is_flag=True, help="Where the --id is taken: begin a new run of it, if it has ended.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label, which ls finds it by.")
 @click.option("--wait", is_flag=True, help="Wait for the end; print the output, or fail as the instance did.")
 @click.option("--follow", is_flag=True, help="Show steps and log lines until the end; includes --wait.")
 @click.option("--timeout", type=DurationInput(), help="How long to wait; the instance itself goes on.")
@@ -47,6 +50,7 @@ def start(
     singles: tuple[str, ...],
     id: str | None,
     restart: bool,
+    labels: tuple[str, ...],
     wait: bool,
     follow: bool,
     timeout: timedelta | None,
@@ -55,22 +59,23 @@ def start(
 
     Use it to try a workflow, or to start one by hand. Returns as soon as the instance is recorded. Piped: its id, and
     with --restart what happened (created, restarted or unchanged) and its run; with --wait or --follow, then its
-    status and its output as JSON. A restarted instance keeps its parameters.
+    status and its output as JSON. A restarted instance keeps its parameters and
+    labels.
     """
     if timeout is not None and not (wait or follow):
         raise click.UsageError("--timeout needs --wait or --follow.")
     if restart and id is None:
         raise click.UsageError("--restart needs --id: a random one is never taken.")
-    given = merged_params(params, singles)
+    given, labelled = merged_params(params, singles), values.read_labels(labels)
     backend, screen = open_backend(ctx), Screen.of(ctx)
     if restart:
         assert id is not None
-        begun = backend.restart_or_create(workflow, given, id=id)
+        begun = backend.restart_or_create(workflow, given, id=id, labels=labelled)
         made, run, told = id, begun.run_number, [begun.outcome, str(begun.run_number)]
         done = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
         said = done[begun.outcome]
     else:
-        made, run, told, said = backend.create(workflow, given, id=id), 1, [], "Started"
+        made, run, told, said = backend.create(workflow, given, id=id, labels=labelled), 1, [], "Started"
     if screen.is_terminal:
         screen.line(said, Styled(f"{workflow}/{made}", "bold"))
         if not (wait or follow):

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from celery_durable import values
 from celery_durable.cli import render
 from celery_durable.cli.backend import PATIENCE_SECONDS, Backend
 from celery_durable.cli.follow import line_of, step_line
@@ -43,14 +44,27 @@ def workflows(ctx: click.Context) -> None:
 
 @click.command(
     cls=Verb,
-    examples=["ls -w order", "ls -w order -s errored", "ls -w order --limit 100 --cursor WyJpIiwgNDJd"],
+    examples=[
+        "ls -w order",
+        "ls -w order -s errored",
+        "ls -w order --label tenant=acme",
+        "ls -w order --limit 100 --cursor WyJpIiwgNDJd",
+    ],
 )
 @click.option("-w", "--workflow", help="Only instances of this workflow.")
 @click.option("-s", "--status", type=_STATUS, help="Only in this status.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only with this label; several: with all.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
 @click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
 @click.pass_context
-def ls(ctx: click.Context, workflow: str | None, status: str | None, limit: int, cursor: str | None) -> None:
+def ls(
+    ctx: click.Context,
+    workflow: str | None,
+    status: str | None,
+    labels: tuple[str, ...],
+    limit: int,
+    cursor: str | None,
+) -> None:
     """List instances, newest first.
 
     Use it to find an id, or what is in trouble. Piped: workflow, id, status, run, created, changed, next time due,
@@ -58,13 +72,13 @@ def ls(ctx: click.Context, workflow: str | None, status: str | None, limit: int,
     """
     backend, screen = open_backend(ctx), Screen.of(ctx)
     wanted = None if status is None else Status(status)
-    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit)
+    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.read_labels(labels))
     times = Times(backend.now(), exact=not screen.is_terminal)
     if page.items:
         screen.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
     else:
         described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
-        screen.aside(f"No{described}.")
+        screen.aside(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
     if page.cursor is not None:
         screen.aside(f"There are more: --cursor {page.cursor}")
 

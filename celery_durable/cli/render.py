@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -127,6 +128,11 @@ def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
         times.at(item.run_at) if item.status is Status.WAITING else "",
         sentence(item.error),
     ]
+
+
+def label_cells(labels: Mapping[str, str]) -> list[str]:
+    """Labels as they are typed."""
+    return [f"{name}={value}" for name, value in labels.items()]
 
 
 STEP_COLUMNS = (

@@ -24,8 +24,8 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     """Show one instance: where it stands, its steps, its events.
 
     Use it to see what an instance has done and what it waits for. Piped: one record a line, named by its first field
-    (instance, origin, error, reason, step, event, audit; with --full also params and output, and a last field with the
-    result or payload as JSON).
+    (instance, label, origin, error, reason, step, event, audit; with --full also params and output, and a last field
+    with the result or payload as JSON).
     """
     backend, screen = open_backend(ctx), Screen.of(ctx)
     seen = backend.look(workflow, id)
@@ -58,6 +58,8 @@ def _show_people(
         f"created {times.by(history.created_at)}",
         "" if history.completed_at is None else f"ended {times.by(history.completed_at)}",
     )
+    if history.labels:
+        screen.line(Styled("labels", "dim"), *render.label_cells(history.labels), indent=2)
     for said in render.standing(history):
         screen.line(said, indent=2)
     if diagnosis is not None:
@@ -107,6 +109,8 @@ def _show_programs(screen: Screen, history: History, times: Times, *, full: bool
     created, ended = times.at(history.created_at), times.at(history.completed_at)
     run = str(history.run_number)
     screen.record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
+    for name, value in history.labels.items():
+        screen.record("label", name, value)
     if status.error is not None:
         screen.record("error", status.error.name, status.error.message)
     if (origin := history.origin) is not None:

@@ -85,7 +85,7 @@ def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
             "--where",
             type=WhereInput(),
             help="All that fit: workflow=, status=, error= (its name), older= and since= (its last change), "
-            "separated by blanks.",
+            "label.NAME=, separated by blanks.",
         ),
         click.argument("id", nargs=-1),
         click.argument("workflow", required=False),

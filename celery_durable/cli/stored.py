@@ -134,10 +134,16 @@ class StoreBackend:
         return [WorkflowInfo(each.name, each.queue or queue, each.where) for each in known]
 
     def list(
-        self, workflow: str | None, *, status: Status | None, cursor: str | None, limit: int
+        self,
+        workflow: str | None,
+        *,
+        status: Status | None,
+        cursor: str | None,
+        limit: int,
+        labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
         """Also of all workflows."""
-        return self._operations.list(workflow, status=status, cursor=cursor, limit=limit)
+        return self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
 
     def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
         """One row; what has not changed is looked at again after a while, by the caller."""
@@ -164,15 +170,15 @@ class StoreBackend:
         """From the database alone."""
         return self._operations.explain(workflow, instance_id)
 
-    def create(self, workflow: str, params: Any, *, id: str | None) -> str:
+    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """The app's workflows are imported before."""
         self.durable.app.loader.import_default_modules()
-        return self._operations.create(workflow, params, id=id)
+        return self._operations.create(workflow, params, id=id, labels=labels)
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str) -> Begun:
+    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
         """The app's workflows are imported before."""
         self.durable.app.loader.import_default_modules()
-        return self._operations.restart_or_create(workflow, params, id=id)
+        return self._operations.restart_or_create(workflow, params, id=id, labels=labels)
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Wakes the workers over the app's broker, as all that follow."""

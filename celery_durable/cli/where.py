@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
 import click
 
+from celery_durable import values
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.inputs import DurationInput
+from celery_durable.errors import ValueRefused
 from celery_durable.model import InstanceSummary, Status
 
 _PAGE = 100
@@ -19,16 +21,22 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """All that is given must hold. ``older``, ``since``: at least, at most so long ago was its last change."""
+    """All that is given must hold. ``older``, ``since``: at least, at most so long ago was its last change.
+
+    ``labels``: given one by one, as ``label.tenant=acme``.
+    """
 
     workflow: str | None = None
     status: Status | None = None
     error: str | None = None
     older: timedelta | None = None
     since: timedelta | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
-_KEYS = [field.name for field in fields(Condition)]
+_LABEL = "label."
+_KEYS = [each.name for each in fields(Condition) if each.name != "labels"]
+_SHOWN = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
 
 
 class WhereInput(click.ParamType[Condition]):
@@ -41,31 +49,38 @@ class WhereInput(click.ParamType[Condition]):
         if isinstance(value, Condition):
             return value
         given: dict[str, Any] = {}
+        labels: list[str] = []
         try:
             words = shlex.split(value)
         except ValueError as exc:
             self.fail(f"{value!r} cannot be read: {exc}", param, ctx)
         for word in words:
             key, equals, text = word.partition("=")
-            if not equals or not text or key not in _KEYS or key in given:
-                self.fail(f"{word!r} is not one of {', '.join(f'{each}=' for each in _KEYS)}, each once", param, ctx)
+            is_label = key.startswith(_LABEL)
+            if not equals or not text or not (is_label or key in _KEYS) or key in given:
+                self.fail(f"{word!r} is not one of {_SHOWN}, each once", param, ctx)
             match key:
+                case _ if is_label:
+                    labels.append(word.removeprefix(_LABEL))
                 case "status":
                     given[key] = Status(click.Choice([str(each) for each in Status]).convert(text, param, ctx))
                 case "older" | "since":
                     given[key] = DurationInput().convert(text, param, ctx)
                 case _:
                     given[key] = text
-        if not given:
+        if not given and not labels:
             self.fail("names no condition", param, ctx)
-        return Condition(**given)
+        try:
+            return Condition(**given, labels=values.read_labels(labels))
+        except ValueRefused as exc:
+            self.fail(str(exc), param, ctx)
 
 
 def matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
     """The instances that fit, newest first, as they are read page by page."""
     now, cursor = backend.now(), None
     while True:
-        page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE)
+        page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE, labels=where.labels)
         for item in page.items:
             age = now - item.updated_at
             if where.error is not None and (item.error is None or item.error.name != where.error):

@@ -81,10 +81,11 @@ async def _no_route(_: Request, error: Exception) -> Response:
 
 _RUN = ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND", "INVALID_CURSOR")
 _BODY = ("BODY_TOO_LARGE",)
+_LABELS = ("INVALID_LABEL", "TOO_MANY_LABELS")
 _CHANGE = ("INSTANCE_NOT_FOUND", "PRECONDITION_FAILED", *_BODY)
 _NEW = (
     "WORKFLOW_NOT_FOUND", "INVALID_INSTANCE_ID", "NOT_SERIALIZABLE", "WORKFLOW_PARAMS_INVALID", "PAYLOAD_TOO_LARGE",
-    *_BODY,
+    *_LABELS, *_BODY,
 )  # fmt: skip
 _EVENT = ("INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE)
 
@@ -118,7 +119,8 @@ def _add(
 
 def _add_reading(made: APIRouter, to: Reading) -> None:
     _add(made, "GET /workflows", to.list_workflows, wire.WorkflowList, ())
-    _add(made, f"GET {_MANY}", to.list_instances, wire.InstanceList, ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR"))
+    listed = ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR", *_LABELS)
+    _add(made, f"GET {_MANY}", to.list_instances, wire.InstanceList, listed)
     _add(made, f"GET {_ONE}", to.get, wire.InstanceView, ("INSTANCE_NOT_FOUND",), responses=openapi.NOT_MODIFIED)
     _add(made, f"GET {_ONE}/explain", to.explain, wire.Explanation, ("INSTANCE_NOT_FOUND",))
     _add(made, f"GET {_ONE}/history", to.history, wire.HistoryView, _RUN)

@@ -49,7 +49,7 @@ class Instances:
 
         def create() -> Response:
             try:
-                self._operations.create(workflow, body.params, id=instance_id, run_at=body.run_at)
+                self._operations.create(workflow, body.params, id=instance_id, run_at=body.run_at, labels=body.labels)
             except InstanceAlreadyExists:
                 if body.if_exists == "error":
                     raise
@@ -69,7 +69,7 @@ class Instances:
         if len(body.instances) > self._durable.settings.max_batch:
             raise BatchTooLarge(len(body.instances), self._durable.settings.max_batch)
         batch: list[CreateOptions[Any]] = [
-            CreateOptions(self._checked(each.id), each.params) for each in body.instances
+            CreateOptions(self._checked(each.id), each.params, each.labels) for each in body.instances
         ]
         for instance_id in dict.fromkeys(each.id for each in batch):
             await self._admit(request, "create_batch", workflow, instance_id)
@@ -259,6 +259,7 @@ class Instances:
             if_status=body.if_status,
             if_version=wanted(if_match),
             reason=body.reason,
+            labels=body.labels,
         )
         status = wire.StatusView(status=begun.status)
         return answer(wire.Begun(outcome=begun.outcome, id=instance_id, run_number=begun.run_number, details=status))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import anyio
@@ -9,6 +10,7 @@ from fastapi import Header, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
 from celery_durable.http import wire
@@ -27,6 +29,7 @@ _LEVELS = list(LogLevel)  # from the least to the most important
 
 PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=LARGEST_PAGE, description="How many at most.")]
 Cursor = Annotated[str | None, Query(description="Continues an earlier page, which gave it.")]
+Labels = Annotated[Sequence[str], Query(description="Only with this label: `name=value`; several: with all.")]
 RunNumber = Annotated[
     int | None, Query(alias="runNumber", ge=1, le=_LARGEST_RUN, description="By default the current run.")
 ]
@@ -61,12 +64,14 @@ class Reading:
         status: Annotated[Status | None, Query(description="Only in this status.")] = None,
         page_size: PageSize = 25,
         cursor: Cursor = None,
+        label: Labels = (),
     ) -> Response:
         """List the instances of a workflow, newest first.
 
         Without their params and output.
         """
-        page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size)
+        labels = values.read_labels(label)
+        page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
         if not page.items and cursor is None and workflow not in self._durable.workflows:
             raise WorkflowNotFound(workflow, [])
         more = {} if page.cursor is None else {"cursor": page.cursor}

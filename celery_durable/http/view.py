@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -27,12 +27,13 @@ from celery_durable.model import (
 logger = logging.getLogger("celery_durable.http")
 
 REDACTED = "[redacted]"
-Kind = Literal["params", "output", "result", "payload", "data", "error", "message", "reason"]
+Kind = Literal["params", "output", "result", "payload", "data", "error", "message", "reason", "label"]
+_TEXTS = ("error", "message", "reason", "label")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a value is. ``name``: the step's, the event's type or the log line's category; None for the others."""
+    """What a value is. ``name``: the step's or label's, the event's type, the log line's category; else None."""
 
     kind: Kind
     workflow: str
@@ -41,8 +42,8 @@ class Shown:
 
 
 Redact = Callable[[Any, Shown], Any]
-"""Answers with what is shown in a value's place: JSON data; text for an error, message or reason. The stored value
-stays as it is. Where it raises, ``"[redacted]"`` is shown."""
+"""Answers with what is shown in a value's place: JSON data; text for an error, message, reason or label. The stored
+value stays as it is. Where it raises, ``"[redacted]"`` is shown."""
 
 
 class View:
@@ -59,7 +60,7 @@ class View:
         except Exception:
             logger.exception("The redaction hook failed at %s of %s/%s", kind, self._workflow, self._instance_id)
             return REDACTED
-        return seen if kind not in ("error", "message", "reason") or isinstance(seen, str) else REDACTED
+        return seen if kind not in _TEXTS or isinstance(seen, str) else REDACTED
 
     def status(self, status: InstanceStatus) -> wire.StatusView:
         """With the output, or the error."""
@@ -79,6 +80,7 @@ class View:
                 workflow_name=row.workflow,
                 run_number=row.run_number,
                 params=self._seen(details.params, "params"),
+                labels=self._labels(details.labels),
                 created_at=row.created_at,
                 updated_at=row.updated_at,
                 started_at=details.started_at,
@@ -95,6 +97,7 @@ class View:
             id=item.id,
             details=wire.StatusView(status=item.status, **self._error(item.error)),
             run_number=item.run_number,
+            labels=self._labels(item.labels),
             created_at=item.created_at,
             updated_at=item.updated_at,
         )
@@ -117,6 +120,7 @@ class View:
         return wire.RunView(
             details=self.status(page.status),
             params=self._seen(page.params, "params"),
+            labels=self._labels(page.labels),
             created_at=page.created_at,
             started_at=page.started_at,
             completed_at=page.completed_at,
@@ -200,6 +204,9 @@ class View:
 
     def _current(self, step: StepRecord) -> wire.CurrentStep:
         return wire.CurrentStep(**_common(step), **self._error(step.error, step.name))
+
+    def _labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        return {name: self._seen(value, "label", name) for name, value in labels.items()}
 
     def _error(self, error: ErrorInfo | None, name: str | None = None) -> dict[str, Any]:
         if error is None:

@@ -39,7 +39,7 @@ _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
 class CreateInstance(Body):
-    """A new instance. ``id``: yours, unique per workflow; without one it is random.
+    """A new instance. ``id``: yours, unique per workflow; without one it is random. ``labels``: what lists find it by.
 
     ``ifExists``: "return" answers with an existing instance instead of a refusal. ``runAt``: not before this time.
     """
@@ -48,9 +48,14 @@ class CreateInstance(Body):
     params: Any = None
     if_exists: IfExists = "error"
     run_at: AwareDatetime | None = None
+    labels: dict[str, str] = {}
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"id": "order-42", "params": {"orderId": "42", "cents": 1999}}]}
+        json_schema_extra={
+            "examples": [
+                {"id": "order-42", "params": {"orderId": "42", "cents": 1999}, "labels": {"tenant": "acme"}},
+            ]
+        }
     )
 
 
@@ -59,6 +64,7 @@ class BatchItem(Body):
 
     id: str
     params: Any = None
+    labels: dict[str, str] = {}
 
 
 class CreateBatch(Body):
@@ -125,9 +131,10 @@ class SetResult(Skip):
 
 
 class RestartOrCreate(Body):
-    """``params`` are for a new instance; a restarted one keeps its own. ``ifStatus``: in which it is restarted."""
+    """``params``, ``labels``: for a new instance; a restarted one keeps its own. ``ifStatus``: when it is restarted."""
 
     params: Any = None
+    labels: dict[str, str] = {}
     if_status: list[Status] = Field(default=[Status.COMPLETE, Status.ERRORED, Status.TERMINATED], min_length=1)
     reason: str | None = Field(default=None, max_length=2048)
 
@@ -248,6 +255,7 @@ class ListedInstance(Answer):
     id: str
     details: StatusView
     run_number: int
+    labels: dict[str, str] = {}
     created_at: datetime
     updated_at: datetime
 
@@ -268,6 +276,7 @@ class InstanceList(Answer):
                             "id": "order-42",
                             "details": {"status": "waiting"},
                             "runNumber": 1,
+                            "labels": {"tenant": "acme"},
                             "createdAt": _WHEN,
                             "updatedAt": _WHEN,
                         }
@@ -302,6 +311,7 @@ class InstanceMeta(Answer):
     workflow_name: str
     run_number: int
     params: Any
+    labels: dict[str, str] = {}
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None
@@ -328,6 +338,7 @@ class InstanceView(Answer):
                         "workflowName": "order",
                         "runNumber": 1,
                         "params": {"orderId": "42", "cents": 1999},
+                        "labels": {"tenant": "acme"},
                         "createdAt": _WHEN,
                         "updatedAt": _WHEN,
                         "startedAt": _WHEN,
@@ -486,10 +497,14 @@ class AuditView(Answer):
 
 
 class RunView(Answer):
-    """A run: what it was given, and how it stands or ended. ``origin`` only where it continues another run."""
+    """A run: what it was given, and how it stands or ended.
+
+    ``origin`` only where it continues another run; ``labels``: the instance's, as they are now.
+    """
 
     details: StatusView
     params: Any
+    labels: dict[str, str] = {}
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None

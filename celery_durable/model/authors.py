@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -55,3 +56,4 @@ class CreateOptions(Generic[P_co]):
 
     id: str
     params: P_co | None = None
+    labels: Mapping[str, str] | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
@@ -44,6 +45,7 @@ class InstanceSummary:
     run_at: datetime | None
     created_at: datetime
     updated_at: datetime
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class History:
     """What happened in one run: steps in call order, events in order of arrival.
 
     ``origin``: the run that this one continues, whose steps its first ones were. ``audit``: what people did to steps.
+    ``labels``: the instance's, as they are now.
     """
 
     workflow: str
@@ -153,6 +156,7 @@ class History:
     events: tuple[EventRecord, ...]
     origin: Origin | None = None
     audit: tuple[AuditRecord, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ class InstanceDetails:
     completed_at: datetime | None
     reason: str | None
     current_step: StepRecord | None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,7 @@ class HistoryPage:
     logs: Page[LogRecord] | None
     origin: Origin | None = None
     audit: tuple[AuditRecord, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

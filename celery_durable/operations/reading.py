@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -27,7 +27,7 @@ from celery_durable.model import (
     StepRecord,
 )
 from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, read_row
-from celery_durable.store import heartbeats, history, interventions
+from celery_durable.store import heartbeats, history, interventions, labels
 from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class Reading(Verbs):
                 completed_at=record.completed_at,
                 reason=record.reason,
                 current_step=history.current_step(tx, row.pk, row.run_number),
+                labels=labels.of(tx, row.pk),
             )
 
         return self._store.read(work)
@@ -117,6 +118,7 @@ class Reading(Verbs):
                 events=history.events(tx, row.pk, record.run_number),
                 origin=record.origin,
                 audit=interventions.audit(tx, row.pk, record.run_number),
+                labels=labels.of(tx, row.pk),
             )
 
         return self._store.read(work)
@@ -210,6 +212,7 @@ class Reading(Verbs):
                 else None,
                 origin=record.origin,
                 audit=interventions.audit(tx, row.pk, number) if with_audit else (),
+                labels=labels.of(tx, row.pk),
             )
 
         return self._store.read(work)
@@ -241,16 +244,22 @@ class Reading(Verbs):
         status: Status | None = None,
         cursor: str | None = None,
         limit: int = 25,
+        labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances, newest first; ``cursor`` continues an earlier page. Raises CursorInvalid."""
+        """Instances, newest first; ``cursor`` continues an earlier page. ``labels``: only those that have all of these.
+
+        Raises CursorInvalid, InvalidLabel, TooManyLabels.
+        """
         check_limit(limit)
         before = None if cursor is None else cast("int", values.read_cursor(cursor, "i", int)[0])
-        wanted = None if status is None else Status(status)
+        chosen: dict[str, Any] = {
+            "workflow": workflow,
+            "status": None if status is None else Status(status),
+            "labelled": values.labels(labels),
+        }
         if workflow is not None and not can_be_named(workflow):
             return Page((), None)
-        found = self._store.read(
-            lambda tx: history.instances(tx, workflow=workflow, status=wanted, before_pk=before, limit=limit + 1)
-        )
+        found = self._store.read(lambda tx: history.instances(tx, **chosen, before_pk=before, limit=limit + 1))
         more = found[limit:]
         items = found[:limit]
         return Page(tuple(item for _, item in items), values.write_cursor("i", items[-1][0]) if more else None)

@@ -12,7 +12,7 @@ from celery_durable import lineage, teller, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, StepNotFound
 from celery_durable.model import Due, InstanceRow, Kind, Origin, Plan, Ref, Status, StepRow
 from celery_durable.operations.verbs import Verbs, Versions, lock_row, refuse_linear
-from celery_durable.store import instances, runs
+from celery_durable.store import instances, labels, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import Seed, Source
 
@@ -70,7 +70,7 @@ class Rewinding(Verbs):
     ) -> str:
         """Create an instance that goes on before a step of another one's current run; answers with its id.
 
-        It has the same parameters, copies of what settled before, and the events. The other one is left alone.
+        It has the same parameters and labels, copies of what settled before, and the events. The other is left alone.
         Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a linear one.
         """
         new_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
@@ -90,6 +90,7 @@ class Rewinding(Verbs):
                 commit_id=commit_id,
                 seed=seed_before(row, source, step),
                 retention=self._retention(workflow),
+                labelled=labels.of(tx, row.pk),
             )
             if not is_new:
                 raise InstanceAlreadyExists(workflow, new_id)

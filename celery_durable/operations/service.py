@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
@@ -16,12 +16,18 @@ class WorkflowService(Protocol):
     """What package authors depend on; the application hands them `Durable.service`, their tests a harness's."""
 
     def create_instance(
-        self, workflow: str, params: Any = None, *, id: str | None = None, session: Session | None = None
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        session: Session | None = None,
     ) -> str:
         """Record a new instance and have it started; answers with its id.
 
         ``session``: in the caller's transaction, with his own rows or not at all. Raises WorkflowNotFound,
-        WorkflowParamsInvalid, InstanceAlreadyExists.
+        WorkflowParamsInvalid, InvalidLabel, InstanceAlreadyExists.
         """
 
     def send_event(
@@ -62,10 +68,16 @@ class Service:
         self._operations = operations
 
     def create_instance(
-        self, workflow: str, params: Any = None, *, id: str | None = None, session: Session | None = None
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        session: Session | None = None,
     ) -> str:
         """Record a new instance and have it started."""
-        return self._operations().create(workflow, params, id=id, session=session)
+        return self._operations().create(workflow, params, id=id, labels=labels, session=session)
 
     def send_event(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -35,19 +35,20 @@ class Starting(Verbs):
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
         run_at: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
         """Record a new instance and have it advanced; answers with its id.
 
         ``session``: join the caller's transaction; the workers are told after his commit.
         Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
-        InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        InvalidLabel, TooManyLabels, InstanceAlreadyExists, StoreMismatch; nothing is written then.
         """
         definition = self._definition(workflow)
         if if_exists not in ("error", "return"):
             raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
         instance_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
-        row = self._row(definition, instance_id, params)
+        row = self._row(definition, instance_id, params, labels)
         row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
         due = self._due(definition, instance_id)
 
@@ -79,7 +80,7 @@ class Starting(Verbs):
         rows: dict[str, dict[str, Any]] = {}
         for item in batch:
             instance_id = values.instance_id(item.id, self._settings.max_instance_id)
-            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item=instance_id))
+            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, item=instance_id))
         # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
         created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
         made = [key for key in rows if key in created]
@@ -98,17 +99,18 @@ class Starting(Verbs):
         if_status: Collection[Status | str] = TERMINAL,
         if_version: Versions = None,
         reason: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Begun:
         """Restart the instance of this id if it is in one of these statuses, or create it; tells which happened.
 
-        One that is in another status is left as it is ("unchanged"). A restart keeps the first parameters. Of several
-        callers at once one begins the run. Raises what `create` raises, but InstanceAlreadyExists; and VersionMismatch
-        where the instance exists at another version.
+        One that is in another status is left as it is ("unchanged"). A restart keeps the first parameters, and the
+        labels as they are. Of several callers at once one begins the run. Raises what `create` raises, but
+        InstanceAlreadyExists; and VersionMismatch where the instance exists at another version.
         """
         definition = self._definition(workflow)
         wanted = {Status(status) for status in if_status}
         instance_id = values.instance_id(id, self._settings.max_instance_id)
-        new = self._row(definition, instance_id, params)
+        new = self._row(definition, instance_id, params, labels)
         commit_id = new["commit_id"]
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
@@ -148,7 +150,15 @@ class Starting(Verbs):
         values.identifier("Workflow name", definition.name, self._settings.max_workflow_name)
         return definition
 
-    def _row(self, definition: Definition, instance_id: str, params: Any, *, item: str | None = None) -> dict[str, Any]:
+    def _row(
+        self,
+        definition: Definition,
+        instance_id: str,
+        params: Any,
+        labels: Mapping[str, str] | None,
+        *,
+        item: str | None = None,
+    ) -> dict[str, Any]:
         try:
             checked = definition.params.check(params)
         except values.Misfit as exc:
@@ -163,6 +173,7 @@ class Starting(Verbs):
             "plan": definition.plan(self._settings.step_policy),
             "commit_id": self._runtime.new_token(),
             "retention": self._retention(definition.name),
+            "labelled": values.labels(labels),
         }
 
     def _due(self, definition: Definition, instance_id: str) -> Due:

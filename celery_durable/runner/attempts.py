@@ -245,6 +245,7 @@ class Attempts:
             events=buffer.events,
             emissions=buffer.emissions,
             outgoing=buffer.outgoing,
+            labels=buffer.labels,
         )
         try:
             committed = self._at.guarded(lambda: self._at.committer.commit(boundary, session=buffer.session))

@@ -7,7 +7,7 @@ the body's session is not: its body runs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -22,6 +22,7 @@ from celery_durable.errors import (
     InstanceTerminal,
     StepCommitConflict,
     Superseded,
+    TooManyLabels,
     WorkflowParamsInvalid,
 )
 from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType, Wake
@@ -29,7 +30,7 @@ from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.patience import Patience
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import claims, emissions, instances, journal, outbox, waiters
+from celery_durable.store import claims, emissions, instances, journal, labels, outbox, waiters
 from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
@@ -62,6 +63,7 @@ class Boundary:
     events: Sequence[NewEvent] = ()
     emissions: Sequence[NewEmission] = ()
     outgoing: Sequence[Outgoing] = ()
+    labels: Mapping[str, str | None] = field(default_factory=dict)
     look: Callable[[Tx, Guarded], list[StepWrite]] | None = None
     sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
     ending: Ending | None = None
@@ -78,6 +80,7 @@ class Boundary:
             and self.sleep is None
             and self.look is None
             and self.ending is None
+            and not self.labels
         )
 
 
@@ -180,6 +183,7 @@ class Committer:
             guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)
             writes = boundary.writes if boundary.look is None else boundary.look(tx, guarded)
             rows = [self._write(tx, guarded, write) for write in writes]
+        self._label(tx, boundary)
         journal.write_logs(tx, self.claim, guarded, boundary.logs, room=self._log_room)
         outbox.insert(
             tx,
@@ -222,6 +226,14 @@ class Committer:
         if write.type is StepType.WAIT and write.status is StepStatus.CANCELLED:  # it lost a race
             waiters.close_wait(tx, self.claim, key=write.key)
         return journal.write_step(tx, self.claim, guarded, write)
+
+    def _label(self, tx: Tx, boundary: Boundary) -> None:
+        """Change the labels of the instance, whose row the guard has locked."""
+        try:
+            if boundary.labels:
+                labels.merge(tx, self.claim.pk, boundary.labels)
+        except TooManyLabels as exc:
+            raise AuthorWriteFailed(exc) from exc
 
     def _author_writes(self, tx: Tx, boundary: Boundary, session: Session | None) -> None:
         try:
@@ -333,6 +345,7 @@ class Committer:
                 commit_id=self._store.runtime.new_token(),
                 parent=parent,
                 retention=self._settings.retention_of(definition.retention),
+                labelled=new.labels,
             )
             if not is_new:
                 raise AuthorWriteFailed(InstanceAlreadyExists(definition.name, instance_id))

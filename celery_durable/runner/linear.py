@@ -381,6 +381,7 @@ class LinearPass:
             events=buffer.events,
             emissions=buffer.emissions,
             outgoing=buffer.outgoing,
+            labels=buffer.labels,
             **how,
         )
 

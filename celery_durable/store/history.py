@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from celery_durable.model import (
     from_us,
     topic_of,
 )
+from celery_durable.store import labels
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 from celery_durable.store.schema import Tables
@@ -83,9 +84,18 @@ def past_status(instance: InstanceRow, run_: RunRow) -> Status:
 
 
 def instances(
-    tx: Tx, *, workflow: str | None, status: Status | None, before_pk: int | None, limit: int
+    tx: Tx,
+    *,
+    workflow: str | None,
+    status: Status | None,
+    before_pk: int | None,
+    limit: int,
+    labelled: Mapping[str, str] | None = None,
 ) -> list[tuple[int, InstanceSummary]]:
-    """Instances, newest first, that come after ``before_pk`` in this order; with their keys."""
+    """Instances with all these labels, newest first, that come after ``before_pk`` in this order; with their keys."""
+    query = listing(tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled)
+    rows = tx.execute(query).all()
+    labels_of = labels.of_many(tx, [row.id for row in rows])
     return [
         (
             row.id,
@@ -98,29 +108,39 @@ def instances(
                 run_at=maybe_at(row.run_at),
                 created_at=from_us(row.created_at),
                 updated_at=from_us(row.updated_at),
+                labels=labels_of.get(row.id, {}),
             ),
         )
-        for row in tx.execute(listing(tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit))
+        for row in rows
     ]
 
 
 def listing(
-    t: Tables, *, workflow: str | None, status: Status | None, before_pk: int | None, limit: int
+    t: Tables,
+    *,
+    workflow: str | None,
+    status: Status | None,
+    before_pk: int | None,
+    limit: int,
+    labelled: Mapping[str, str] | None = None,
 ) -> sa.Select[Any]:
     """The query of a page: each choice of filters has an index that is read backwards, newest first."""
     i, r = t.instance, t.run
-    query = (
-        sa.select(i, r.c.error_name, r.c.error_message)
-        .join(r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number))
-        .order_by(i.c.id.desc())
-        .limit(limit)
+    query = sa.select(i, r.c.error_name, r.c.error_message).join(
+        r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
     )
+    key: sa.ColumnElement[int] = i.c.id
+    for name, value in (labelled or {}).items():
+        its = t.label.alias()
+        query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
+        key = its.c.instance_pk  # the order, and where the page begins, of the index that has few rows
+    query = query.order_by(key.desc()).limit(limit)
     if workflow is not None:
         query = query.where(i.c.workflow == workflow)
     if status is not None:
         query = query.where(i.c.status == status.value)
     if before_pk is not None:
-        query = query.where(i.c.id < before_pk)
+        query = query.where(key < before_pk)
     return query
 
 

@@ -5,6 +5,7 @@ Every change here locks the mutex row first and decides from what it then reads 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,7 +27,7 @@ from celery_durable.model import (
     span_us,
     to_us,
 )
-from celery_durable.store import dialects, runs, waiters
+from celery_durable.store import dialects, labels, runs, waiters
 from celery_durable.store.claims import RELEASED
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import maybe_at
@@ -83,12 +84,13 @@ def insert(
     parent: tuple[int, int, str] | None = None,
     seed: Seed | None = None,
     retention: timedelta | None = None,
+    labelled: Mapping[str, str] | None = None,
 ) -> bool:
     """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
 
     A taken id leaves the surrounding transaction unhurt. ``parent``: (pk, run, step key) of the step that creates it.
     ``seed``: what the run begins with.
-    ``retention``: how long it is kept after its end, None without end.
+    ``retention``: how long it is kept after its end, None without end. ``labelled``: its labels.
     May be done again after a commit in doubt: what this ``commit_id`` has created is not taken.
     """
     parent_pk, parent_run, parent_key = parent or (None, None, None)
@@ -109,6 +111,8 @@ def insert(
     if pk is None:
         return runs.creator(tx, workflow, instance_id) == commit_id
     runs.begin(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, seed=seed)
+    if labelled:
+        labels.insert(tx, pk, labelled)
     if seed is not None:  # the events that it begins with come before its own
         i = tx.t.instance
         tx.execute(sa.update(i).where(i.c.id == pk).values(version=seed.version))

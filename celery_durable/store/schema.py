@@ -11,6 +11,7 @@ workflow_log       what authors and the engine say, capped per run.
 workflow_waiter    who waits on which topic: an index over the open steps, which are what decides. Only waits on
                    topics write it.
 workflow_emission  an emit while it fans out: what to hand out, to whom, and how far it has come.
+workflow_label     what instances are found by: names with a text each. One without labels has no row here.
 workflow_outbox    what is to be sent once the transaction that wrote it has committed: Celery tasks, and named events
                    for a handler. A row that is done with is deleted.
 workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves; it has no
@@ -80,6 +81,7 @@ class Tables:
     emission: sa.Table
     audit: sa.Table
     outbox: sa.Table
+    label: sa.Table
 
 
 @functools.cache
@@ -286,4 +288,12 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Index(f"{prefix}ix_workflow_outbox_due", "poll_at"),
     )
-    return Tables(metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox)
+    label = table(
+        "workflow_label",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("value", sa.String(255), nullable=False),
+        # For lists, newest first.
+        sa.Index(f"{prefix}ix_workflow_label_value", "name", "value", "instance_pk"),
+    )
+    return Tables(metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label)

@@ -42,6 +42,11 @@ class HarnessInstance(WorkflowInstance[R_co]):
         """Whether it sleeps, or waits for an event or a retry."""
         return self.status().status is Status.WAITING
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What lists find it by."""
+        return dict(self.history().labels)
+
     def steps(self, run: int | None = None) -> tuple[StepRecord, ...]:
         """The steps of a run in call order, by default of the current one."""
         return self.history(run).steps

@@ -132,9 +132,12 @@ def _resolved(step: ScenarioStep, ctx: Context) -> dict[str, Any]:
 # --- instances ----------------------------------------------------------------------------------
 
 
-def create(workflow: str | Code, params: Given = None, *, id: Given = None, run_at: Given = None) -> ScenarioStep:
+def create(
+    workflow: str | Code, params: Given = None, *, id: Given = None, run_at: Given = None, labels: Given = None
+) -> ScenarioStep:
     """Create an instance; nothing runs yet."""
-    return ScenarioStep("create", {"workflow": workflow, "params": params, "id": id, "run_at": run_at}, _create)
+    given = {"workflow": workflow, "params": params, "id": id, "run_at": run_at, "labels": labels}
+    return ScenarioStep("create", given, _create)
 
 
 def create_batch(workflow: str | Code, batch: Given) -> ScenarioStep:

@@ -7,6 +7,7 @@ A value is refused with an error that names it and the remedy; payloads are name
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
+from celery_durable.values.labels import few_enough, label_changes, labels, read_labels
 from celery_durable.values.names import (
     LONGEST_ID,
     event_type,
@@ -39,13 +40,17 @@ __all__ = [
     "duration",
     "encode",
     "event_type",
+    "few_enough",
     "identifier",
     "instance_id",
     "label",
+    "label_changes",
+    "labels",
     "outgoing_ending",
     "outgoing_event",
     "outgoing_task",
     "read_cursor",
+    "read_labels",
     "storable",
     "storable_error",
     "topic",

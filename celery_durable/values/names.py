@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidTopic, NameInvalid
+from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidLabel, InvalidTopic, NameInvalid
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
 _TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
@@ -13,6 +13,7 @@ _NO_LABEL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 LONGEST_ID = 255
 """What the columns of ids and names hold, whatever the settings allow."""
 LONGEST_TOPIC = 100
+LONGEST_LABEL = 64
 _LONGEST_ERROR = 10_000
 
 UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
@@ -51,8 +52,22 @@ def _identifier(error: type[NameInvalid], what: str, value: object, limit: int) 
 
 def label(what: str, value: object, limit: int) -> str:
     """A step name or log category: any text without control characters."""
+    return _text(NameInvalid, what, value, limit)
+
+
+def label_name(value: object) -> str:
+    """The name of an instance's label; raises InvalidLabel."""
+    return _identifier(InvalidLabel, "Label name", value, LONGEST_LABEL)
+
+
+def label_value(name: str, value: object) -> str:
+    """The value of an instance's label; raises InvalidLabel."""
+    return _text(InvalidLabel, f"Label {name!r} with the value", value, LONGEST_ID)
+
+
+def _text(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= limit or _NO_LABEL.search(value):
-        raise NameInvalid(what, value, f"use text of 1 to {limit} characters without control characters")
+        raise error(what, value, f"use text of 1 to {limit} characters without control characters")
     return value
 
 

@@ -47,7 +47,8 @@ def test_instances_are_listed_newest_first_page_by_page_and_without_payloads(sho
     first = api.get("/workflows/echo/instances", params={"pageSize": 3}).json()
     assert [item["id"] for item in first["instances"]] == ["e-4", "e-3", "e-2"]
     assert first["instances"][0] == {
-        "id": "e-4", "details": {"status": "complete"}, "runNumber": 1, "createdAt": NOW, "updatedAt": NOW,
+        "id": "e-4", "details": {"status": "complete"}, "runNumber": 1, "labels": {},
+        "createdAt": NOW, "updatedAt": NOW,
     }  # fmt: skip
     assert first["hasNextPage"] is True
     second = api.get("/workflows/echo/instances", params={"pageSize": 3, "cursor": first["cursor"]}).json()
@@ -142,6 +143,7 @@ def test_an_instance_shows_where_it_stands(api: TestClient, order: str) -> None:
             "workflowName": "order",
             "runNumber": 1,
             "params": {"order_id": "42", "cents": 1999},
+            "labels": {},
             "createdAt": NOW,
             "updatedAt": NOW,
             "startedAt": NOW,
@@ -380,6 +382,7 @@ def test_the_history_of_a_run_tells_what_it_was_given_and_how_it_ended(shop: Sho
     assert first["run"] == {
         "details": {"status": "terminated"},
         "params": {"order_id": "42", "cents": 1999},
+        "labels": {},
         "createdAt": "2030-01-01T00:00:00Z",
         "startedAt": "2030-01-01T00:00:00Z",
         "completedAt": "2030-01-01T00:00:00Z",

@@ -29,6 +29,7 @@ TABLES = {
     "workflow_emission",
     "workflow_audit",
     "workflow_outbox",
+    "workflow_label",
 }
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]

@@ -258,3 +258,14 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         **table,
     )
     op.create_index(f"{prefix}ix_workflow_outbox_due", f"{prefix}workflow_outbox", ["poll_at"], **index)
+
+    op.create_table(
+        f"{prefix}workflow_label",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("value", sa.String(255), nullable=False),
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_label_value", f"{prefix}workflow_label", ["name", "value", "instance_pk"], **index
+    )

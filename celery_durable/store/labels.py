@@ -1,0 +1,59 @@
+"""What instances are found by. It is written with the insert of an instance, or under its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable import values
+from celery_durable.store.engine import Store, Tx, param, statement
+
+
+@statement
+def _insert(s: Store) -> Any:
+    row = {"instance_pk": param("pk"), "name": param("name"), "value": param("value")}
+    return sa.insert(s.tables.label).values(row).inline()
+
+
+@statement
+def _update(s: Store) -> Any:
+    t = s.tables.label
+    return sa.update(t).where(t.c.instance_pk == param("pk"), t.c.name == param("name")).values(value=param("value"))
+
+
+@statement
+def _delete(s: Store) -> Any:
+    t = s.tables.label
+    return sa.delete(t).where(t.c.instance_pk == param("pk"), t.c.name == param("name"))
+
+
+def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
+    """Give labels to an instance that has none of these names."""
+    tx.run_many(_insert, [{"pk": pk, "name": name, "value": value} for name, value in labels.items()])
+
+
+def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
+    """Set labels of a locked instance, and take away those whose value is None; raises TooManyLabels."""
+    old = of(tx, pk)
+    new = values.few_enough({name: value for name, value in {**old, **changes}.items() if value is not None})
+    insert(tx, pk, {name: value for name, value in new.items() if name not in old})
+    changed = {name: value for name, value in new.items() if name in old and old[name] != value}
+    tx.run_many(_update, [{"pk": pk, "name": name, "value": value} for name, value in changed.items()])
+    tx.run_many(_delete, [{"pk": pk, "name": name} for name in old if name not in new])
+
+
+def of(tx: Tx, pk: int) -> dict[str, str]:
+    """An instance's labels, by name."""
+    return of_many(tx, [pk]).get(pk, {})
+
+
+def of_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:
+    """The labels of instances by their keys, those left out that have none."""
+    t = tx.t.label.c
+    query = sa.select(t.instance_pk, t.name, t.value).where(t.instance_pk.in_(pks)).order_by(t.instance_pk, t.name)
+    found: dict[int, dict[str, str]] = {}
+    for row in tx.execute(query) if pks else ():
+        found.setdefault(row.instance_pk, {})[row.name] = row.value
+    return found

@@ -1,0 +1,47 @@
+"""Labels, by which instances are found: checked where they are given, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from celery_durable.errors import InvalidLabel, TooManyLabels
+from celery_durable.values.names import label_name, label_value
+
+MOST_LABELS = 16
+"""What one instance may have."""
+
+
+def labels(given: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy; none for None. Raises InvalidLabel, TooManyLabels."""
+    return few_enough({name: label_value(name, value) for name, value in _named(given).items()})
+
+
+def label_changes(given: Mapping[str, str | None]) -> dict[str, str | None]:
+    """A copy, in which None takes a label away; raises InvalidLabel."""
+    return {name: None if value is None else label_value(name, value) for name, value in _named(given).items()}
+
+
+def few_enough(found: dict[str, str]) -> dict[str, str]:
+    """What an instance is to have; raises TooManyLabels."""
+    if len(found) > MOST_LABELS:
+        raise TooManyLabels(len(found), MOST_LABELS)
+    return found
+
+
+def read_labels(words: Iterable[str]) -> dict[str, str]:
+    """From ``name=value``, each name once; raises InvalidLabel, TooManyLabels."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name in found:
+            raise InvalidLabel("Label", word, "write it as name=value, each name once")
+        found[name] = value
+    return labels(found)
+
+
+def _named(given: Mapping[str, object] | None) -> dict[str, object]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidLabel("A set of labels like", given, "pass a mapping of names to values")
+    return {label_name(name): value for name, value in given.items()}

@@ -1,0 +1,469 @@
+"""Labels: what instances are found by, from their creation, from their steps, and until they are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import (
+    Completed,
+    CreateOptions,
+    LinearStep,
+    NonRetryableError,
+    Retries,
+    Step,
+    StepConfig,
+    WorkflowEvent,
+)
+from celery_durable.definitions import define_linear
+from celery_durable.errors import InvalidLabel, TooManyLabels
+from celery_durable.model import Status
+from celery_durable.operations.service import Service
+from tests.engine.world import Flow, Instance, World, insert_name, on_one_database
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
+MOST = {f"n{number}": "x" for number in range(16)}
+
+
+def labels_of(instance: Instance) -> dict[str, str]:
+    """As all views show them."""
+    operations = instance.world.operations
+    name, id_ = instance.workflow, instance.id
+    [listed] = [item.labels for item in operations.list(name).items if item.id == id_]
+    assert operations.history(name, id_).labels == listed
+    assert operations.details(name, id_).labels == listed
+    assert operations.history_page(name, id_).labels == listed
+    return dict(listed)
+
+
+def found(world: World, workflow: str | None = "order", **chosen: Any) -> list[str]:
+    return [item.id for item in world.operations.list(workflow, **chosen).items]
+
+
+def rows(world: World) -> int:
+    return len(world.rows(sa.select(world.store.tables.label)))
+
+
+@contextmanager
+def statements(*engines: sa.Engine) -> Iterator[list[str]]:
+    """What is sent to the database meanwhile."""
+    sent: list[str] = []
+
+    def note(_: object, __: object, statement: str, *rest: object) -> None:
+        sent.append(statement)
+
+    for engine in engines:
+        sa.event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    for engine in engines:
+        sa.event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def order(world: World) -> Flow:
+    """Each step sets the labels that the params say."""
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        for number, labels in enumerate(event.payload or []):
+            step.do(f"set {number}", lambda tx, labels=labels: tx.set_labels(labels))
+
+    return order
+
+
+# --- created with -------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_instance_is_created_with_labels_and_found_by_all_that_are_asked_for(world: World, order: Flow) -> None:
+    one = order.create(id="o-1", labels={"tenant": "acme", "stage": "new"})
+    order.create(id="o-2", labels={"tenant": "acme"})
+    order.create(id="o-3", labels={"tenant": "globex", "stage": "new"})
+    order.create(id="o-4")
+    assert labels_of(one) == {"stage": "new", "tenant": "acme"}
+    assert labels_of(order.of("o-4")) == {}
+    assert found(world, labels={"tenant": "acme"}) == ["o-2", "o-1"]
+    assert found(world, labels={"tenant": "acme", "stage": "new"}) == ["o-1"]
+    assert found(world, labels={"stage": "new"}) == ["o-3", "o-1"]
+    assert found(world, None, labels={"tenant": "globex"}) == ["o-3"]
+    assert found(world, labels={"tenant": "globex", "stage": "old"}) == []
+    assert found(world, "refund", labels={"tenant": "acme"}) == []
+    assert found(world, labels={}) == ["o-4", "o-3", "o-2", "o-1"]
+    world.operations.pause("order", "o-1")
+    assert found(world, labels={"tenant": "acme"}, status=Status.PAUSED) == ["o-1"]
+
+
+@everywhere
+def test_names_and_values_are_told_apart_to_the_last_blank(world: World, order: Flow) -> None:
+    written = ["acme", "ACME", "acmé", "acme ", " acme", "a=c", "ącme 🎁", "x" * 255]
+    for number, value in enumerate(written):
+        order.create(id=f"o-{number}", labels={"tenant": value})
+    order.create(id="other", labels={"Tenant": "acme"})
+    for number, value in enumerate(written):
+        assert found(world, labels={"tenant": value}) == [f"o-{number}"]
+        assert labels_of(order.of(f"o-{number}")) == {"tenant": value}
+    both = order.create(id="both", labels={"a": "1", "A": "2"})
+    assert labels_of(both) == {"a": "1", "A": "2"}
+
+
+@everywhere
+def test_a_list_by_labels_goes_on_page_by_page(world: World, order: Flow) -> None:
+    for number in range(7):
+        order.create(id=f"o-{number}", labels={"parity": "odd" if number % 2 else "even", "tenant": "acme"})
+    pages, cursor = [], None
+    while True:
+        page = world.operations.list("order", labels={"tenant": "acme", "parity": "even"}, cursor=cursor, limit=2)
+        pages.append([item.id for item in page.items])
+        assert all(item.labels == {"parity": "even", "tenant": "acme"} for item in page.items)
+        order.create(id=f"late-{len(pages)}", labels={"parity": "even", "tenant": "acme"})
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert pages == [["o-6", "o-4"], ["o-2", "o-0"]]
+
+
+@everywhere
+def test_a_batch_has_labels_for_each(world: World, order: Flow) -> None:
+    batch = [CreateOptions("o-1", None, {"tenant": "acme"}), CreateOptions("o-2"), CreateOptions("o-3", labels=MOST)]
+    assert world.operations.create_batch("order", batch) == ["o-1", "o-2", "o-3"]
+    assert [labels_of(order.of(f"o-{n}")) for n in (1, 2, 3)] == [{"tenant": "acme"}, {}, MOST]
+    again = [CreateOptions("o-1", None, {"tenant": "globex"})]
+    assert world.operations.create_batch("order", again) == []
+    assert labels_of(order.of("o-1")) == {"tenant": "acme"}
+
+
+@everywhere
+def test_labels_commit_or_roll_back_with_the_callers_own_session(world: World, order: Flow) -> None:
+    with world.session() as session:
+        insert_name("a")(session)
+        world.operations.create("order", id="gone", labels={"tenant": "acme"}, session=session)
+        session.rollback()
+    assert (found(world), rows(world)) == ([], 0)
+    with world.session() as session:
+        Service(lambda: world.operations).create_instance(
+            "order", id="kept", labels={"tenant": "acme"}, session=session
+        )
+        session.commit()
+    assert found(world, labels={"tenant": "acme"}) == ["kept"]
+
+
+def test_an_existing_instance_keeps_its_labels(world: World, order: Flow) -> None:
+    one = order.create(id="o-1", labels={"tenant": "acme"})
+    order.create(id="o-1", labels={"tenant": "globex"}, if_exists="return")
+    assert labels_of(one) == {"tenant": "acme"}
+
+
+# --- changed by steps ---------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_step_changes_labels_with_its_commit(world: World, order: Flow) -> None:
+    seen = []
+    instance = order.create(
+        [{"stage": "packed", "tenant": None, "weight": "7 kg"}], labels={"tenant": "acme", "stage": "new", "kept": "k"}
+    )
+    world.worker.runtime.at["after-body"] = lambda: seen.append(labels_of(instance))
+    world.run_until_idle()
+    assert seen == [{"kept": "k", "stage": "new", "tenant": "acme"}]
+    assert labels_of(instance) == {"kept": "k", "stage": "packed", "weight": "7 kg"}
+    assert found(world, labels={"stage": "new"}) == []
+    assert found(world, labels={"stage": "packed", "weight": "7 kg"}) == ["i-1"]
+
+
+@everywhere
+def test_later_calls_and_later_steps_win(world: World) -> None:
+    def twice(tx, *given):
+        for labels in given:
+            tx.set_labels(labels)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("first", twice, {"a": "1", "b": "1", "c": "1"}, {"a": "2", "b": None})
+        step.do("second", twice, {"c": None, "absent": None})
+        step.do("same", twice, {"a": "2"})
+
+    assert labels_of(order.run()) == {"a": "2"}
+    assert rows(world) == 1
+
+
+@everywhere
+def test_what_an_attempt_that_failed_had_set_is_dropped(world: World) -> None:
+    def work(tx) -> None:
+        tx.set_labels({f"attempt-{tx.attempt}": "here"})
+        if tx.attempt == 1:
+            raise ValueError("once more")
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("work", ONCE_MORE, work)
+
+    instance = order.run(labels={"tenant": "acme"})
+    assert labels_of(instance) == {"tenant": "acme"}
+    world.run_after(1)
+    assert labels_of(instance) == {"attempt-2": "here", "tenant": "acme"}
+
+
+def test_what_a_step_that_failed_for_good_had_set_is_dropped(world: World) -> None:
+    def work(tx) -> None:
+        tx.set_labels({"tenant": None, "stage": "broken"})
+        raise NonRetryableError("no")
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("work", work)
+
+    instance = order.run(labels={"tenant": "acme"})
+    assert (instance.status, labels_of(instance)) == ("errored", {"tenant": "acme"})
+
+
+@everywhere
+def test_labels_are_set_in_the_steps_own_session_too(world: World) -> None:
+    def book(tx, instance: str, run: int) -> str:
+        tx.set_labels({"booked": "yes"})
+        return world.book(tx, instance, run)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("book", book, event.instance_id, event.run_number)
+
+    assert labels_of(order.run()) == {"booked": "yes"}
+    assert world.booked() == ["book"]
+
+
+def test_branches_label_the_same_instance(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        names = ("a", "b", "c")
+        step.gather(*(step.submit(name, lambda tx, name=name: tx.set_labels({name: name})) for name in names))
+
+    assert labels_of(order.run()) == {"a": "a", "b": "b", "c": "c"}
+
+
+@everywhere
+def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: Flow) -> None:
+    instance = order.create([{"stage": "packed"}], labels={"tenant": "acme"})
+    slow = world.worker
+    slow.runtime.at["after-body"] = instance.terminate
+    world.run_until_idle()
+    assert (instance.status, labels_of(instance)) == ("terminated", {"tenant": "acme"})
+
+
+@everywhere
+@pytest.mark.parametrize("checkpoint", ["before-commit", "after-commit"])
+def test_a_worker_that_dies_at_the_commit_has_labelled_once_or_not_at_all(
+    world: World, order: Flow, checkpoint: str
+) -> None:
+    instance = order.create([{"stage": "packed", "tenant": None}], labels={"tenant": "acme"})
+    victim = world.worker
+    victim.runtime.at["after-body"] = lambda: setattr(victim.runtime, "crash_at", checkpoint)
+    world.run_until_idle()
+    assert victim.runtime.is_dead
+    assert labels_of(instance) == ({"tenant": "acme"} if checkpoint == "before-commit" else {"stage": "packed"})
+    world.run_after(60)
+    assert (instance.status, labels_of(instance)) == ("complete", {"stage": "packed"})
+
+
+@everywhere
+def test_handlers_of_a_linear_workflow_set_labels_too(world: World) -> None:
+    def pay(ctx) -> Completed:
+        ctx.tx.set_labels({"stage": "paid", "tenant": None})
+        return Completed()
+
+    definition = define_linear("line", module=__name__, version=1, steps=[LinearStep("PAY")])
+    definition.handlers["PAY"] = pay
+    world.registry.replace(definition)
+    line = Flow(world, definition)  # type: ignore[arg-type]
+    assert labels_of(line.run(labels={"tenant": "acme"})) == {"stage": "paid"}
+
+
+@everywhere
+def test_a_step_creates_instances_with_labels(world: World, order: Flow) -> None:
+    @world.workflow
+    def parent(event: WorkflowEvent, step: Step):
+        step.do("create", lambda tx: tx.create(order, id="child", labels={"tenant": "acme"}))
+        step.do("create another", lambda tx: tx.create(order, id="plain"))
+
+    parent.run()
+    assert labels_of(order.of("child")) == {"tenant": "acme"}
+    assert labels_of(order.of("plain")) == {}
+
+
+# --- again --------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_restart_rewind_and_retry_keep_labels_and_a_fork_copies_them(world: World) -> None:
+    failing = [True]
+
+    def work(tx) -> None:
+        if failing:
+            raise NonRetryableError("not yet")
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("label", lambda tx: tx.set_labels({"stage": "new" if event.run_number == 1 else "again"}))
+        step.do("work", work)
+
+    instance = order.run(labels={"tenant": "acme"})
+    first = {"stage": "new", "tenant": "acme"}
+    assert (instance.status, labels_of(instance)) == ("errored", first)
+    failing.clear()
+    world.operations.retry("order", "i-1")
+    world.run_until_idle()
+    assert (instance.status, labels_of(instance)) == ("complete", first)  # its step was kept
+    world.operations.fork("order", "i-1", "work", id="f-1")
+    fork = order.of("f-1")
+    assert labels_of(fork) == first
+    world.run_until_idle()
+    world.operations.restart("order", "i-1", from_step="work")
+    world.run_until_idle()
+    assert labels_of(instance) == first
+    instance.restart()
+    assert labels_of(instance) == first
+    world.run_until_idle()
+    assert (labels_of(instance), labels_of(fork)) == ({"stage": "again", "tenant": "acme"}, first)
+
+
+@everywhere
+def test_restart_or_create_labels_what_it_creates(world: World, order: Flow) -> None:
+    begin = world.operations.restart_or_create
+    assert begin("order", id="o-1", labels={"tenant": "acme"}).outcome == "created"
+    world.run_until_idle()
+    assert begin("order", id="o-1", labels={"tenant": "globex"}).outcome == "restarted"
+    assert begin("order", id="o-1", labels={"tenant": "globex"}).outcome == "unchanged"
+    assert labels_of(order.of("o-1")) == {"tenant": "acme"}
+
+
+@everywhere
+def test_labels_are_deleted_with_their_instance(world: World) -> None:
+    @world.workflow(retention="1 day")
+    def order(event: WorkflowEvent, step: Step):
+        return None
+
+    order.run(id="gone", labels=MOST)
+    world.advance(timedelta(hours=12))
+    order.run(id="kept", labels={"tenant": "acme"})
+    world.advance(timedelta(hours=12))
+    assert (world.tidy(), rows(world)) == (1, 1)
+    assert world.operations.prune(older_than="1 second") == 1
+    assert rows(world) == 0
+    world.accepted.clear()
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+NAME_RULE = "use 1 to 64 of the characters a-z A-Z 0-9 _ - and do not begin with '-'"
+VALUE_RULE = "use text of 1 to 255 characters without control characters"
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"ten ant": "a"}, f"Label name 'ten ant' is not allowed: {NAME_RULE}."),
+        ({"": "a"}, f"Label name '' is not allowed: {NAME_RULE}."),
+        ({"-a": "a"}, f"Label name '-a' is not allowed: {NAME_RULE}."),
+        ({"tenant\n": "a"}, f"Label name 'tenant\\n' is not allowed: {NAME_RULE}."),
+        ({"x" * 65: "a"}, f"Label name '{'x' * 65}' is not allowed: {NAME_RULE}."),
+        ({7: "a"}, f"Label name 7 is not allowed: {NAME_RULE}."),
+        ({"tenant": ""}, f"Label 'tenant' with the value '' is not allowed: {VALUE_RULE}."),
+        ({"tenant": 7}, f"Label 'tenant' with the value 7 is not allowed: {VALUE_RULE}."),
+        ({"tenant": "a\x00"}, f"Label 'tenant' with the value 'a\\x00' is not allowed: {VALUE_RULE}."),
+        ({"tenant": "a\tb"}, f"Label 'tenant' with the value 'a\\tb' is not allowed: {VALUE_RULE}."),
+        ({"tenant": "\ud800"}, f"Label 'tenant' with the value '\\ud800' is not allowed: {VALUE_RULE}."),
+        (["tenant"], "A set of labels like ['tenant'] is not allowed: pass a mapping of names to values."),
+        (
+            MOST | {"another": "x"},
+            "17 labels are too many: an instance may have 16. Take one away, tx.set_labels({name: None}), or keep in "
+            "the parameters what nobody searches for.",
+        ),
+    ],
+)
+def test_labels_that_cannot_be_are_refused_before_anything_is_written(
+    world: World, order: Flow, labels: Any, message: str
+) -> None:
+    operations = world.operations
+    refusing = [
+        lambda: operations.create("order", id="o-1", labels=labels),
+        lambda: operations.create_batch("order", [CreateOptions("o-1"), CreateOptions("o-2", None, labels)]),
+        lambda: operations.restart_or_create("order", id="o-1", labels=labels),
+        lambda: operations.list("order", labels=labels),
+    ]
+    for refuse in refusing:
+        with pytest.raises((InvalidLabel, TooManyLabels)) as caught:
+            refuse()
+        assert str(caught.value) == message
+    assert (found(world), world.messages, rows(world)) == ([], [], 0)
+
+
+@on_one_database
+def test_none_takes_away_only_in_a_step(world: World, order: Flow) -> None:
+    with pytest.raises(InvalidLabel, match="Label 'tenant' with the value None is not allowed"):
+        order.create(labels={"tenant": None})
+
+
+@everywhere
+def test_a_step_that_would_set_too_many_fails_for_good_and_sets_none(world: World) -> None:
+    ran = []
+
+    def work(tx) -> None:
+        ran.append(tx.attempt)
+        tx.mutate(insert_name("written"))
+        tx.set_labels({"n0": None, "a": "1", "b": "2"})
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("work", work)
+
+    instance = order.run(labels=MOST)
+    assert instance.error == (
+        "TooManyLabels: 17 labels are too many: an instance may have 16. Take one away, tx.set_labels({name: None}), "
+        "or keep in the parameters what nobody searches for."
+    )
+    assert (ran, world.names(), labels_of(instance)) == ([1], [], MOST)
+
+
+def test_a_step_may_exchange_labels_at_the_limit(world: World, order: Flow) -> None:
+    instance = order.run([{"n0": None, "other": "y"}], labels=MOST)
+    assert labels_of(instance) == {name: value for name, value in MOST.items() if name != "n0"} | {"other": "y"}
+
+
+@pytest.mark.parametrize("labels", [{"ten ant": "a"}, {"tenant": 7}, {"tenant": "\x7f"}, "tenant"])
+def test_what_a_step_sets_is_checked_where_it_says_so(world: World, order: Flow, labels: Any) -> None:
+    instance = order.run([labels])
+    assert instance.error.startswith("InvalidLabel: ")
+    assert (instance.step("set 0").attempts, labels_of(instance)) == (1, {})
+
+
+def test_what_a_step_creates_is_checked_where_it_says_so(world: World, order: Flow) -> None:
+    @world.workflow
+    def parent(event: WorkflowEvent, step: Step):
+        step.do("create", lambda tx: tx.create(order, id="child", labels={"tenant": ""}))
+
+    assert parent.run().error.startswith("InvalidLabel: Label 'tenant' with the value '' is not allowed")
+    assert found(world) == []
+
+
+# --- their cost ---------------------------------------------------------------------------------
+
+
+@everywhere
+def test_who_has_no_labels_pays_nothing_for_them(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("plain", lambda: 1)
+        step.do("write", lambda tx: tx.mutate(insert_name(event.instance_id)))
+        step.do("set nothing", lambda tx: tx.set_labels({}))
+
+    with statements(world.store.engine, world.worker.store.engine) as sent:
+        order.run(id="plain")
+        world.operations.create_batch("order", [CreateOptions("batch")])
+        world.operations.restart("order", "plain")
+    assert len(sent) > 10
+    assert [statement for statement in sent if "label" in statement] == []
