@@ -151,14 +151,16 @@ def create_batch(workflow: str | Code, batch: Given) -> ScenarioStep:
     return ScenarioStep("create_batch", {"workflow": workflow, "batch": batch}, act)
 
 
-def initialize_and_run_until_idle(workflow: str | Code, params: Given = None, *, id: Given = None) -> ScenarioStep:
+def initialize_and_run_until_idle(
+    workflow: str | Code, params: Given = None, *, id: Given = None, labels: Given = None
+) -> ScenarioStep:
     """Create an instance, and run until there is nothing to do at this time."""
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
         _create(ctx, given)
         ctx.harness.run_until_idle()
 
-    given = {"workflow": workflow, "params": params, "id": id}
+    given = {"workflow": workflow, "params": params, "id": id, "labels": labels}
     return ScenarioStep("initialize_and_run_until_idle", given, act)
 
 

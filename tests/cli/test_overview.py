@@ -167,7 +167,7 @@ def test_a_condition_narrows_by_error_and_age(shop: Shop) -> None:
         (
             ("--where", "state=errored"),
             "Invalid value for '--where': 'state=errored' is not one of workflow=, status=, error=, older=, since=, "
-            "each once",
+            "label.NAME=, each once",
         ),
         (("--where", "older=soon"), "Invalid value for '--where': Duration 'soon' cannot be used: "),
         (("order",), "Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'."),

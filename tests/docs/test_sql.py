@@ -13,7 +13,7 @@ from celery_durable import Durable, Step, WorkflowEvent
 from tests.docs.blocks import Block, all_blocks
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
-TABLES = ["workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log"]
+TABLES = ["workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log", "workflow_label"]
 
 
 def busy(event: WorkflowEvent[str], step: Step) -> str:
@@ -36,7 +36,7 @@ def app(store_url: str) -> Iterator[Durable]:
     durable = Durable(celery)
     workflow = durable.workflow(name="busy")(busy)
     for what in ("waits", "fails", "retries", "completes"):
-        workflow.create(what, id=what)
+        workflow.create(what, id=what, labels={"ends": what})
     workflow.get("completes").send_event("go")
     workflow.get("waits").send_event("other")
     yield durable
@@ -107,6 +107,7 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
     assert [item.id for item in app.operations.list().items] == ["retries", "waits"]
     assert count(app) == {
         "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
+        "workflow_label": 2,
     }  # fmt: skip
 
 

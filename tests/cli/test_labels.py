@@ -1,0 +1,113 @@
+"""Labels at both doors: start with them, find by them, steer what has them, see them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import pytest
+
+from tests.cli.conftest import Shop
+from tests.cli.doors import remote, served
+from tests.cli.test_both_doors import door
+
+__all__ = ["door"]
+
+
+def listed(door: Any, *words: str) -> list[str]:
+    return [row[1] for row in door("ls", "-w", "nap", *words).rows]
+
+
+@pytest.fixture
+def naps(shop: Shop, door: Any) -> Any:
+    """Four of them, three with labels."""
+    door("start", "nap", "--id", "n-1", "--label", "tenant=acme", "--label", "stage=new")
+    door("start", "nap", "--id", "n-2", "--label", "tenant=acme")
+    door("start", "nap", "--id", "n-3", "--label", "tenant=a=b c")
+    door("start", "nap", "--id", "n-4")
+    return door
+
+
+def test_what_is_started_with_labels_is_listed_by_them(naps: Any) -> None:
+    assert listed(naps, "--label", "tenant=acme") == ["n-2", "n-1"]
+    assert listed(naps, "--label", "tenant=acme", "--label", "stage=new") == ["n-1"]
+    assert listed(naps, "--label", "tenant=a=b c") == ["n-3"]
+    assert listed(naps) == ["n-4", "n-3", "n-2", "n-1"]
+    first = naps("ls", "-w", "nap", "--label", "tenant=acme", "--limit", "1")
+    assert [row[1] for row in first.rows] == ["n-2"]
+    cursor = first.err.split()[-1]
+    assert listed(naps, "--label", "tenant=acme", "--cursor", cursor) == ["n-1"]
+    none = naps("ls", "-w", "nap", "--label", "tenant=acme", "--label", "stage=old")
+    assert (none.rows, none.err) == ([], "No instances of workflow 'nap' with tenant=acme stage=old.\n")
+
+
+def test_show_and_export_tell_them(shop: Shop, naps: Any) -> None:
+    assert naps("show", "nap", "n-1").rows[1:] == [["label", "stage", "new"], ["label", "tenant", "acme"]]
+    assert naps("show", "nap", "n-4").rows[1:] == []
+    assert json.loads(naps("export", "nap", "n-1").out)["labels"] == {"stage": "new", "tenant": "acme"}
+    assert json.loads(naps("export", "nap", "n-4").out)["labels"] == {}
+
+
+def test_many_are_steered_by_their_labels(naps: Any) -> None:
+    where = ("--where", "workflow=nap label.tenant=acme")
+    assert naps("terminate", *where).rows == [["Would terminate", "nap/n-2"], ["Would terminate", "nap/n-1"]]
+    both = ("--where", "workflow=nap label.tenant=acme label.stage=new")
+    assert naps("terminate", *both, "--yes").rows == [["Terminated", "nap/n-1"]]
+    assert naps("terminate", "--where", "workflow=nap 'label.tenant=a=b c'").rows == [["Would terminate", "nap/n-3"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            ("start", "nap", "--label", "tenant"),
+            "Label 'tenant' is not allowed: write it as name=value, each name once.",
+        ),
+        (
+            ("start", "nap", "--label", "ten ant=a"),
+            "Label name 'ten ant' is not allowed: use 1 to 64 of the characters",
+        ),
+        (
+            ("ls", "-w", "nap", "--label", "tenant="),
+            "Label 'tenant' with the value '' is not allowed: use text of 1 to",
+        ),
+        (("ls", "-w", "nap", "--label", "a=1", "--label", "a=2"), "Label 'a=2' is not allowed: write it as name=value"),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(door: Any, words: tuple[str, ...], error: str) -> None:
+    said = door(*words)
+    assert said.err.startswith(f"error: {error}")
+    assert (said.out, said.code) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        (
+            "label.tenant=",
+            "'label.tenant=' is not one of workflow=, status=, error=, older=, since=, label.NAME=, each",
+        ),
+        ("label.a=1 label.a=2", "Label 'a=2' is not allowed: write it as name=value, each name once."),
+        ("label.=acme", "Label name '' is not allowed"),
+        ("labels=acme", "'labels=acme' is not one of workflow=, status="),
+    ],
+)
+def test_a_condition_on_labels_that_cannot_be_is_refused(shop: Shop, where: str, error: str) -> None:
+    said = shop.pipe("terminate", "--where", where)
+    assert f"Invalid value for '--where': {error}" in said.err.replace("\n", " ")
+    assert said.code == 2
+
+
+def test_people_see_them_on_one_line(shop: Shop) -> None:
+    shop.pipe("start", "nap", "--id", "n-1", "--label", "tenant=acme", "--label", "stage=new")
+    shown = click.unstyle(shop.terminal("show", "nap", "n-1")).splitlines()
+    assert shown[1].split() == ["labels", "stage=new", "tenant=acme"]
+
+
+def test_the_groups_that_name_everything_by_options_take_them_too(shop: Shop) -> None:
+    with served(shop) as found:
+        to = ("-b", found.url, "-H", "X-Api-Key: sesame")
+        remote(*to, "instances", "create", "-w", "nap", "--id", "n-1", "--label", "tenant=acme")
+        said = remote(*to, "instances", "list", "-w", "nap", "--label", "tenant=acme")
+    assert [row[1] for row in said.rows] == ["n-1"]
