@@ -25,6 +25,7 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Page,
+    Published,
     Status,
     WorkflowEvent,
 )
@@ -277,6 +278,10 @@ class WorkflowInstance(Generic[R_co]):
         return self._operations.logs(
             self.workflow.name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
         )
+
+    def published(self) -> dict[str, Published]:
+        """What the current run has published with `Step.publish`, by key; while it runs, and after its end."""
+        return self._operations.published(self.workflow.name, self.id)
 
     async def astatus(self) -> InstanceStatus:
         """`status` for async code."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,6 +27,7 @@ class LinearContext:
     ``attempt`` counts from 1 and does not begin anew when an event comes. ``results``: of the steps before, by name.
     ``event``: only for EVENT. ``version``: of the workflow when the run began. ``tx``: its writes, tasks and events
     are committed with Completed and Waiting, and dropped with Retry and Dead; `StepTx.on_terminal_error` is for Dead.
+    ``publish(key, value)``: as `Step.publish`.
     """
 
     task_type: TaskType
@@ -42,6 +43,7 @@ class LinearContext:
     version: int
     tx: StepTx
     log: StepLog
+    publish: Callable[[str, Any], None]
 
 
 # --- outcomes -----------------------------------------------------------------------------------

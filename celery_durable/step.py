@@ -76,6 +76,7 @@ class StepHost(Protocol):
     def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]: ...
     def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any: ...
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
+    def publish(self, key: str, value: Any) -> None: ...
     def now(self) -> datetime: ...
     def chance(self) -> random.Random: ...
 
@@ -258,6 +259,15 @@ class Step:
         """
         winner: T = self._host.first(name, futures)
         return winner
+
+    def publish(self, key: str, value: Any) -> None:
+        """Show ``value`` under ``key`` to whoever looks at the instance, at once; also in a step's function.
+
+        The newest value counts. Nothing is done on replay, and a value that cannot be written now, or that comes within
+        a second of the one before, is written with the next step. ``key``: text of up to 64 characters. Raises
+        NameInvalid, NotSerializable, PayloadTooLarge.
+        """
+        self._host.publish(key, value)
 
     def now(self) -> datetime:
         """The time, the same on every pass: when the step that returned last had ended."""

@@ -15,6 +15,7 @@ from celery_durable.model.records import (
     InstanceSummary,
     LogRecord,
     Page,
+    Published,
     StepRecord,
     Waiter,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "Page",
     "Plan",
     "PlannedStep",
+    "Published",
     "ReceivedEvent",
     "Ref",
     "RunRow",

@@ -206,6 +206,14 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """What a run has published under a key, and since when that is its value."""
+
+    value: Any
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Waiter:
     """A wait on a topic that is open; at ``deadline`` it times out."""
 

@@ -23,11 +23,12 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Page,
+    Published,
     Status,
     StepRecord,
 )
 from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, read_row
-from celery_durable.store import heartbeats, history, interventions, labels
+from celery_durable.store import heartbeats, history, interventions, labels, published
 from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
@@ -234,6 +235,17 @@ class Reading(Verbs):
             row = read_row(tx, workflow, instance_id)
             number = row.run_number if run is None else run
             return history.logs(tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category)
+
+        return self._store.read(work)
+
+    def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
+        """What a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> dict[str, Published]:
+            row = read_row(tx, workflow, instance_id)
+            if run is not None:
+                self._run(tx, row, run)
+            return published.read(tx, row.pk, row.run_number if run is None else run)
 
         return self._store.read(work)
 

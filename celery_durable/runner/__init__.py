@@ -28,6 +28,7 @@ from celery_durable.errors import (
 from celery_durable.ledger import Ledger
 from celery_durable.lineage import Failure
 from celery_durable.model import Claim, Due, Kind, Outgoing, Ref, Status, WorkflowEvent
+from celery_durable.runner.board import Board
 from celery_durable.runner.bodies import current_body
 from celery_durable.runner.boundary import Committer
 from celery_durable.runner.branches import Stopped
@@ -178,6 +179,7 @@ class Runner:
             self._settings,
             lease,
             patience,
+            Board(self._store, self._settings, lease, interruptions=self._interruptions),
             has_started=loaded.has_started,
             log_room=self._settings.max_logs - loaded.logs,
             began=loaded.created_at,

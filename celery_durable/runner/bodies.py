@@ -134,7 +134,7 @@ class Body:
         return TimedOut() if went_off and not isinstance(outcome, Interrupted) else outcome
 
     def check_wanted(self) -> None:
-        """Stop a body that was left behind while it opened its session."""
+        """Stop a body that was left behind, where it would reach into the database: nobody commits what it does."""
         with self._lock:
             if self._is_abandoned:
                 self._abandon_session(self.buffer)

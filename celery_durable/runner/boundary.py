@@ -26,6 +26,7 @@ from celery_durable.errors import (
     WorkflowParamsInvalid,
 )
 from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType, Wake
+from celery_durable.runner.board import Board
 from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.patience import Patience
@@ -119,6 +120,7 @@ class Committer:
         settings: Settings,
         lease: Lease,
         patience: Patience,
+        board: Board,
         *,
         has_started: bool,
         log_room: int,
@@ -127,6 +129,7 @@ class Committer:
         post: Callable[[list[Outgoing]], None],
     ) -> None:
         self._store, self._settings, self._lease, self._patience = store, settings, lease, patience
+        self.board = board
         self._began, self._farewell, self._post = began, farewell, post
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
@@ -143,11 +146,12 @@ class Committer:
         self._patience.progressed()
         if session is not None:
             committed = self._commit_session(boundary, session)
-        elif boundary.is_plain:
+        elif boundary.is_plain and not self.board.has_kept:
             committed = self._commit_plain(boundary)
         else:
             committed = self._commit_redoable(boundary)
         self._log_room -= len(boundary.logs)
+        self.board.arrived()
         self._lease.renewed(asked_at=asked_at)
         if committed.after is not None:
             self._has_started = True
@@ -185,6 +189,7 @@ class Committer:
             rows = [self._write(tx, guarded, write) for write in writes]
         self._label(tx, boundary)
         journal.write_logs(tx, self.claim, guarded, boundary.logs, room=self._log_room)
+        self.board.ride(tx)
         outbox.insert(
             tx,
             boundary.outgoing,
@@ -423,6 +428,7 @@ class Committer:
                 elif topic is not None and made:
                     waiters.close_wait(tx, self.claim, key=key)
             journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+            self.board.ride(tx)
             is_open = not made or not made[0].is_final
             after = None
             if sleeps:  # an event that came since the glance: due at once, the next pass hands it out
@@ -443,6 +449,7 @@ class Committer:
         asked_at = self._store.runtime.monotonic()
         committed = self._store.transact(work, resolve=resolve)
         self._log_room -= len(logs)
+        self.board.arrived()
         self._lease.renewed(asked_at=asked_at)
         return committed
 
@@ -472,6 +479,7 @@ class Committer:
             for write in writes:
                 journal.write_step(tx, self.claim, guarded, write)
             journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+            self.board.ride(tx)
             return self._suspend(tx, guarded, waits)
 
         is_certain = True
@@ -506,16 +514,18 @@ class Committer:
     def settle(self, ending: Ending, logs: list[LogLine]) -> None:
         """End the run."""
         letters = self._farewell.letters(ending)
+        is_plain = not (logs or self.board.has_kept)
 
         def work(tx: Tx) -> bool:
-            if logs:
+            if not is_plain:
                 guarded = claims.guard(tx, self.claim, lease=self._lease.length)
                 journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
+                self.board.ride(tx)
             claims.settle(tx, self.claim, ending)
             self._leave(tx, letters)
             return True
 
-        if self._store.transact(work, resolve=self._not_ours, single=not (logs or letters)):
+        if self._store.transact(work, resolve=self._not_ours, single=is_plain and not letters):
             teller.ended(self.claim, ending, lambda: self._lease.now - self._began)
             if letters:
                 self._post(letters)

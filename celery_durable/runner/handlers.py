@@ -13,6 +13,7 @@ from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
 from celery_durable.linear import LinearContext, TaskType
 from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
 from celery_durable.runner.attempts import idempotency_key
+from celery_durable.runner.board import Board
 from celery_durable.runner.bodies import Body
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.progress import Environment, log_data
@@ -26,8 +27,11 @@ _PLAIN = values.Codec()
 class Handlers:
     """The handlers of a run's steps, found by the rows' names."""
 
-    def __init__(self, definition: LinearDefinition, env: Environment, lease: Lease, loaded: Loaded) -> None:
+    def __init__(
+        self, definition: LinearDefinition, env: Environment, lease: Lease, loaded: Loaded, board: Board
+    ) -> None:
         self._definition, self._env, self._lease, self._loaded = definition, env, lease, loaded
+        self._board = board
 
     def knows(self, row: StepRow) -> bool:
         """Whether this code has a handler for the row's step."""
@@ -110,7 +114,13 @@ class Handlers:
             version=self._loaded.version or 0,
             tx=self.tx_of(row, body),
             log=StepLog(_Log(self._env.settings, body)),
+            publish=functools.partial(self._publish, body),
         )
+
+    def _publish(self, body: Body, key: str, value: Any) -> None:
+        text = self._board.checked(key, value)
+        body.check_wanted()
+        self._board.publish(key, text)
 
     def _params(self) -> Any:
         try:

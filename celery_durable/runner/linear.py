@@ -64,7 +64,7 @@ class LinearPass:
         max_turns: int | None,
     ) -> None:
         self._definition, self._env, self._lease, self._committer = definition, env, lease, committer
-        self._handlers = Handlers(definition, env, lease, loaded)
+        self._handlers = Handlers(definition, env, lease, loaded, committer.board)
         self._max_turns = max_turns
         self._loaded, self._rows = loaded, list(loaded.steps)
         self._now = lease.claim.claimed_at  # never ahead of the database's time

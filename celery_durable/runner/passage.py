@@ -123,6 +123,9 @@ class Pass:
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
         self._at.append(level, message, category, log_data(self._at.env.settings, message, category, data))
 
+    def publish(self, key: str, value: Any) -> None:
+        self._at.publish(key, value)
+
     def now(self) -> datetime:
         self._at.enter()
         return self._now()

@@ -238,6 +238,18 @@ class Progress:
         )
         (self.logs if body is None else body.logs).append(line)
 
+    def publish(self, key: str, value: Any) -> None:
+        """Show a value, unless the code still stands where an earlier pass has been."""
+        board, body = self.committer.board, bodies.current_body.get()
+        text = board.checked(key, value)
+        if body is not None:
+            body.check_wanted()
+            board.publish(key, text)
+        elif self.over is not None:
+            raise self.over
+        elif not self.ledger.is_replaying:
+            self.guarded(lambda: board.publish(key, text))
+
     def take_logs(self, body: Body | None = None) -> list[LogLine]:
         lines = [*self.logs, *(body.logs if body is not None else ())]
         self.logs.clear()

@@ -207,6 +207,25 @@ def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -
     return Guarded(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
 
 
+@statement
+def _touch(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        sa.update(i)
+        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .values(version=i.c.version + 1)
+    )
+
+
+def touch(tx: Tx, claim: Claim) -> None:
+    """Lock the instance under our claim, for what is no step of it; raises Superseded.
+
+    Whoever follows the instance looks again. The lease and the count of crashes stay what they are.
+    """
+    if tx.run(_touch, pk=claim.pk, token=claim.token).rowcount == 0:
+        raise Superseded(str(claim.ref))
+
+
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """What became of leases, by token. Held and not renewed: somebody had the row locked."""

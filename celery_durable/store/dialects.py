@@ -175,14 +175,16 @@ def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any
     return mysql.insert(table).values(values).prefix_with("IGNORE")
 
 
-def insert_or_update(database: Database, table: sa.Table, values: dict[str, Any], key: str, keep: str) -> Any:
-    """INSERT that changes the row, all but its column ``keep``, where ``key`` is taken."""
-    changed = [name for name in values if name not in (key, keep)]
+def insert_or_update(
+    database: Database, table: sa.Table, values: dict[str, Any], key: tuple[str, ...], keep: tuple[str, ...] = ()
+) -> Any:
+    """INSERT that changes the row, all but its columns ``keep``, where ``key`` is taken."""
+    changed = [name for name in values if name not in (*key, *keep)]
     if database is MARIADB:
         insert = mysql.insert(table).values(values)
         return insert.on_duplicate_key_update({name: insert.inserted[name] for name in changed})
     upsert = (postgresql.insert if database is POSTGRESQL else sqlite.insert)(table).values(values)
-    return upsert.on_conflict_do_update(index_elements=[key], set_={name: upsert.excluded[name] for name in changed})
+    return upsert.on_conflict_do_update(index_elements=key, set_={name: upsert.excluded[name] for name in changed})
 
 
 def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:

@@ -225,6 +225,11 @@ class Store:
             self.runtime.back_off(_TRIES - left)
         raise AssertionError("unreachable")
 
+    @property
+    def is_held_by_a_step(self) -> bool:
+        """Whether a step's session of this process has SQLite's only write lock: a write would wait for its end."""
+        return bool(self._session_threads)
+
     def attempt(self, work: Callable[[Tx], T]) -> T:
         """Run ``work`` in one transaction, once: for what may as well be left out. Raises whatever happens."""
         return self._once(work, single=False)

@@ -54,7 +54,7 @@ def _beat(s: Store) -> Any:
         "swept_at": now - param("swept_us", sa.BigInteger),
         "next_wake_at": now + param("wakes_us", sa.BigInteger),
     }
-    return dialects.insert_or_update(s.database, s.tables.heartbeat, values, "id", keep="started_at")
+    return dialects.insert_or_update(s.database, s.tables.heartbeat, values, ("id",), keep=("started_at",))
 
 
 def upsert(tx: Tx, pulse: Pulse) -> None:

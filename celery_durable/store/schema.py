@@ -16,6 +16,7 @@ workflow_outbox    what is to be sent once the transaction that wrote it has com
                    for a handler. A row that is done with is deleted.
 workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves; it has no
                    part in any decision.
+workflow_published the newest value of each key that a run has published. No pass reads it.
 workflow_audit     what people did to single steps: who, what, when, why, and what the step had been.
 
 Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
@@ -82,6 +83,7 @@ class Tables:
     audit: sa.Table
     outbox: sa.Table
     label: sa.Table
+    published: sa.Table
 
 
 @functools.cache
@@ -296,4 +298,14 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         # For lists, newest first.
         sa.Index(f"{prefix}ix_workflow_label_value", "name", "value", "instance_pk"),
     )
-    return Tables(metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label)
+    published = table(
+        "workflow_published",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("key", sa.String(64), primary_key=True),
+        sa.Column("value", long_text(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+    )
+    return Tables(
+        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published
+    )

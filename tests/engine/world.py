@@ -419,7 +419,7 @@ class World:
                 .where(table.c.instance_pk == pk, table.c.run_number == run)
                 .order_by(*table.primary_key)
             )
-            for table in (t.run, t.step, t.event, t.log)
+            for table in (t.run, t.step, t.event, t.log, t.published)
         }
 
     @contextmanager

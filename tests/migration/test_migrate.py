@@ -30,6 +30,7 @@ TABLES = {
     "workflow_audit",
     "workflow_outbox",
     "workflow_label",
+    "workflow_published",
 }
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]

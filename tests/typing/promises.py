@@ -17,6 +17,7 @@ from celery_durable import (
     InstanceStatus,
     NonRetryableError,
     Page,
+    Published,
     ReceivedEvent,
     Retries,
     Status,
@@ -165,6 +166,7 @@ def operate(session: Session) -> None:
     assert_type(order.create_batch([CreateOptions("o-2", OrderIn(order_id="2", cents=6))]), list[WorkflowInstance[str]])
     assert_type(order.get("o-1").status(), InstanceStatus)
     assert_type(order.get("o-1").history(), History)
+    assert_type(order.get("o-1").published(), dict[str, Published])
     assert_type(made.send_event("approval", {"approved": True}, id="e-1"), bool)
     assert_type(made.restart(), int)
     made.pause()

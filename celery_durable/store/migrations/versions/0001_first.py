@@ -269,3 +269,13 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_label_value", f"{prefix}workflow_label", ["name", "value", "instance_pk"], **index
     )
+
+    op.create_table(
+        f"{prefix}workflow_published",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("key", sa.String(64), primary_key=True),
+        sa.Column("value", LONG_TEXT, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        **table,
+    )

@@ -1,0 +1,112 @@
+"""What a pass shows of itself while it goes on: the newest value of each key, for whoever looks.
+
+Best effort, and beside the steps: it is no step, nothing is decided by it, and no body fails because it cannot be
+written. What is not written at once is kept, and rides in the next commit of the pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.errors import Superseded
+from celery_durable.runner.lease import Lease
+from celery_durable.store import claims, published
+from celery_durable.store.engine import Store, Tx
+
+logger = logging.getLogger("celery_durable.runner")
+
+LONGEST_KEY = 64
+_PAUSE_SECONDS = 1.0
+"""Between two writes of a key: a tight loop costs one a second."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Note:
+    """A value, as JSON text. The same one only if it is the same object."""
+
+    text: str
+
+
+class Board:
+    """The values of one pass. Bodies use it from their threads, the pass from its own."""
+
+    def __init__(
+        self, store: Store, settings: Settings, lease: Lease, *, interruptions: tuple[type[BaseException], ...]
+    ) -> None:
+        self._store, self._settings, self._lease = store, settings, lease
+        self._interruptions = interruptions
+        self._lock = threading.Lock()
+        """Of the fields below; never held while the database is asked."""
+        self._kept: dict[str, Note] = {}
+        self._tried_at: dict[str, float] = {}
+        self._riding: dict[str, Note] = {}
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the next commit has something to take along."""
+        return bool(self._kept)
+
+    def checked(self, key: str, value: Any) -> str:
+        """``value`` as JSON text; raises NameInvalid, NotSerializable, PayloadTooLarge."""
+        values.label("Published key", key, LONGEST_KEY)
+        return values.encode(value, what=f"Published value {key!r}", limits=self._settings.limits)
+
+    def publish(self, key: str, text: str) -> None:
+        """Write a value now, or keep it where that was done a moment ago or cannot be done; raises Superseded."""
+        if self._lease.is_lost:
+            raise Superseded(str(self._lease.claim.ref))
+        now = self._store.runtime.monotonic()
+        with self._lock:
+            self._kept[key] = Note(text)
+            tried_at = self._tried_at.get(key)
+            if tried_at is not None and now - tried_at < _PAUSE_SECONDS:
+                return
+            self._tried_at[key] = now  # also of one that fails: who is cut off must not wait for each value
+        if self._store.is_held_by_a_step:
+            return
+        try:
+            self._written(self._store.attempt(self._write))
+        except Superseded:
+            self._lease.is_lost = True
+            raise
+        except self._interruptions:
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever it is, it is not the body's failure
+            why = getattr(exc, "orig", None) or exc  # its whole text shows the value
+            logger.warning("%s could not publish %r, it is tried again: %s", self._lease.claim.ref, key, why)
+
+    def _write(self, tx: Tx) -> dict[str, Note]:
+        claims.touch(tx, self._lease.claim)
+        return self._put(tx)
+
+    def ride(self, tx: Tx) -> None:
+        """Write what is kept in a commit of the pass, behind its guard."""
+        if self._kept:
+            self._riding = self._put(tx)
+
+    def arrived(self) -> None:
+        """The commit that took values along has happened."""
+        self._written(self._riding)
+        self._riding = {}
+
+    def _put(self, tx: Tx) -> dict[str, Note]:
+        # Looked at under the row's lock: of two transactions, the later one has the newer values.
+        with self._lock:
+            kept = dict(self._kept)
+        published.write(tx, self._lease.claim, {key: note.text for key, note in kept.items()})
+        return kept
+
+    def _written(self, notes: dict[str, Note]) -> None:
+        if not notes:
+            return
+        now = self._store.runtime.monotonic()
+        with self._lock:
+            for key, note in notes.items():
+                self._tried_at[key] = now
+                if self._kept.get(key) is note:
+                    del self._kept[key]
