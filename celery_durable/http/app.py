@@ -124,6 +124,7 @@ def _add_reading(made: APIRouter, to: Reading) -> None:
     _add(made, f"GET {_ONE}", to.get, wire.InstanceView, ("INSTANCE_NOT_FOUND",), responses=openapi.NOT_MODIFIED)
     _add(made, f"GET {_ONE}/explain", to.explain, wire.Explanation, ("INSTANCE_NOT_FOUND",))
     _add(made, f"GET {_ONE}/history", to.history, wire.HistoryView, _RUN)
+    _add(made, f"GET {_ONE}/published", to.published, wire.PublishedValues, ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"))
     _add(made, f"GET {_ONE}/stream", to.stream, None, _RUN, responses=openapi.STREAM, response_class=Response)
 
 

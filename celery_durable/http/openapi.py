@@ -84,7 +84,7 @@ EXISTING: dict[int | str, dict[str, Any]] = {
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Messages `step`, `log`, `status` and, last, `end`; their data is JSON.",
+        "description": "Messages `step`, `log`, `published`, `status` and, last, `end`; their data is JSON.",
         "content": {
             "text/event-stream": {
                 "example": 'id: WyJzdHJlYW0iLDEsMCwwLCIiLDBd\nevent: status\ndata: {"status":"waiting"}\n\n',

@@ -164,6 +164,18 @@ class Reading:
         return answer(self._view(workflow, instance_id).history(page, with_run=include_run))
 
     @needs(Right.READING)
+    def published(self, workflow: WorkflowName, instance_id: InstanceId, run_number: RunNumber = None) -> Response:
+        """Read what a run publishes while it goes on, such as its progress.
+
+        The newest value of each key; it stays after the end.
+        """
+        run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
+        found = self._operations.published(workflow, instance_id, run=run)
+        view = self._view(workflow, instance_id)
+        shown = {key: view.published(key, each) for key, each in found.items()}
+        return answer(wire.PublishedValues(run_number=run, published=shown))
+
+    @needs(Right.READING)
     async def stream(
         self,
         workflow: WorkflowName,
@@ -175,8 +187,9 @@ class Reading:
     ) -> Response:
         """Follow a run: server-sent events with its steps, its log lines and its end.
 
-        The messages are `step`, `log` and `status` as they are recorded, and `end` with the outcome. Steps that a
-        client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell.
+        The messages are `step`, `log`, `published` and `status` as they are recorded, and `end` with the outcome. Steps
+        that a client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell; and
+        so do published values.
         """
         row = await run_in_threadpool(self._operations.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number

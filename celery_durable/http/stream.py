@@ -1,4 +1,4 @@
-"""Following an instance over server-sent events: its steps, log lines and status, told as they are recorded.
+"""Following an instance over server-sent events: what it records and publishes, told as it comes.
 
 Each message's id says how far the client has come, so that a connection that broke goes on there. A step is told at
 least once for each state that was seen of it. Between two looks neither a thread nor a connection is held.
@@ -15,8 +15,8 @@ from starlette.concurrency import run_in_threadpool
 
 from celery_durable.errors import CursorInvalid, InstanceNotFound
 from celery_durable.http.view import View
-from celery_durable.http.wire import Answer, StatusView
-from celery_durable.model import ENDED_STEPS, Status, StepRecord
+from celery_durable.http.wire import Answer, PublishedNews, StatusView
+from celery_durable.model import ENDED_STEPS, Published, Status, StepRecord
 from celery_durable.operations import Operations
 from celery_durable.values import read_cursor, write_cursor
 
@@ -63,6 +63,7 @@ class Stream:
         self._version: int | None = None
         self._status: Status | None = None
         self._told: dict[str, tuple[object, ...]] = {}
+        self._shown: dict[str, Published] = {}
 
     async def messages(self) -> AsyncIterator[str]:
         """What to send, until the run ends or is replaced by another."""
@@ -79,6 +80,8 @@ class Stream:
                     yield message
                 async for message in self._steps():
                     yield message
+                for news in await run_in_threadpool(self._next_published):
+                    yield self._message("published", news)
                 if row.status.is_terminal or row.run_number != self._run:
                     yield await self._end()
                     return
@@ -129,6 +132,12 @@ class Stream:
     def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, Answer]]:
         page = self._operations.steps(self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE)
         return [(seq, step, self._view.step(step)) for seq, step in page]
+
+    def _next_published(self) -> list[Answer]:
+        before = self._shown
+        self._shown = self._operations.published(self._workflow, self._instance_id, run=self._run)
+        new = {key: found for key, found in self._shown.items() if before.get(key) != found}
+        return [PublishedNews(key=key, **dict(self._view.published(key, found))) for key, found in new.items()]
 
     async def _end(self) -> str:
         return self._message("end", await run_in_threadpool(self._outcome), is_over=True)

@@ -20,6 +20,7 @@ from celery_durable.model import (
     InstanceSummary,
     LogRecord,
     Origin,
+    Published,
     Status,
     StepRecord,
 )
@@ -27,13 +28,13 @@ from celery_durable.model import (
 logger = logging.getLogger("celery_durable.http")
 
 REDACTED = "[redacted]"
-Kind = Literal["params", "output", "result", "payload", "data", "error", "message", "reason", "label"]
+Kind = Literal["params", "output", "result", "payload", "data", "published", "error", "message", "reason", "label"]
 _TEXTS = ("error", "message", "reason", "label")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a value is. ``name``: the step's or label's, the event's type, the log line's category; else None."""
+    """What a value is. ``name``: the step's, label's or key's, the event's type, the log line's category; else None."""
 
     kind: Kind
     workflow: str
@@ -178,6 +179,10 @@ class View:
             is_replay=line.is_replay,
             created_at=line.created_at,
         )
+
+    def published(self, key: str, found: Published) -> wire.PublishedView:
+        """A published value."""
+        return wire.PublishedView(value=self._seen(found.value, "published", key), updated_at=found.updated_at)
 
     def explanation(self, facts: Facts) -> wire.Explanation:
         """Why it stands where it stands; in the sentence, too, only what may be shown."""

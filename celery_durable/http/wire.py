@@ -560,6 +560,34 @@ class HistoryView(Answer):
     )
 
 
+class PublishedView(Answer):
+    """What a run has published under a key, and since when that is its value."""
+
+    value: Any
+    updated_at: datetime
+
+
+class PublishedNews(PublishedView):
+    """The same as it comes."""
+
+    key: str
+
+
+class PublishedValues(Answer):
+    """The newest value of each key, as the workflow writes it."""
+
+    run_number: int
+    published: dict[str, PublishedView]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"runNumber": 1, "published": {"progress": {"value": {"done": 3, "total": 10}, "updatedAt": _WHEN}}}
+            ]
+        }
+    )
+
+
 class Ticked(Answer):
     """How many passes were run."""
 
