@@ -22,6 +22,7 @@ from celery_durable.model import (
     LogRecord,
     Origin,
     Page,
+    Published,
     Status,
     StepRecord,
     StepStatus,
@@ -127,6 +128,14 @@ class HttpBackend:
         """By the API's cursors."""
         narrowed = {"runNumber": run, "logLevel": level, "logCategory": category}
         return HttpTail(self._client, _instances(workflow, instance_id, "history"), narrowed)
+
+    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+        """As the server shows it; one of an earlier version shows nothing."""
+        try:
+            said = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
+        except NoApi:
+            return {}
+        return {key: Published(each["value"], _instant(each["updatedAt"])) for key, each in said["published"].items()}
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """As the server sees it; one of an earlier version says nothing."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from celery_durable.explain import Diagnosis
-from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Status
+from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
 
 LOOK_SECONDS = 0.1
 """Between two looks at an instance that is followed; a look is one small read."""
@@ -84,6 +84,9 @@ class Backend(Protocol):
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
     ) -> Tail:
         """The log lines of a run from this level on."""
+
+    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+        """What a run has published, by key."""
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Why it stands where it stands; None where that cannot be asked."""

@@ -92,7 +92,7 @@ def _see_to_end(
     seconds = None if timeout is None else timeout.total_seconds()
     for at, cells in follow_to_end(follower, backend, timeout_seconds=seconds):
         if shown:
-            screen.entry([render.clock(at, exact=not screen.is_terminal), *cells])
+            screen.tell(render.clock(at, exact=not screen.is_terminal), cells)
     status = how_it_ended(follower, backend)
     if screen.is_terminal:
         if not shown:

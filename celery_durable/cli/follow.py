@@ -11,7 +11,17 @@ from celery_durable.cli.backend import PATIENCE_SECONDS, Backend, Seen
 from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Styled
 from celery_durable.errors import ResultTimeout, WorkflowFailed
-from celery_durable.model import History, InstanceStatus, LogLevel, LogRecord, Status, StepRecord, StepStatus, StepType
+from celery_durable.model import (
+    History,
+    InstanceStatus,
+    LogLevel,
+    LogRecord,
+    Published,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+)
 
 _TRIES = 5
 
@@ -20,6 +30,8 @@ News = tuple[datetime, list[Cell]]
 
 class Follower:
     """One run of an instance, told line by line: when, kind (step, log, run), status or level, what.
+
+    A published value: when, "published", its key, the value.
 
     ``since``: what ended before it is not told.
     """
@@ -31,34 +43,37 @@ class Follower:
         self._since = since
         self._version: object = None
         self._told: dict[str, tuple[StepStatus, int]] = {}
+        self._published: dict[str, Published] = {}
         self._tail = backend.tail(workflow, instance_id, run=run)
         self._is_end_told = False
         self.is_over = False
 
     def news(self, *, patience: float = 0.0) -> list[News]:
-        """The lines since the last call: steps that ended, failed or began to wait, log lines, the run's end.
+        """The lines since the last call: steps that ended, failed or began to wait, logs, published values, the end.
 
         Where there are none, waits for up to ``patience`` seconds.
         """
         seen = self._backend.look(self.workflow, self.instance_id, known=self._version, patience=patience)
         if seen is None:
             return []
-        seen, history, lines = self._read_together(seen)
+        seen, history, lines, published = self._read_together(seen)
         self._version = seen.version
         self.is_over = seen.status.is_terminal or seen.run_number != self.run
-        found = [*self._logs(lines), *self._steps(history), *self._end(history)]  # what a step says is before its end
+        # What a step says is before its end.
+        found = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
         found.sort(key=lambda item: item[0])
         return [(at, cells) for at, cells in found if self._since is None or at >= self._since]
 
-    def _read_together(self, seen: Seen) -> tuple[Seen, History, list[LogRecord]]:
-        """The instance, its steps and its new log lines as of one moment: each commit counts the version."""
+    def _read_together(self, seen: Seen) -> tuple[Seen, History, list[LogRecord], dict[str, Published]]:
+        """The instance, its steps, new log lines and values as of one moment: each commit counts the version."""
         lines: list[LogRecord] = []
         for tries in itertools.count(1):
             history = self._backend.history(self.workflow, self.instance_id, run=self.run)
             lines += self._tail.news()
+            published = self._backend.published(self.workflow, self.instance_id, run=self.run)
             newer = self._backend.look(self.workflow, self.instance_id, known=seen.version)
             if newer is None or tries == _TRIES:
-                return seen, history, lines
+                return seen, history, lines, published
             seen = newer
         raise AssertionError("unreachable")
 
@@ -77,6 +92,12 @@ class Follower:
             if not line.is_replay:
                 _, _, _, said = render.log_cells(line)
                 yield line.created_at, line_of("log", line.level, said)
+
+    def _values(self, published: dict[str, Published]) -> Iterator[News]:
+        before, self._published = self._published, published
+        for key, found in published.items():
+            if before.get(key) != found:
+                yield found.updated_at, [Styled("published", "dim", 16), key, render.progress(found.value)]
 
     def _end(self, history: History) -> Iterator[News]:
         """Once: on a busy database it may have come between two reads."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import model
-from celery_durable.cli.screen import Cell, Column, Styled
+from celery_durable.cli.screen import Bar, Cell, Column, Styled
 from celery_durable.model import (
     AuditRecord,
     ErrorInfo,
@@ -19,6 +19,7 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Origin,
+    Published,
     Status,
     StepRecord,
     StepStatus,
@@ -247,3 +248,23 @@ def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
     action = record.action.replace("_", "-")
     status, when = painted(record.status_before), times.at(record.created_at)
     return [action, record.step_key, status, record.by, when, record.reason or ""]
+
+
+# --- what a run publishes -----------------------------------------------------------------------
+
+PUBLISHED_COLUMNS = (Column("PUBLISHED"), Column("VALUE", is_whole=False), Column("SINCE"))
+
+
+def published_cells(key: str, found: Published, times: Times) -> list[Cell]:
+    """A key, its value, and since when it has it."""
+    return [key, progress(found.value), times.at(found.updated_at)]
+
+
+def progress(value: Any) -> Cell:
+    """A published value: a bar where it says how far something has come, ``{"done": 3, "total": 10}`` or 0.3."""
+    match value:
+        case {"done": int() | float() as done, "total": int() | float() as total} if total > 0 and done >= 0:
+            return Bar(compact(value), min(1.0, done / total), f"{done}/{total}")
+        case int() | float() if not isinstance(value, bool) and 0 <= value <= 1:
+            return Bar(compact(value), value, f"{value:.0%}")
+    return compact(value)

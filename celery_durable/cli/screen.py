@@ -6,6 +6,7 @@ cursors, retitle windows and hide text).
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -38,7 +39,23 @@ class Styled:
     width: int = 0
 
 
-Cell = str | Styled
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How far something has come. ``share``: from 0 to 1; ``beside``: what it says; ``text``: all of it, in a pipe."""
+
+    text: str
+    share: float
+    beside: str
+
+    @property
+    def drawn(self) -> str:
+        """For people, in letters that every terminal has."""
+        return f"[{'#' * int(self.share * _BAR):-<{_BAR}}] {self.beside}"
+
+
+_BAR = 30
+
+Cell = str | Styled | Bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,7 @@ class Screen:
 
     def __init__(self, *, is_terminal: bool, has_color: bool) -> None:
         self.is_terminal, self.has_color = is_terminal, has_color
+        self._bars: dict[tuple[str, ...], str] = {}
 
     @classmethod
     def of(cls, ctx: click.Context) -> Screen:
@@ -74,6 +92,23 @@ class Screen:
     def entry(self, cells: Sequence[Cell]) -> None:
         """One line of many that come one by one: for people or for programs, as the screen is."""
         (self.line if self.is_terminal else self.record)(*cells)
+
+    def tell(self, at: Cell, cells: Sequence[Cell]) -> None:
+        """An entry about what is followed. On a terminal the newest of each bar stays below all others."""
+        if not self.is_terminal or os.environ.get("TERM") == "dumb":
+            self.entry([at, *cells])
+            return
+        size, name = shutil.get_terminal_size(), tuple(_text(cell) for cell in cells[:-1])
+        if self._bars:
+            click.echo(f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True)  # up to the first, and all of it gone
+        if isinstance(cells[-1], Bar) and (name in self._bars or len(self._bars) < size.lines - 2):
+            said = "   ".join(_padded(cell) for cell in (at, *cells))
+            self._bars[name] = said[: size.columns - 1]  # one that breaks would be two lines
+        else:
+            self._bars.pop(name, None)
+            self.line(at, *cells)
+        for bar in self._bars.values():
+            click.echo(bar, color=self.has_color)
 
     def block(self, head: str, lines: Sequence[str]) -> None:
         """Lines with an indentation of their own under a head, for people."""
@@ -117,7 +152,7 @@ class Screen:
         for column, width in zip(heads, widths, strict=True):
             table.add_column(column.head, no_wrap=True, overflow="ellipsis", width=width)
         for row in body:
-            table.add_row(*(rich.text.Text(clean(_text(cell)), style=_look(cell)) for cell in row))
+            table.add_row(*(rich.text.Text(clean(_seen(cell)), style=_look(cell)) for cell in row))
         color_system: Literal["auto"] | None = "auto" if self.has_color else None
         console = rich.console.Console(
             file=sys.stdout, highlight=False, color_system=color_system, width=sum(widths) + _GAP * len(widths)
@@ -125,9 +160,14 @@ class Screen:
         console.print(table)
 
     def _painted(self, cell: Cell) -> str:
-        text, look = clean(_text(cell)), _look(cell)
-        padding = " " * (cell.width - len(text)) if isinstance(cell, Styled) else ""
-        return (click.style(text, **_CLICK_LOOKS[look]) if self.has_color and look else text) + padding
+        padded, look = _padded(cell), _look(cell)
+        text = padded.rstrip()
+        return (click.style(text, **_CLICK_LOOKS[look]) if self.has_color and look else text) + padded[len(text) :]
+
+
+def _padded(cell: Cell) -> str:
+    text = clean(_seen(cell))
+    return text.ljust(cell.width) if isinstance(cell, Styled) else text
 
 
 _GAP = 3
@@ -140,7 +180,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], available
     from rich.cells import cell_len
 
     widths = [
-        max(cell_len(text) for text in (column.head, *(clean(_text(row[i])) for row in rows)))
+        max(cell_len(text) for text in (column.head, *(clean(_seen(row[i])) for row in rows)))
         for i, column in enumerate(columns)
     ]
     for i in reversed([i for i, column in enumerate(columns) if not column.is_whole]):
@@ -150,7 +190,12 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], available
 
 
 def _text(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Styled) else cell
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _seen(cell: Cell) -> str:
+    """As people see it."""
+    return cell.drawn if isinstance(cell, Bar) else _text(cell)
 
 
 def _look(cell: Cell) -> str:

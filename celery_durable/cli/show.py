@@ -11,7 +11,7 @@ from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Screen, Styled
 from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, Status, StepRecord
+from celery_durable.model import History, Published, Status, StepRecord
 
 
 @click.command(cls=Verb, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"])
@@ -23,9 +23,9 @@ from celery_durable.model import History, Status, StepRecord
 def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool) -> None:
     """Show one instance: where it stands, its steps, its events.
 
-    Use it to see what an instance has done and what it waits for. Piped: one record a line, named by its first field
-    (instance, label, origin, error, reason, step, event, audit; with --full also params and output, and a last field
-    with the result or payload as JSON).
+    Use it to see what an instance has done, what it waits for, and what it publishes of itself. Piped: one record a
+    line, named by its first field (instance, label, origin, error, reason, step, event, audit, published; with --full
+    also params and output, and a last field with the result or payload as JSON).
     """
     backend, screen = open_backend(ctx), Screen.of(ctx)
     seen = backend.look(workflow, id)
@@ -38,6 +38,8 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
         _show_people(ctx, screen, seen, history, times, diagnosis, full=full)
     else:
         _show_programs(screen, history, times, full=full)
+    if published := backend.published(workflow, id, run=history.run_number):
+        _show_published(screen, published, times, full=full)
 
 
 def _show_people(
@@ -129,3 +131,17 @@ def _show_programs(screen: Screen, history: History, times: Times, *, full: bool
         screen.record("audit", *render.audit_cells(record, times))
     if full and status.status is Status.COMPLETE:
         screen.record("output", render.compact(status.output))
+
+
+def _show_published(screen: Screen, published: dict[str, Published], times: Times, *, full: bool) -> None:
+    rows = [render.published_cells(key, found, times) for key, found in published.items()]
+    if not screen.is_terminal:
+        for row in rows:
+            screen.record("published", *row)
+        return
+    screen.gap()
+    screen.table(render.PUBLISHED_COLUMNS, rows)
+    if full:
+        screen.head("VALUES")
+        for key, found in published.items():
+            screen.block(key, render.pretty(found.value))

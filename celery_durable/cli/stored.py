@@ -15,7 +15,7 @@ from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
 from celery_durable.cli.verb import UNREACHABLE, Refusal
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis
-from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Status
+from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
 from celery_durable.operations import Operations
 from celery_durable.store import migrate, sweeps
 from celery_durable.store.engine import Store
@@ -165,6 +165,10 @@ class StoreBackend:
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
         narrowed = {"run": run, "levels": levels, "category": category}
         return StoredTail(self._operations, (workflow, instance_id), narrowed)
+
+    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+        """As stored."""
+        return self._operations.published(workflow, instance_id, run=run)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """From the database alone."""

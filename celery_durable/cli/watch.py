@@ -37,9 +37,9 @@ def watch(
 ) -> None:
     """Watch an instance to its end, or a list as it changes.
 
-    Use it to see something go on. Of an instance: a line for each step, log line and its end; it fails if the instance
-    does. Of a list, until you interrupt it: on a terminal the table, again and again; piped one record for each that is
-    new or has changed.
+    Use it to see something go on. Of an instance: a line for each step, log line, published value and its end; it fails
+    if the instance does. On a terminal, a value that says how far something has come is a bar. Of a list, until you
+    interrupt it: on a terminal the table, again and again; piped one record for each that is new or has changed.
     """
     backend, screen = open_backend(ctx), Screen.of(ctx)
     if id is None:
@@ -51,7 +51,7 @@ def watch(
     assert seen is not None
     follower = Follower(backend, workflow, id, seen.run_number)
     for at, cells in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
-        screen.entry([render.clock(at, exact=not screen.is_terminal), *cells])
+        screen.tell(render.clock(at, exact=not screen.is_terminal), cells)
     how_it_ended(follower, backend)
 
 

@@ -75,11 +75,12 @@ def test_the_commands_of_the_page_work_and_answer_as_it_says(page: dict[str, Any
             answers.append(ask(api, line))
             assert answers[-1].status_code < 300, (line, answers[-1].text)
             assert ask(api, line.replace("sesame", "sesam")).status_code == 401
-    assert len(answers) == 8
-    listed, waited, history, stream, explained, _ = answers[2:]
+    assert len(answers) == 9
+    listed, waited, history, published, stream, explained, _ = answers[2:]
     assert [item["id"] for item in listed.json()["instances"]] == ["order-42"]
     assert waited.json()["details"] == {"status": "complete", "output": "shipped"}
     assert history.json()["events"][0]["payload"] == {"by": "eve"}
+    assert published.json() == {"runNumber": 1, "published": {}}
     assert "event: end" in stream.text
     assert explained.json()["code"] == "DONE"
 
