@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from pydantic import BaseModel
 
+from celery_durable import LinearWorkflow
 from celery_durable.definitions import LinearStep, Registry, WorkflowDefinition, define, define_linear
 from celery_durable.errors import (
     AsyncNotSupported,
@@ -334,6 +335,12 @@ def test_what_is_no_task_is_refused_where_it_is_written(task: Any) -> None:
 def test_a_linear_workflow_refuses_it_too() -> None:
     with pytest.raises(DefinitionInvalid, match=r"^on_complete of linear workflow 'order' is 7, which is no task"):
         define_linear("order", module="shop", version=1, steps=[LinearStep("PAY")], on_complete=7)
+
+
+def test_a_linear_workflow_names_its_tasks_too() -> None:
+    line = LinearWorkflow("line_with_ends", 1, [LinearStep("PAY")], on_failure=done)
+    hooks = line.definition.hooks
+    assert (hooks.on_complete, hooks.on_failure and hooks.on_failure.name) == (None, "shop.done")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "shop\ndone"])

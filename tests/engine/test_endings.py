@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from celery.exceptions import NotRegistered
+from celery.local import PromiseProxy
 
 from celery_durable import Completed, Dead, LinearContext, LinearStep, Step, WorkflowEvent
 from celery_durable.definitions import define_linear
@@ -127,6 +129,17 @@ def test_who_terminates_or_restarts_a_run_knows_it(world: World) -> None:
     assert world.sent == []
 
 
+def test_a_task_that_turns_out_to_be_none_keeps_no_run_from_its_end(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        raise NotRegistered("shop.done")
+
+    instance = echoing(world, on_complete=PromiseProxy(make)).run("fine")
+    assert (str(instance.status), world.sent) == ("complete", [])
+    assert "Nothing is sent at the end of order/i-1#1: its task has no name" in caplog.text
+
+
 def test_each_run_is_told_under_an_id_of_its_own(world: World) -> None:
     instance = echoing(world).run("fine")
     instance.restart()
@@ -215,6 +228,22 @@ def test_an_end_in_doubt_is_told_once(world: World, when: str, payload: str) -> 
     assert instance.status == ("errored" if payload == "fail" else "complete")
     world.run_after(3600)
     assert [told(letter)["status"] for letter in world.sent] == [instance.status]
+
+
+@servers
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_end_of_a_run_that_took_too_long_in_doubt_is_told_once(world: World, when: str) -> None:
+    @world.workflow(name="order", on_failure=done, max_run_duration="1 day")
+    def order(event: WorkflowEvent[Any], step: Step) -> None:
+        step.wait_for_event("approval", "approval", timeout="3 days")
+
+    instance = order.run()
+    world.advance(86_400)
+    with cut_commit(world.worker.store, when=when) as cut:
+        assert world.worker.advance(instance.ref).startswith("terminated: The run took longer")
+    assert cut == [when]
+    world.run_after(3600)
+    assert [told(letter)["status"] for letter in world.sent] == ["terminated"]
 
 
 @servers

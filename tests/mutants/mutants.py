@@ -210,7 +210,7 @@ MUTANTS = (
     _m(
         "a step is settled by hand under its runner",
         ("store.instances:take_back", "**RELEASED,", ""),
-        caught_by="tests/engine/test_rewinding.py::"
+        caught_by="tests/engine/test_interventions.py::"
         "test_a_runner_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
     ),
     # --- ends and branches ----------------------------------------------------------------------
@@ -218,6 +218,12 @@ MUTANTS = (
         "settling leaves the times of the next sweep",
         ("store.claims:_end", "run_at=None,", ""),
         ("store.claims:_end", "poll_at=None,", ""),
+    ),
+    _m(
+        "who is told of an end is not in its transaction",
+        ("runner.boundary:Committer.settle", "self._leave(tx, letters)", "None"),
+        caught_by="tests/engine/test_endings.py::"
+        "test_what_the_broker_did_not_take_at_the_end_is_sent_by_a_sweep[sqlite]",
     ),
     _m(
         "progress does not clear the count of crashes",
