@@ -12,6 +12,7 @@ from importlib import import_module
 import click
 
 _VERBS = {
+    "init": "init",
     "dev": "dev",
     "migrate": "manage",
     "doctor": "doctor",

@@ -1,0 +1,160 @@
+"""`init`: a first workflow for who has none yet, with a test, and what to type next."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+from pathlib import Path
+from typing import Any
+
+import click
+
+from celery_durable.app import Durable
+from celery_durable.cli.screen import Screen, Styled
+from celery_durable.cli.verb import Refusal, Verb, app_name
+
+_APP = """\
+from celery import Celery
+from celery_durable import Durable, EventTimeout, Step, WorkflowEvent, durable_workflow
+from pydantic import BaseModel
+
+app = Celery("{module}")
+durable = Durable(app)
+"""
+_NO_APP = """\
+from celery_durable import EventTimeout, Step, WorkflowEvent, durable_workflow
+from pydantic import BaseModel
+"""
+_WORKFLOW = '''\
+"""A first workflow: an order that is charged once, and waits for somebody's approval."""
+
+{head}
+
+class Order(BaseModel):
+    order_id: str
+    cents: int
+
+
+class Approval(BaseModel):
+    by: str
+
+
+def charge(order_id: str, cents: int) -> str:
+    """Called at least once; what it returns is recorded once, and never asked for again."""
+    return f"payment-{{order_id}}"
+
+
+@durable_workflow
+def order(event: WorkflowEvent[Order], step: Step) -> str:
+    this = event.payload
+    payment = step.do("charge card", charge, this.order_id, this.cents)
+    step.log.info("charged", payment=payment)
+    try:
+        answer = step.wait_for_event("wait for approval", "approval", timeout="24 hours", schema=Approval)
+    except EventTimeout:
+        return "expired"
+    return f"shipped, approved by {{answer.payload.by}}"
+'''
+_TEST = '''\
+"""Tests of the first workflow: no broker, no server, and time that moves when it is told to."""
+
+from celery_durable.testing import DurableHarness
+
+from {module} import Approval, Order, order
+
+
+def test_an_order_that_is_approved_is_shipped() -> None:
+    with DurableHarness([order]) as harness:
+        handle = harness.create(order, Order(order_id="42", cents=1999))
+        harness.run_until_idle()
+        handle.send_event("approval", Approval(by="eve"))
+        harness.run_until_idle()
+        assert handle.result() == "shipped, approved by eve"
+
+
+def test_an_order_that_nobody_approves_expires() -> None:
+    with DurableHarness([order]) as harness:
+        charging = harness.mock_step_result("charge card", "payment-1")
+        handle = harness.create(order, Order(order_id="42", cents=1999))
+        harness.advance("25 hours")
+        assert handle.result() == "expired"
+        assert charging.calls == 1
+'''
+
+
+@click.command(cls=Verb, examples=["init", "init orders"])
+@click.argument("module", required=False)
+@click.pass_context
+def init(ctx: click.Context, module: str | None) -> None:
+    """Write a first workflow and its test.
+
+    Use it to begin. Without -A it writes an app, too, into shop.py; with -A the workflow alone, into workflows.py.
+    MODULE is another name. Files that exist are left alone. Says what to type next; piped: what (wrote, do), which.
+    """
+    app = _own_app(ctx)
+    name = module or ("shop" if app is None else "workflows")
+    files = _files(name, _NO_APP if app is not None else _APP)
+    _refuse(app, name, files)
+    for path, text in files.items():
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    screen = Screen.of(ctx)
+    for path in files:
+        screen.entry(["Wrote" if screen.is_terminal else "wrote", Styled(str(path), "bold")])
+    if screen.is_terminal:
+        screen.gap()
+    for what, words in _next(name, app, app_name(ctx) if app is not None else name):
+        if screen.is_terminal:
+            screen.line(Styled(what, "dim"))
+            screen.line(words, indent=2)
+        else:
+            screen.record("do", words)
+
+
+def _own_app(ctx: click.Context) -> Any:
+    """The app named by -A; None where none was."""
+    app = ctx.obj.app
+    return None if ctx.find_root().params.get("app") is None and app.main == "default" else app
+
+
+def _files(module: str, head: str) -> dict[Path, str]:
+    text = _WORKFLOW.format(head=head.format(module=module))
+    return {Path(f"{module}.py"): text, Path(f"test_{module}.py"): _TEST.format(module=module)}
+
+
+def _refuse(app: Any, module: str, files: dict[Path, str]) -> None:
+    if not module.isidentifier() or keyword.iskeyword(module):
+        raise click.BadParameter(f"{module!r} can be no module: use letters, digits and _")
+    for path in files:
+        if path.exists():
+            raise Refusal(f"{path} exists, and is left alone.", "Give another name: celery durable init orders")
+    if importlib.util.find_spec(module) is not None:
+        raise Refusal(
+            f"There is a module {module!r} already, which a new one would hide.",
+            "Give another name: celery durable init orders",
+        )
+    durable = getattr(app, "durable", None)
+    if isinstance(durable, Durable):
+        app.loader.import_default_modules()
+        if "order" in durable.workflows:
+            raise Refusal(
+                "The app has a workflow 'order' already.", "See what there is: celery -A <your app> durable ls"
+            )
+
+
+def _next(module: str, app: Any, name: str) -> list[tuple[str, str]]:
+    """What it is for, and what to type."""
+    attach = [] if app is None or isinstance(getattr(app, "durable", None), Durable) else [
+        ("Where the app is made:", "from celery_durable import Durable; durable = Durable(app)")
+    ]  # fmt: skip
+    load = [] if app is None else [("In the app's settings, beside others:", f'imports = ["{module}"]')]
+    verb = f"celery -A {name} durable"
+    return [
+        *attach,
+        *load,
+        ("Run it, without any server:", f"{verb} dev"),
+        ("In a second terminal:", f"{verb} start order -P order_id=42 -P cents:=1999 --id order-42"),
+        ("Why does it wait?", f"{verb} explain order/order-42"),
+        ("Answer it:", f"""{verb} send-event order order-42 approval --payload '{{"by": "eve"}}'"""),
+        ("Test it:", f"python -m pytest test_{module}.py"),
+    ]
