@@ -12,8 +12,9 @@ from celery_durable.ledger import GiveUp, Replay, Run, Wait
 from celery_durable.lineage import Lineage
 from celery_durable.model import LogLevel, StepRow, StepStatus
 from celery_durable.runner.bodies import Body, Interrupted, Outcome, Raised, Returned, TimedOut
-from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary
+from celery_durable.runner.boundary import BodyMustRunAgain, Boundary
 from celery_durable.runner.branches import Branch, SessionGate, Stopped, decoded
+from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.progress import Progress
 from celery_durable.runtime import Branch as RuntimeBranch
 from celery_durable.step import BodyCall, StepTx, TxBuffer, allow_to_end

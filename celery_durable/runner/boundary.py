@@ -16,33 +16,22 @@ from sqlalchemy.orm import Session
 from celery_durable import teller, values
 from celery_durable.config import Settings
 from celery_durable.errors import (
-    DurableError,
-    InstanceAlreadyExists,
-    InstanceNotFound,
-    InstanceTerminal,
     StepCommitConflict,
     Superseded,
     TooManyLabels,
-    WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType, Wake
+from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType
+from celery_durable.runner import makings
 from celery_durable.runner.board import Board
 from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Lease
+from celery_durable.runner.makings import AuthorWriteFailed, Makings
 from celery_durable.runner.patience import Patience
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import claims, emissions, instances, journal, labels, outbox, waiters
+from celery_durable.store import claims, instances, journal, labels, outbox, waiters
 from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
-
-
-class AuthorWriteFailed(Exception):
-    """The author's part of a boundary failed with ``error``; nothing was committed."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__(str(error))
 
 
 class BodyMustRunAgain(Exception):
@@ -133,6 +122,7 @@ class Committer:
         self._began, self._farewell, self._post = began, farewell, post
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
+        self._makings = Makings(settings, store.runtime, lease.claim)
 
     @property
     def claim(self) -> Claim:
@@ -179,7 +169,7 @@ class Committer:
         Guard-first deadlocks with a web transaction that updates its own row and then sends an event.
         """
         self._author_writes(tx, boundary, session)
-        targets = self._targets(tx, boundary)
+        targets = makings.targets(tx, boundary.events, made=boundary.instances)
         for pk, workflow, instance_id in targets:
             if pk < self.claim.pk:
                 instances.lock(tx, workflow, instance_id)
@@ -202,9 +192,9 @@ class Committer:
             if pk > self.claim.pk:
                 instances.lock(tx, workflow, instance_id)
         received: list[teller.Received] = []
-        created = self._create(tx, boundary)
-        dues = [*created, *self._send(tx, boundary, received)]
-        self._emit(tx, boundary)
+        created = self._makings.create(tx, boundary.instances, by_step=boundary.writes[0].key)
+        dues = [*created, *self._makings.send(tx, boundary.events, received)]
+        self._makings.emit(tx, boundary.emissions)
         after, until = None, None
         if boundary.sleep is not None and (waits := boundary.sleep(rows)):
             until = min(wait.due_at for wait in waits)
@@ -300,96 +290,6 @@ class Committer:
             return None
 
         return resolve
-
-    # --- instances and events that a step makes -------------------------------------------------
-
-    @staticmethod
-    def _targets(tx: Tx, boundary: Boundary) -> list[tuple[int, str, str]]:
-        """Whom the events go to, by ascending key; those that the boundary itself creates come after all others."""
-        made = {(new.definition.name, new.instance_id) for new in boundary.instances}
-        found = set()
-        for event in boundary.events:
-            try:
-                values.instance_id(event.instance_id, values.LONGEST_ID)
-                values.label("Event id", event.event_id, values.LONGEST_ID)
-            except DurableError as exc:
-                raise AuthorWriteFailed(exc) from exc
-            pk = instances.find_pk(tx, event.workflow, event.instance_id)
-            if pk is not None:
-                found.add((pk, event.workflow, event.instance_id))
-            elif (event.workflow, event.instance_id) not in made:
-                raise AuthorWriteFailed(InstanceNotFound(event.workflow, event.instance_id))
-        return sorted(found)
-
-    def _create(self, tx: Tx, boundary: Boundary) -> list[Due]:
-        dues = []
-        parent = (self.claim.pk, self.claim.ref.run_number, boundary.writes[0].key)
-        for new in boundary.instances:
-            definition = new.definition
-            try:
-                checked = definition.params.check(new.params)
-            except values.Misfit as exc:
-                raise AuthorWriteFailed(
-                    WorkflowParamsInvalid(definition.name, exc.problems, item=new.instance_id)
-                ) from exc
-            try:
-                instance_id = values.instance_id(new.instance_id, self._settings.max_instance_id)
-                what = f"Parameters of workflow {definition.name!r}"
-                params = definition.params.encode(checked, what=what, limits=self._settings.limits)
-            except DurableError as exc:
-                raise AuthorWriteFailed(exc) from exc
-            queue = definition.queue or self._settings.queue
-            is_new = instances.insert(
-                tx,
-                workflow=definition.name,
-                instance_id=instance_id,
-                params=params,
-                queue=queue,
-                grace=self._grace,
-                plan=definition.plan(self._settings.step_policy),
-                commit_id=self._store.runtime.new_token(),
-                parent=parent,
-                retention=self._settings.retention_of(definition.retention),
-                labelled=new.labels,
-            )
-            if not is_new:
-                raise AuthorWriteFailed(InstanceAlreadyExists(definition.name, instance_id))
-            dues.append(Due(Ref(definition.name, instance_id, 1), queue))
-        return dues
-
-    def _send(self, tx: Tx, boundary: Boundary, received: list[teller.Received]) -> list[Due]:
-        dues = []
-        for event in boundary.events:
-            try:
-                values.event_type(event.type, self._settings.max_event_type)
-                payload = values.encode(
-                    event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits
-                )
-            except DurableError as exc:
-                raise AuthorWriteFailed(exc) from exc
-            row = instances.lock(tx, event.workflow, event.instance_id)
-            if row.status.is_terminal:
-                raise AuthorWriteFailed(
-                    InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
-                )
-            sent = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
-            if sent is None:
-                continue
-            received.append(teller.Received(row.ref, event.type, event.event_id))
-            if instances.is_awaited(tx, row, event.type):
-                dues.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
-        return dues
-
-    def _emit(self, tx: Tx, boundary: Boundary) -> None:
-        """Leave emissions to the next sweep."""
-        for new in boundary.emissions:
-            try:
-                topic = values.topic(new.topic)
-                what = f"Payload for topic {topic!r}"
-                payload = values.encode(new.payload, what=what, limits=self._settings.limits)
-            except DurableError as exc:
-                raise AuthorWriteFailed(exc) from exc
-            emissions.begin(tx, emission_id=new.emission_id, topic=topic, payload=payload, lease=timedelta(0))
 
     # --- waits ----------------------------------------------------------------------------------
 

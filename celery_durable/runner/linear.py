@@ -34,9 +34,10 @@ from celery_durable.model import (
 )
 from celery_durable.runner.attempts import SESSION_RERUNS
 from celery_durable.runner.bodies import Body, Interrupted, Raised, Returned, TimedOut
-from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary, Committed, Committer
+from celery_durable.runner.boundary import BodyMustRunAgain, Boundary, Committed, Committer
 from celery_durable.runner.handlers import Handlers
 from celery_durable.runner.lease import Lease
+from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.progress import Environment
 from celery_durable.runtime import Branch
 from celery_durable.store import journal

@@ -20,9 +20,10 @@ from celery_durable.lineage import Lineage, Part
 from celery_durable.model import Due, LogLevel, LogLine, Outgoing, StepRow, StepStatus, StepType
 from celery_durable.runner import bodies
 from celery_durable.runner.bodies import Body
-from celery_durable.runner.boundary import AuthorWriteFailed, BodyMustRunAgain, Boundary, Committed, Committer
+from celery_durable.runner.boundary import BodyMustRunAgain, Boundary, Committed, Committer
 from celery_durable.runner.branches import Branch, Race, RaceWon, Stopped
 from celery_durable.runner.lease import Lease
+from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.patience import Patience
 from celery_durable.runtime import Runtime
 from celery_durable.step import BodyCall, SleepCall
