@@ -180,7 +180,9 @@ def test_a_new_run_begins_with_nothing_and_the_one_before_keeps_what_it_had(worl
 
 
 @everywhere
-@pytest.mark.parametrize("ending", ["a step", "a failed attempt", "a sleep", "a wait", "the end", "an error"])
+@pytest.mark.parametrize(
+    "ending", ["a step", "a failed attempt", "a sleep", "a wait", "a pause", "the end", "an error"]
+)
 def test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next(world: World, ending: str) -> None:
     watched, before = Statements(world), []
 
@@ -201,7 +203,11 @@ def test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next(world: W
         elif ending == "a failed attempt":
             step.do("loop", fail, step)
         else:
+            if ending == "a pause":
+                step.do("ask", instance.pause)
             loop(step)
+            if ending == "a pause":
+                step.do("not yet", pytest.fail)
             if ending == "a sleep":
                 step.sleep("rest", 60)
             elif ending == "a wait":

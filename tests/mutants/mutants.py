@@ -246,4 +246,22 @@ MUTANTS = (
             "return [verdict]",
         ),
     ),
+    # --- published values -----------------------------------------------------------------------
+    _m(
+        "publishing has no fence",
+        ("store.claims:_touch", ', i.c.claim_token == param("token", type_=sa.String)', ""),
+        caught_by="tests/engine/test_publish.py::"
+        "test_a_worker_that_has_lost_its_claim_writes_nothing_and_stops[in a body-sqlite]",
+    ),
+    _m(
+        "a replay publishes again",
+        ("runner.progress:Progress.publish", "elif not self.ledger.is_replaying:", "else:"),
+        caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
+    ),
+    _m(
+        "letting go forgets what is kept",
+        (_LET_GO, "self.board.ride(tx)", "pass"),
+        caught_by="tests/engine/test_publish.py::"
+        "test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next[a pause-sqlite]",
+    ),
 )
