@@ -184,7 +184,7 @@ def test_a_new_run_begins_with_nothing_and_the_one_before_keeps_what_it_had(worl
     "ending", ["a step", "a failed attempt", "a sleep", "a wait", "a pause", "the end", "an error"]
 )
 def test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next(world: World, ending: str) -> None:
-    watched, before = Statements(world), []
+    watched, before, at_once = Statements(world), [], []
 
     def loop(step: Step) -> None:
         for number in range(1000):
@@ -197,27 +197,26 @@ def test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next(world: W
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        if ending == "a step":
-            step.do("loop", loop, step)
-            assert published(instance) == {"n": 999}
-        elif ending == "a failed attempt":
-            step.do("loop", fail, step)
+        inside = {"a step": loop, "a failed attempt": fail}
+        then = {
+            "a step": lambda: at_once.append(published(instance)),
+            "a sleep": lambda: step.sleep("rest", 60),
+            "a wait": lambda: step.wait_for_event("approval", "approval"),
+            "a pause": lambda: step.do("not yet", pytest.fail),
+            "an error": lambda: 1 / 0,
+        }
+        step.do("first", instance.pause if ending == "a pause" else int)
+        if ending in inside:
+            step.do("loop", inside[ending], step)
         else:
-            if ending == "a pause":
-                step.do("ask", instance.pause)
             loop(step)
-            if ending == "a pause":
-                step.do("not yet", pytest.fail)
-            if ending == "a sleep":
-                step.sleep("rest", 60)
-            elif ending == "a wait":
-                step.wait_for_event("approval", "approval")
-            elif ending == "an error":
-                raise ValueError("no")
+        if ending in then:
+            then[ending]()
 
     instance = order.create()
     world.run_until_idle()
     assert before == [({"n": 0}, 1)]
+    assert at_once == ([{"n": 999}] if ending == "a step" else [])
     assert published(instance) == {"n": 999}
     assert watched.of_publishing == 2
 
