@@ -249,7 +249,8 @@ def _outbox(durable: Durable) -> Finding:
 
 def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool) -> Iterator[Finding]:
     working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
-    yield _pings(durable, {beat.node for beat in working}, has_broker=has_broker)
+    answering = _answering(durable) if has_broker else {}
+    yield _answers(durable, {beat.node for beat in working}, set(answering), has_broker=has_broker)
     needed: dict[str, list[str]] = {durable.settings.queue: []}
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
@@ -257,9 +258,14 @@ def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, h
         consumers = [beat for beat in working if queue in beat.queues]
         if not consumers:
             remedy = f"celery -A {_APP} worker -Q {queue}"
-            yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.", remedy)
+            yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.{_but(answering, queue)}", remedy)
             continue
         nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
+        if all(queue not in answering.get(beat.node, {queue}) for beat in consumers):
+            sentence = f"{queue!r} is consumed by {nodes}, says the last heartbeat, but no more, say they themselves."
+            remedy = f"celery -A {_APP} control add_consumer {queue}"
+            yield Finding(Level.FAIL, "queue", sentence, remedy)
+            continue
         yield Finding(Level.OK, "queue", f"{queue!r} is consumed by {nodes}.")
         unknown = [name for name in names if not any(name in beat.workflows for beat in consumers)]
         if unknown:
@@ -268,8 +274,14 @@ def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, h
             yield Finding(Level.FAIL, "workflows", sentence, remedy)
 
 
-def _pings(durable: Durable, working: set[str], *, has_broker: bool) -> Finding:
-    about, answering = "workers", _answering(durable) if has_broker else set()
+def _but(answering: dict[str, set[str]], queue: str) -> str:
+    """Who takes the messages of a queue for which no worker of this database has a heartbeat."""
+    nodes = ", ".join(sorted(node for node, queues in answering.items() if queue in queues)[:5])
+    return f" But {nodes} takes its messages, and writes no heartbeat into this database." if nodes else ""
+
+
+def _answers(durable: Durable, working: set[str], answering: set[str], *, has_broker: bool) -> Finding:
+    about = "workers"
     seen = f"in the last {span(3 * HEARTBEAT)}"
     if not working and not answering:
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
@@ -286,11 +298,12 @@ def _pings(durable: Durable, working: set[str], *, has_broker: bool) -> Finding:
     return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
 
 
-def _answering(durable: Durable) -> set[str]:
+def _answering(durable: Durable) -> dict[str, set[str]]:
+    """The workers that answer over the broker in time, and the queues that they consume."""
     try:
         # A connection of our own: one that went back to the pool after a reply that it still waits for hurts forks.
         with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
-            pongs = durable.app.control.ping(timeout=_PING_SECONDS, connection=connection) or []
+            told = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
     except Exception:  # noqa: BLE001  # transports without broadcast
-        return set()
-    return {node for pong in pongs for node in pong}
+        return {}
+    return {node: {queue["name"] for queue in queues or ()} for node, queues in told.items()}

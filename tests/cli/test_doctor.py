@@ -292,8 +292,35 @@ def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -
         until(lambda: app.durable.store.read(heartbeats.read)[1])
         with app.durable.store.engine.begin() as connection:
             connection.execute(sa.delete(app.durable.store.tables.heartbeat))
-        level, sentence, _ = one(app, "workers")
+        found = findings(app)
+    [(level, sentence, _)] = found["workers"]
     assert (level, sentence) == ("FAIL", "w@here answer, but have written no heartbeat in the last 30 s.")
+    assert found["queue"][0][:2] == (
+        "FAIL",
+        "No worker consumes queue 'durable'. But w@here takes its messages, and writes no heartbeat into this "
+        "database.",
+    )
+
+
+def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_heartbeat(make: Make) -> None:
+    app = make()
+
+    @app.durable.workflow(name="bill", queue="billing")
+    def bill(event: WorkflowEvent[Any], step: Step) -> None:
+        pass
+
+    with worker(app, hostname="w@here"):
+        until(lambda: app.durable.store.read(heartbeats.read)[1])
+        live(app, Pulse("b", "worker", "w@here", 1, queues=["billing"], workflows=["bill"]))
+        found = findings(app)
+    assert found["queue"] == [
+        ("OK", "'durable' is consumed by w@here.", ""),
+        (
+            "FAIL",
+            "'billing' is consumed by w@here, says the last heartbeat, but no more, say they themselves.",
+            "celery -A <your app> control add_consumer billing",
+        ),
+    ]
 
 
 def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
