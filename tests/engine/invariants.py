@@ -23,7 +23,7 @@ QUERIES = {
     "I1 a completed booking step has written exactly one row": f"""
         SELECT i.instance_id, s.step_key, (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) AS written
         FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk
-        WHERE s.name LIKE 'book%' AND s.status = 'completed' AND {_IS_NO_COPY}
+        WHERE s.name LIKE 'book%' AND s.status IN ('completed', 'DONE') AND {_IS_NO_COPY}
           AND (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) <> 1""",
     "I2 a row in the ledger belongs to a completed step": f"""
         SELECT l.instance, l.run, l.step FROM author_ledger l

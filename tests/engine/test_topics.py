@@ -312,6 +312,32 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     assert late.status == "waiting"
 
 
+@everywhere
+@pytest.mark.usefixtures("small_batches")
+def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world: World, watch) -> None:
+    @world.workflow
+    def later(event: WorkflowEvent, step: Step):
+        step.wait_for_event("go", "go")
+        return step.wait_for_topic("next price", "prices/eur.usd", timeout=60).payload
+
+    lease = world.settings.lease
+    watched = [watch.run(id=f"w-{n}") for n in range(2)]
+    late = later.run(id="late")  # among those whom the next batch is for
+    watched.append(watch.run(id="w-2"))
+    world.store.transact(
+        lambda tx: emissions.begin(tx, emission_id="e-1", topic="prices/eur.usd", payload="1", lease=lease)
+    )
+    world.store.transact(lambda tx: emissions.hand_out(tx, "e-1", lease=lease, grace=timedelta(0)))
+    world.advance(1)
+    late.send("go")
+    world.run_until_idle()
+    assert (waiting(world), left(world)) == (["late", "w-2"], 3)
+    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 3
+    world.run_until_idle()
+    assert [instance.output[1] for instance in watched] == [1] * 3
+    assert (late.status, waiting(world), left(world)) == ("waiting", ["late"], 1)
+
+
 def test_a_lost_message_is_found_by_the_sweep(world: World, watch) -> None:
     instance = watch.run()
     world.operations.emit("prices/eur.usd", 1)

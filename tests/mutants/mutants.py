@@ -33,6 +33,9 @@ def _m(name: str, *edits: tuple[str, str, str], caught_by: str | None = None) ->
 
 _LET_GO = "runner.boundary:Committer.let_go"
 _WAIT = "runner.boundary:Committer.commit_wait"
+_LINEAR_WAIT = "runner.linear:LinearPass._wait"
+_REPLAYED = "st.status == StepStatus.WAITING.value"
+_POST = "tasks.outbox:Outbox._post"
 
 MUTANTS = (
     # --- the fence ------------------------------------------------------------------------------
@@ -213,6 +216,20 @@ MUTANTS = (
         caught_by="tests/engine/test_interventions.py::"
         "test_a_runner_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
     ),
+    # --- retention ------------------------------------------------------------------------------
+    _m(
+        "an instance that ends is kept without end",
+        ("store.claims:_end", "retention_until=s.clock() + i.c.retention_us,", ""),
+        caught_by="tests/engine/test_retention.py::"
+        "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
+    ),
+    _m(
+        "a restarted instance is deleted when its last run would have been",
+        ("store.instances:restart", "retention_until=None,", ""),
+        ("store.retention:delete_expired", ", i.status.in_(sorted(status.value for status in TERMINAL))", ""),
+        caught_by="tests/engine/test_retention.py::"
+        "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
+    ),
     # --- ends and branches ----------------------------------------------------------------------
     _m(
         "settling leaves the times of the next sweep",
@@ -263,5 +280,164 @@ MUTANTS = (
         (_LET_GO, "self.board.ride(tx)", "pass"),
         caught_by="tests/engine/test_publish.py::"
         "test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next[a pause-sqlite]",
+    ),
+    # --- linear workflows -----------------------------------------------------------------------
+    _m(
+        "a linear result is written without the guard",
+        (
+            "runner.boundary:Committer._in_order",
+            "guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)",
+            "guarded = (\n"
+            "            claims.Guarded(self.claim.claimed_at, False)\n"
+            "            if boundary.writes[0].status is StepStatus.DONE and boundary.ending is None\n"
+            "            else claims.guard(tx, self.claim, lease=self._lease.length)\n"
+            "        )",
+        ),
+        ("store.journal:write_step", "raise Superseded(str(claim.ref))", "pass"),
+    ),
+    _m(
+        "an expired lease costs a linear step no attempt",
+        ("runner.linear:LinearPass._recover", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
+    ),
+    _m(
+        "an event that came before a linear step waits is consumed for nothing",
+        (
+            _LINEAR_WAIT,
+            "return [replace(self._woken(row, event.seq), commit_id=waiting.commit_id)]",
+            "return [waiting]",
+        ),
+    ),
+    _m(
+        "all linear steps are made ready at once",
+        (
+            "runner.linear:LinearPass._complete",
+            "[done, self._write(following, StepStatus.READY, retry_in=_NOW)]",
+            "[done, *(self._write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
+        ),
+    ),
+    _m("a linear step that waits again keeps its last event", (_LINEAR_WAIT, "event_seq=None,", "")),
+    _m(
+        "a linear wait is over when it is next looked at",
+        ("runner.linear:LinearPass._wake", "if due_at <= guarded.now else []", "if True else []"),
+    ),
+    _m(
+        "a linear step gets its event, which is not marked as consumed",
+        (
+            "runner.linear:LinearPass._wake",
+            "journal.consume(tx, self._lease.claim, guarded, event, key=row.step_key)",
+            "pass",
+        ),
+    ),
+    _m(
+        "a linear retry does not wait",
+        (
+            "runner.linear:LinearPass.run",
+            "row.next_retry_at is not None and row.next_retry_at > self._now",
+            "False",
+        ),
+        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+    ),
+    _m(
+        "a linear step has one attempt more than it may",
+        (
+            "runner.linear:LinearPass._is_last",
+            "row.attempts + 1 >= row.max_attempts",
+            "row.attempts >= row.max_attempts",
+        ),
+    ),
+    _m(
+        "an event does not wake a linear step",
+        (
+            "store.instances:_live_wait",
+            "st.status.in_([sa.literal_column(f\"'{status}'\") for status in _WAITING])",
+            _REPLAYED,
+        ),
+    ),
+    # --- topics ---------------------------------------------------------------------------------
+    _m(
+        "an emission is for waits that began after it",
+        ("store.emissions:_waits", ", w.c.opened_at <= emission.created_at", ""),
+        caught_by="tests/engine/test_topics.py::"
+        "test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it[sqlite]",
+    ),
+    _m(
+        "an emission moves on in a commit of its own, and is handed out twice after a crash",
+        (
+            "store.emissions:hand_out",
+            "tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=span_us(lease))",
+            "pass",
+        ),
+        ("store.emissions:_serve", "waiters.close_many(tx, gone)", "pass"),
+        ("store.emissions:_serve", "elif wait.had is None:", "else:"),
+        ("store.emissions:_event", "if nth == 1 else", "if False else"),
+        ("store.emissions:_event", "{_AGAIN}{nth}", "{_AGAIN}{owner.version + nth}"),
+        (
+            "operations.emitting:Emitting._hand_out",
+            "return self._store.transact(work, resolve=was_applied)",
+            "progress = self._store.transact(work)\n"
+            "    if progress is not None and not progress.is_over:\n"
+            "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 30_000_000}\n"
+            "        self._store.transact(lambda tx: tx.run(emissions._move, id=emission_id, **moved))\n"
+            "    return progress",
+        ),
+        (
+            "operations.emitting:go_on_emitting",
+            "if progress is not None:",
+            "if progress is not None:\n"
+            "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 0}\n"
+            "        store.transact(lambda tx: tx.run(emissions._move, id=abandoned, **moved))",
+        ),
+    ),
+    _m("an emission is over after its first batch", ("store.emissions:hand_out", "if len(batch) < BATCH:", "if True:")),
+    _m(
+        "an emission whose emitter died is left as it is",
+        ("store.emissions:_abandoned", "e.poll_at <= s.statement_clock()", "e.poll_at < 0"),
+    ),
+    _m(
+        "an emission that is repeated is handed out again",
+        ("store.emissions:_serve", "elif wait.had is None:", "else:"),
+        ("store.emissions:_event", "if nth == 1 else", "if wait.had is None and nth == 1 else"),
+        ("store.emissions:_event", "{_AGAIN}{nth}", "{_AGAIN}{owner.version + nth}"),
+    ),
+    _m("an emission wakes nobody", ("store.emissions:_serve", "if _is_resting(owners[pk])]", "if False]")),
+    _m(
+        "a wait on a topic is not written down",
+        (_WAIT, "waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)", "pass"),
+    ),
+    _m("what a step emits is lost", ("runner.boundary:Committer._in_order", "self._emit(tx, boundary)", "pass")),
+    _m(
+        "a rewind takes along what was emitted to waits that it opens anew",
+        ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(TOPIC_TYPES))", ""),
+    ),
+    # --- the outbox -----------------------------------------------------------------------------
+    _m(
+        "a letter is forgotten before it is sent",
+        (
+            _POST,
+            "unsent = self._send(letters)",
+            "tasks = [each.id for each in letters if each.kind is OutboxKind.TASK]\n"
+            "    self._store.transact(lambda tx: outbox.remove(tx, tasks))\n"
+            "    unsent = self._send(letters)",
+        ),
+    ),
+    _m(
+        "a letter that the broker refused is forgotten",
+        (_POST, "kept = {each.id for each in (*unsent.lost, *unsent.refused)}", "kept = set()"),
+    ),
+    _m(
+        "a letter is sent and not kept with its step",
+        ("runner.boundary:Committer._in_order", "boundary.outgoing,\n        pk=", "(),\n        pk="),
+    ),
+    _m(
+        "an outbound event is forgotten when it is sent",
+        (_POST, "if each.kind is OutboxKind.TASK and each.id not in kept", "if each.id not in kept"),
+    ),
+    _m(
+        "an outbound event is not forgotten when it was handled",
+        (
+            "store.outbox:finish",
+            "sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token)",
+            "sa.update(o).where(o.c.id == delivery.id).values(token=None, run_at=tx.store.clock())",
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The clients of a simulation: they create, send, pause, resume, restart and terminate as the dice say."""
+"""The clients of a simulation: they create, send, emit, pause, resume, restart and terminate as the dice say."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.errors import InstanceNotErrored, InstanceTerminal
+from celery_durable.errors import InstanceNotErrored, InstanceTerminal, ValueRefused
 from celery_durable.model import to_us
 from tests.simulation import invariants
-from tests.simulation.programs import EVENTS, make_program
+from tests.simulation.linear import LINEAR, is_linear, make_params
+from tests.simulation.programs import EVENTS, TOPICS, make_program
+
+
+def workflow_of(name: str) -> str:
+    """The workflow of an instance."""
+    return LINEAR if is_linear(name) else "program"
 
 
 class Clients:
@@ -20,25 +26,42 @@ class Clients:
         world = schedule.world
         self._operations, self._raw, self._clock = world.operations, world.raw, world.clock
         self._sent = 0
+        self._emitted: list[tuple[str, str, str | None]] = []
 
     def create(self, name: str) -> None:
-        program = make_program(self._dice, self._schedule.names)
+        program = make_params(self._dice) if is_linear(name) else make_program(self._dice, self._schedule.names)
         later = self._dice.choice([None, None, None, None, 100])
         run_at = None if later is None else self._clock.now + timedelta(seconds=later)
-        self._operations.create("program", program, id=name, run_at=run_at)
+        self._operations.create(workflow_of(name), program, id=name, run_at=run_at)
         self._story.accepted.append(name)
+        self._has_plan(name, 1)
         self._story.not_before[name, 1] = 0 if run_at is None else to_us(run_at)
         self._schedule.tell(f"create {name}: {program}")
 
+    def _has_plan(self, name: str, run: int) -> None:
+        if is_linear(name):
+            self._story.plans[name, run] = [step for step, _ in self._schedule.plan]
+
     def act(self) -> None:
         verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
-        verbs += [self._rewind, self._retry, self._fork]
+        verbs += [self._rewind, self._retry, self._fork, self._emit]
         name = self._dice.choice(self._schedule.names)
-        verb = self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3])[0]
+        self._do(self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3])[0], name)
+
+    def answer(self) -> None:
+        """Send or emit something, as clients do also in calm times."""
+        verb = self._dice.choice([self._event, self._event, self._emit])
+        self._do(verb, self._dice.choice(self._schedule.names))
+
+    def _do(self, verb: Callable[[str], str], name: str) -> None:
         try:
             said = verb(name)
         except (InstanceTerminal, InstanceNotErrored) as error:
             said = f"refused: it is {error.status}"
+        except ValueRefused:
+            said = "refused: it is linear"
+            if not is_linear(name):
+                raise
         self._schedule.tell(f"{verb.__name__[1:]} {name}: {said}")
         self._story.stats[verb.__name__[1:]] += 1
 
@@ -46,10 +69,15 @@ class Clients:
         if self._sent and self._dice.random() < 0.2:
             number = self._dice.randrange(self._sent)  # a client that repeats itself
         else:
-            number, self._sent = self._sent, self._sent + 1
+            number = self._sent
+            wanted = self._wanted("NOT LIKE 'topic:%'")
+            if wanted is not None:  # else few events would be waited for
+                name, type_ = wanted
+                number += EVENTS[number % len(EVENTS)] != type_
+            self._sent = number + 1
         event_id, type_ = f"{name}-event-{number}", EVENTS[number % len(EVENTS)]
         waits = self._waits(name, type_)
-        is_new = self._operations.send_event("program", name, type_, f"payload {number}", id=event_id)
+        is_new = self._operations.send_event(workflow_of(name), name, type_, f"payload {number}", id=event_id)
         if is_new and len(waits) == 1:
             self._story.promised[waits[0]] = event_id
         accepted = event_id, self._run_of(name)
@@ -58,12 +86,23 @@ class Clients:
         self._story.accepted_events.add(accepted)
         return f"{event_id} {is_new}"
 
+    def _wanted(self, types: str) -> tuple[str, str] | None:
+        """An instance that waits for such an event, and its type; at times None, as where none waits."""
+        query = f"""
+            SELECT i.instance_id, s.wait_event_type FROM workflow_step s
+            JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
+            WHERE s.status IN ('waiting', 'WAITING') AND i.status NOT IN ('complete', 'errored', 'terminated')
+              AND s.wait_event_type {types} ORDER BY 1, s.seq"""
+        found = self._raw.execute(query).fetchall()
+        return self._dice.choice(found) if found and self._dice.random() < 0.6 else None
+
     def _waits(self, name: str, type_: str) -> list[tuple[str, int, str]]:
         """The waits that an event of this type would be in time for, the deadline included."""
         query = """
             SELECT i.instance_id, s.run_number, s.step_key FROM workflow_step s
             JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
-            WHERE i.instance_id = ? AND s.wait_event_type = ? AND s.status = 'waiting' AND s.wake_at >= ?"""
+            WHERE i.instance_id = ? AND s.wait_event_type = ? AND s.status IN ('waiting', 'WAITING')
+              AND s.wake_at >= ?"""
         return self._raw.execute(query, (name, type_, self._clock.read())).fetchall()
 
     def _run_of(self, name: str) -> int:
@@ -71,37 +110,50 @@ class Clients:
         return int(run)
 
     def _pause(self, name: str) -> str:
-        self._operations.pause("program", name)
+        self._operations.pause(workflow_of(name), name)
         return "accepted"
 
     def _resume(self, name: str) -> str:
-        self._operations.resume("program", name)
+        self._operations.resume(workflow_of(name), name)
         return "accepted"
 
     def _terminate(self, name: str) -> str:
-        self._operations.terminate("program", name)
+        self._operations.terminate(workflow_of(name), name)
         self._story.terminated.add(name)
         self._story.faults[name, self._run_of(name)] += 1
         return "accepted"
 
+    def _emit(self, _: str) -> str:
+        """From outside; at times it is repeated under its id, while it is under way or after."""
+        if self._emitted and self._dice.random() < 0.3:
+            topic, payload, id_ = self._dice.choice(self._emitted)
+        else:
+            wanted = self._wanted("LIKE 'topic:%'")
+            topic = self._dice.choice(TOPICS) if wanted is None else wanted[1].split(":", 2)[2]
+            number = len(self._emitted)
+            payload, id_ = f"outside {number}", self._dice.choice([None, f"emission-{number}"])
+            self._emitted.append((topic, payload, id_))
+        return f"{payload} to {topic} under {id_}: {self._schedule.errands.emit(topic, payload, id_)}"
+
     def _restart(self, name: str) -> str:
-        return self._begun(name, lambda: self._operations.restart("program", name))
+        return self._begun(name, lambda: self._operations.restart(workflow_of(name), name))
 
     def _rewind(self, name: str) -> str:
         step = self._some_step(name)
         if step is None:
             return "refused: it has no steps"
-        return f"from {step}: {self._begun(name, lambda: self._operations.restart('program', name, from_step=step))}"
+        said = self._begun(name, lambda: self._operations.restart(workflow_of(name), name, from_step=step))
+        return f"from {step}: {said}"
 
     def _retry(self, name: str) -> str:
-        return self._begun(name, lambda: self._operations.retry("program", name))
+        return self._begun(name, lambda: self._operations.retry(workflow_of(name), name))
 
     def _fork(self, name: str) -> str:
         step = self._some_step(name)
         if step is None or len(self._schedule.names) > 6:
             return "refused: it has no steps, or enough forks"
         made = f"{name}f{len(self._schedule.names)}"
-        self._operations.fork("program", name, step, id=made)
+        self._operations.fork(workflow_of(name), name, step, id=made)
         self._schedule.names.append(made)
         self._story.accepted.append(made)
         self._story.not_before[made, 1] = 0
@@ -128,6 +180,7 @@ class Clients:
         if number != before + 1:
             self._story.wrongs.append(f"I12c the restart of {name} led from run {before} to {number}")
         self._take_events_along(name, number)
+        self._has_plan(name, number)
         self._story.faults[name, before] += 1
         self._story.prior_runs[name, before] = invariants.of_run(self._raw, name, before)
         return f"run {number}"

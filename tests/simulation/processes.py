@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Ref
+from celery_durable.model import OutboundEvent, Outgoing, Ref
+from celery_durable.operations import Operations
 from celery_durable.runner import Runner
-from celery_durable.testing.lanes import Lane
+from celery_durable.tasks.outbox import Deliveries, Handler, Outbox, Unsent
+from celery_durable.testing.lanes import Crash, Lane
 from celery_durable.testing.process import Process
 from celery_durable.testing.runtime import HarnessRuntime
+from celery_durable.values import Retries
+from tests.simulation.linear import LINEAR
 
 
 class Runtime(HarnessRuntime):
@@ -26,7 +30,7 @@ class Runtime(HarnessRuntime):
 
     def begin(self, seed: int) -> None:
         """A new process takes the place of the last one."""
-        self.is_dead, self.is_starved, self.has_session = False, False, False
+        self.is_dead, self.is_starved, self.has_session, self.may_die = False, False, False, False
         self.incarnation = object()
         self.ref: Ref | None = None
         self.passed.clear()
@@ -34,7 +38,7 @@ class Runtime(HarnessRuntime):
         self._random = random.Random(f"{seed}/{self.name}")
 
     def checkpoint(self, name: str) -> None:
-        if self._aside or self.ref is None:
+        if self._aside or not (self.ref or self.may_die):
             return
         if name == "after-commit":
             self.has_session = False
@@ -52,7 +56,8 @@ class Runtime(HarnessRuntime):
         assert self.ref is not None
         schedule = self.world.schedule
         schedule.inside = self
-        schedule.begins((instance_id, self.ref.run_number, step), number)
+        if workflow != LINEAR:  # whose handlers tell more
+            schedule.begins((instance_id, self.ref.run_number, step), number)
         return body()
 
 
@@ -65,8 +70,12 @@ class Machine(Process):
         super().__init__(name, world.url, Runtime(world, name), world.settings, lent=world.lent)
         world.lent = self.store.lend_statements()
         self.world = world
-        sa.event.listen(self.store.engine, "connect", _never_sync)
+        sa.event.listen(self.store.engine, "connect", self._prepare)
         sa.event.listen(self.store.engine, "commit", self._perhaps_cut)
+
+    def _prepare(self, connection: Any, _: object) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.create_function("author_now", 0, self.runtime.clock)
 
     def _perhaps_cut(self, connection: sa.Connection) -> None:
         how = self.world.schedule.cut(self)
@@ -98,6 +107,7 @@ class Worker(Machine):
             self.world.registry,
             self.runtime,
             functools.partial(self.world.capture, self.runtime),
+            post=Outbox(self.store, self.world.settings, self._send).post,
             should_stop=lambda: self.should_stop,
         )
 
@@ -118,6 +128,60 @@ class Worker(Machine):
             self.bury()
             return "crashed"
 
+    def _send(self, letters: Sequence[Outgoing]) -> Unsent:
+        self.runtime.checkpoint("before-publish")
+        unsent: Unsent = self.world.schedule.errands.send(letters)
+        self.runtime.checkpoint("after-publish")
+        return unsent
 
-def _never_sync(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
+
+class Emitter(Machine):
+    """A process of the application that emits; between two of its commits others get their turn, and it may die."""
+
+    def begin(self, seed: int) -> None:
+        super().begin(seed)
+        self.lane: Lane | None = None
+        self.runtime.may_die = True
+
+    def emit(self, topic: str, payload: str, id_: str | None) -> Lane:
+        """An emission that begins when its lane goes."""
+        operations = Operations(
+            self.store,
+            self.world.settings,
+            self.world.registry,
+            self.runtime,
+            functools.partial(self.world.capture, self.runtime),
+        )
+        self.lane = Lane(lambda: self._until_dead(lambda: operations.emit(topic, payload, id=id_)), name=self.name)
+        return self.lane
+
+    def _until_dead(self, emit: Callable[[], int]) -> str:
+        try:
+            return f"{emit()} resumed"
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            self.bury()
+            return "crashed"
+
+
+class Postman(Machine):
+    """A worker that has the handler of outbound events."""
+
+    def deliver(self, id_: str) -> str:
+        """Deliver one; "crashed" where it died in the handler."""
+        handlers = {"note": Handler.of(self._note, Retries(limit=None, delay=5, backoff="constant"))}
+        try:
+            return Deliveries(self.store, self.world.settings, self.runtime, handlers).deliver(id_)
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            return "crashed"
+
+    def _note(self, event: OutboundEvent) -> None:
+        match self.world.schedule.errands.notes(event):
+            case "fails":
+                raise ValueError("as the schedule wants it")
+            case "dies":
+                self.runtime.is_dead = True
+                raise Crash("note")

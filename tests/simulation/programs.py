@@ -1,7 +1,8 @@
 """Random workflows: programs as data, and the one workflow function that runs any of them.
 
 A step whose name begins with "book" writes one row into the ledger, in its own transaction; the ledger has no unique
-key, so that a write that happens twice shows. Branches have a "~" in their names, races begin with "race". A body
+key, so that a write that happens twice shows. Branches have a "~" in their names, races begin with "race", steps that
+emit with "emit" and have the topic behind a dot, steps that send a task with "mail". A body
 returns the number of its execution: no two bodies return the same, so that mixed records show.
 """
 
@@ -30,6 +31,7 @@ ledger = sa.Table(
 )
 
 EVENTS = ("go", "stop")
+TOPICS = ("news", "alarm")
 RETRY_SECONDS = 5
 
 
@@ -45,6 +47,9 @@ class Host(Protocol):
     def fails(self, step: str) -> None:
         """The body raises, as the program wants it to."""
 
+    def workflow_of(self, instance: str) -> Any:
+        """The workflow of an instance, as its handle."""
+
 
 def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
     """A few steps of all kinds."""
@@ -52,8 +57,9 @@ def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
 
 
 def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch: bool = False) -> Op:
-    kinds, weights = ["do", "sleep", "wait", "send", "create", "gather", "first"], [8, 2, 4, 1, 1, 2, 2]
-    kind = dice.choices(kinds[:3] if is_branch else kinds, weights[:3] if is_branch else weights)[0]
+    leaves = {"do": 8, "sleep": 2, "wait": 4, "topic": 4}
+    kinds = leaves if is_branch else leaves | {"emit": 1, "mail": 1, "send": 1, "create": 1, "gather": 2, "first": 2}
+    kind = dice.choices(list(kinds), list(kinds.values()))[0]
     match kind:
         case "do":
             writes = dice.choice(["session", "mutate", None])
@@ -65,6 +71,13 @@ def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch:
         case "wait":
             seconds = dice.choice([5, 60, 600, None])
             return {"op": kind, "key": f"wait{name}", "type": dice.choice(EVENTS), "seconds": seconds}
+        case "topic":
+            seconds = dice.choice([60, 600, 3600, None])
+            return {"op": kind, "key": f"topic{name}", "topic": dice.choice(TOPICS), "seconds": seconds}
+        case "emit":
+            return {"op": kind, "key": f"emit{name}.{dice.choice(TOPICS)}"}
+        case "mail":
+            return {"op": kind, "key": f"mail{name}"}
         case "send":
             return {"op": kind, "key": f"send{name}", "to": dice.choice(instances), "type": dice.choice(EVENTS)}
         case "create":
@@ -99,11 +112,19 @@ def make_definition(host: Host) -> WorkflowDefinition:
         return number
 
     def send(tx: StepTx, op: Op, instance: str, run: int) -> int:
-        tx.send_event(defined, op["to"], op["type"], f"{instance} {run} {op['key']}")
+        tx.send_event(host.workflow_of(op["to"]), op["to"], op["type"], f"{instance} {run} {op['key']}")
         return host.execution()
 
     def create(tx: StepTx, op: Op, instance: str, run: int) -> int:
         tx.create(defined, op["ops"], id=f"{instance}-{run}-{op['key']}")
+        return host.execution()
+
+    def emit(tx: StepTx, op: Op, instance: str, run: int) -> int:
+        tx.emit(op["key"].partition(".")[2], f"{instance} {run} {op['key']}")
+        return host.execution()
+
+    def mail(tx: StepTx, op: Op) -> int:
+        tx.send_task("mail", op["key"])
         return host.execution()
 
     def program(event: WorkflowEvent, step: Step) -> dict[str, Any]:
@@ -117,10 +138,16 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.do(op["key"], send, op, *where)
                 case "create":
                     return step.do(op["key"], create, op, *where)
+                case "emit":
+                    return step.do(op["key"], emit, op, *where)
+                case "mail":
+                    return step.do(op["key"], mail, op)
                 case "sleep":
                     return step.sleep(op["key"], op["seconds"])
                 case "wait":
                     return step.wait_for_event(op["key"], op["type"], **_timeout(op)).payload
+                case "topic":
+                    return step.wait_for_topic(op["key"], op["topic"], **_timeout(op)).payload
                 case "first":
                     return step.first(op["key"], *(submit(branch) for branch in op["of"]))
 
@@ -132,6 +159,8 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.submit_sleep(op["key"], op["seconds"])
                 case "wait":
                     return step.submit_wait_for_event(op["key"], op["type"], **_timeout(op))
+                case "topic":
+                    return step.submit_wait_for_topic(op["key"], op["topic"], **_timeout(op))
 
         told: dict[str, Any] = {}
         for op in event.payload:

@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from celery_durable.linear import LinearContext
 from celery_durable.model import Due, Ref
 from celery_durable.store import sweeps
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Outbox
 from celery_durable.testing.lanes import Crash, current_lane
-from tests.simulation import invariants
+from tests.simulation import invariants, letters, lines
 from tests.simulation.clients import Clients
+from tests.simulation.errands import Errands
+from tests.simulation.linear import make_plan
 from tests.simulation.processes import Machine, Runtime, Worker
 from tests.simulation.programs import RETRY_SECONDS
 from tests.simulation.story import Story
@@ -40,19 +44,24 @@ class Schedule:
         self.asleep: list[Worker] = []
         self._taken = 0
         self.names = [f"i{number}" for number in range(self.dice.choice([1, 1, 2, 3]))]
-        self._clients = Clients(self)
+        self.names += [f"l{number}" for number in range(self.dice.choice([0, 1, 1, 2]))]
+        self.plan = make_plan(self.dice)
+        self.batch = self.dice.choice([1, 2])
+        """Instances that one transaction of an emission hands out to."""
+        self._clients, self.errands = Clients(self), Errands(self)
         # Each schedule has faults of its own: with all of them at once most instances would not get far.
         self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
         self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
         self._parks = self.dice.choice([0.1, 0.5, 1])
         self._is_attended = self.dice.random() < 0.3
         """Whether a dispatcher sweeps all the time, so that it is not blind after each gap."""
-        self._losses = self.dice.choice([0, 0.2, 0.7])
+        self.losses = self.dice.choice([0, 0.2, 0.7])
         self._actions = self._weights()
         self._sweepers = [self._new_sweeper(beat) for beat in world.beats]
 
     def _new_sweeper(self, beat: Machine) -> Sweeper:
-        return Sweeper(beat.store, self.world.settings, beat.runtime, self._offer, self._queue_length)
+        outbox = Outbox(beat.store, self.world.settings, self.errands.send)
+        return Sweeper(beat.store, self.world.settings, beat.runtime, self._offer, self._queue_length, outbox=outbox)
 
     def _queue_length(self, queue: str) -> int | None:
         return 1_000_000 if not self.is_calm and self.dice.random() < 0.05 else None
@@ -64,22 +73,26 @@ class Schedule:
             (self._step, 16),
             (self._sweep, 2),
             (self._pass_time, 4),
-            (self._clients.act, some([0.3, 2, 4])),
+            (self._clients.act, some([0.5, 4, 8])),
             (self._freeze, some([0, 0, 1, 3])),
             (self._thaw, 1.5),
             (self._kill, some([0, 0, 0.7])),
             (self._stop, some([0, 0, 0.5])),
             (self._restart_beat, some([0, 0.3])),
             (self._stray, some([0, 1])),
+            (self.errands.go_on_emitting, 4),
+            (self.errands.hand_over, 3),
+            (self._deploy, some([0, 0.5])),
         ]
         return [action for action, _ in table], [weight for _, weight in table]
 
     # --- the course -----------------------------------------------------------------------------
 
     def run(self) -> list[str]:
+        self.world.deploy(self.plan)
         for name in self.names:
             self._clients.create(name)
-        for _ in range(self.dice.choice([15, 30, 60])):
+        for _ in range(self.dice.choice([15, 40, 80])):
             self.dice.choices(*self._actions)[0]()
         broken = self.story.wrongs + self._broken("in the storm")
         if not broken:
@@ -90,6 +103,7 @@ class Schedule:
             broken += invariants.wrong_endings(self.world.raw, self.story)
             broken += invariants.missed_events(self.world.raw, self.story)
             broken += invariants.wrong_counts(self.world.raw, self.story)
+            broken += lines.wrong(self.world.raw, self.story) + letters.wrong(self.world.raw, self.story)
             broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 
@@ -106,6 +120,7 @@ class Schedule:
         self.tell("calm")
         if self.dice.random() < 0.5:
             self.messages.clear()
+        self.errands.calm_down()
         self.asleep = [worker for worker in self.asleep if worker in self.busy and self.dice.random() < 0.5]
         for worker in [each for each in self.busy if each not in self.asleep]:
             worker.runtime.wake_up()
@@ -138,6 +153,9 @@ class Schedule:
         due, self.messages = self.messages, []
         for each in due:
             self.tell(f"calm {each.ref}: {self._advance_calmly(worker, each.ref)}")
+        self.errands.hand_all_over()
+        if self.dice.random() < 0.3:
+            self._clients.answer()
         return bool(published or due)
 
     def _advance_calmly(self, worker: Worker, ref: Ref) -> str:
@@ -148,9 +166,10 @@ class Schedule:
         return said
 
     def _resume_all(self) -> bool:
-        found = self.world.raw.execute("SELECT instance_id FROM workflow_instance WHERE status = 'paused'").fetchall()
-        for (name,) in found:
-            self.world.operations.resume("program", name)
+        query = "SELECT workflow, instance_id FROM workflow_instance WHERE status = 'paused'"
+        found = self.world.raw.execute(query).fetchall()
+        for workflow, name in found:
+            self.world.operations.resume(workflow, name)
         return bool(found)
 
     def _late_zombies(self) -> list[str]:
@@ -160,10 +179,11 @@ class Schedule:
             worker.runtime.wake_up()
             while worker in self.busy:
                 self._go(worker)
-        for instance, run in self.world.raw.execute(
-            "SELECT i.instance_id, r.run_number FROM workflow_instance i JOIN workflow_run r ON r.instance_pk = i.id"
+        for workflow, instance, run in self.world.raw.execute(
+            "SELECT i.workflow, i.instance_id, r.run_number FROM workflow_instance i "
+            "JOIN workflow_run r ON r.instance_pk = i.id"
         ).fetchall():
-            self._advance_calmly(self.world.workers[0], Ref("program", instance, run))
+            self._advance_calmly(self.world.workers[0], Ref(workflow, instance, run))
         after = invariants.dump(self.world.raw)
         return [f"I14 {table} changed when all was over" for table in before if before[table] != after[table]]
 
@@ -182,6 +202,7 @@ class Schedule:
             assert worker.lane is not None
             worker.lane.kill()
         self.busy.clear()
+        self.errands.end()
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -191,7 +212,8 @@ class Schedule:
             return
         if runtime.is_dead:
             raise Crash(name)
-        if self.dice.random() < self._crashes:
+        rarity = 5 if name.endswith("publish") else 1
+        if self.dice.random() < self._crashes * rarity:
             runtime.is_dead = True
             self.tell(f"{runtime.name} dies at {name}")
             self.story.stats[f"died at {name}"] += 1
@@ -215,12 +237,22 @@ class Schedule:
 
     def begins(self, key: tuple[str, int, str], attempt: int) -> None:
         """A body begins to run."""
-        now = self.world.clock.read()
         self.story.bodies.append((*key, attempt))
+        self._in_time(key)
+
+    def _in_time(self, key: tuple[str, int, str]) -> None:
+        now = self.world.clock.read()
         if now < self.story.not_before.get(key[:2], 0):
             self.story.wrongs.append(f"I9d {key} runs before the start that was asked for")
         if now < self.story.failed_at.get(key, 0) + RETRY_SECONDS * 1_000_000 and not self.story.faults[key[:2]]:
             self.story.wrongs.append(f"I9c {key} is tried again too early")
+
+    def turns(self, context: LinearContext) -> None:
+        """The handler of a linear step begins to run."""
+        key = context.instance_id, context.run_number, context.step
+        self._in_time(key)
+        event = "" if context.event is None else f" {context.event.type}"
+        self.story.turns.append((*key, context.attempt, f"{context.task_type}{event}"))
 
     def _fault(self, ref: Ref) -> None:
         self.story.faults[ref.instance_id, ref.run_number] += 1
@@ -229,7 +261,7 @@ class Schedule:
 
     def publish(self, dues: Sequence[Due]) -> None:
         for due in dues:
-            copies = 0 if self.dice.random() < self._losses else self.dice.choice([1, 1, 1, 2, 3])
+            copies = 0 if self.dice.random() < self.losses else self.dice.choice([1, 1, 1, 2, 3])
             self.story.stats["lost" if not copies else "published"] += 1
             self.messages += [due] * (1 if self.is_calm else copies)
 
@@ -239,6 +271,12 @@ class Schedule:
             return list(dues)
         self.publish(dues)
         return []
+
+    def _deploy(self) -> None:
+        """Another list of steps: runs that have begun go on along their rows."""
+        self.plan = make_plan(self.dice)
+        self.world.deploy(self.plan)
+        self.tell(f"deploy {self.plan}")
 
     def _deliver(self) -> None:
         free = [worker for worker in self.world.workers if worker not in self.busy]
@@ -282,12 +320,12 @@ class Schedule:
         if worker.runtime.is_dead:
             self._bury(worker, ref)
         elif worker.should_stop:
-            worker.begin(self._next_seed())
+            worker.begin(self.next_seed())
 
     def _bury(self, worker: Worker, ref: Ref) -> None:
         self._fault(ref)
         task_id = worker.claimed_by.partition(" ")[0]
-        worker.begin(self._next_seed())
+        worker.begin(self.next_seed())
         if self.dice.random() < 0.3:  # the parent of the process has noticed
             store = self.world.clients.store
             grace = timedelta(seconds=self.world.settings.grace_seconds)
@@ -296,7 +334,7 @@ class Schedule:
             if due is not None:
                 self.publish([due])
 
-    def _next_seed(self) -> int:
+    def next_seed(self) -> int:
         return self.dice.getrandbits(64)
 
     def _sweep(self) -> None:
@@ -308,11 +346,11 @@ class Schedule:
     def _stray(self) -> None:
         """A message that nobody sent, or long ago."""
         runs = self.world.raw.execute(
-            "SELECT i.instance_id, r.run_number, i.queue FROM workflow_instance i "
-            "JOIN workflow_run r ON r.instance_pk = i.id ORDER BY 1, 2"
+            "SELECT i.workflow, i.instance_id, r.run_number, i.queue FROM workflow_instance i "
+            "JOIN workflow_run r ON r.instance_pk = i.id ORDER BY 2, 3"
         ).fetchall()
-        instance, run, queue = self.dice.choice(runs)
-        self.messages.append(Due(Ref("program", instance, run), queue))
+        workflow, instance, run, queue = self.dice.choice(runs)
+        self.messages.append(Due(Ref(workflow, instance, run), queue))
         self.story.stats["stray"] += 1
 
     def _restart_beat(self) -> None:
@@ -322,7 +360,7 @@ class Schedule:
 
     def _pass_time(self) -> None:
         if self.dice.random() < 0.3:  # to the very moment at which something ends
-            query = "SELECT min(wake_at) FROM workflow_step WHERE status = 'waiting' AND wake_at > ?"
+            query = "SELECT min(wake_at) FROM workflow_step WHERE status IN ('waiting', 'WAITING') AND wake_at > ?"
             (wake_us,) = self.world.raw.execute(query, (self.world.clock.read(),)).fetchone()
             if wake_us is not None and wake_us < self.world.clock.read() + 3_600_000_000:
                 self._pass((wake_us - self.world.clock.read()) / 1_000_000)

@@ -12,16 +12,21 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from celery_durable.config import Settings
-from celery_durable.definitions import Registry
+from celery_durable.linear import LinearContext
 from celery_durable.model import Due, to_us
 from celery_durable.operations import Operations
+from celery_durable.store import emissions
 from celery_durable.testing.clock import START, Clock
+from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
-from tests.simulation import invariants
-from tests.simulation.processes import Machine, Runtime, Worker
+from tests.simulation import invariants, witnesses
+from tests.simulation.clients import workflow_of
+from tests.simulation.linear import Plan, make_linear
+from tests.simulation.processes import Emitter, Machine, Postman, Runtime, Worker
 from tests.simulation.programs import authors, make_definition
 from tests.simulation.schedule import Schedule
 
@@ -49,12 +54,13 @@ class World:
         self.lent: Any = {}
         self._database = Database(None, schema=None, prefix="")
         self.url = self._database.url
-        self.registry = Registry(None)
-        self.definition = make_definition(self)
-        self.registry.add(self.definition)
+        self.registry = Deployed([make_definition(self)])
         self.clients = Machine(self, "clients")
         self.workers = [Worker(self, f"runner-{number}") for number in range(_RUNNERS)]
         self.beats = [Machine(self, f"beat-{number}") for number in range(2)]
+        self.emitters = [Emitter(self, f"emitter-{number}") for number in range(2)]
+        self.postman = Postman(self, "postman")
+        self.machines = [self.clients, *self.workers, *self.beats, *self.emitters, self.postman]
         self.operations = Operations(
             self.clients.store,
             self.settings,
@@ -66,15 +72,18 @@ class World:
         self.schedule = Schedule(self, 0)
         self.schedule.is_calm = True  # until the tables are made
         authors.create_all(self.clients.store.engine)
+        self.raw.create_function("author_now", 0, self.clock.read)
+        self.raw.executescript(witnesses.SCRIPT)
 
     def run(self, seed: int) -> Outcome:
         """Run the schedule of a seed."""
         self._wipe()
         self.clock._now_us = to_us(START)
         self.clock._timers.clear()
-        for machine in (self.clients, *self.workers, *self.beats):
+        for machine in self.machines:
             machine.begin(seed)
         self.schedule = Schedule(self, seed)
+        whole_batch, emissions.BATCH = emissions.BATCH, self.schedule.batch
         try:
             broken = self.schedule.run()
         except Exception as error:
@@ -82,12 +91,14 @@ class World:
             broken = [f"{UNEXPECTED}{type(error).__name__}: {error}"]
         finally:
             self.schedule.end()
+            emissions.BATCH = whole_batch
+        self.schedule.story.stats.update(dict(self.raw.execute(witnesses.COUNTS)))
         digest = hashlib.sha256(repr(invariants.dump(self.raw)).encode()).hexdigest()
         return Outcome(seed, broken, self.schedule.story.journal, digest, self.schedule.story.stats)
 
     def close(self) -> None:
         self.raw.close()
-        for machine in (self.clients, *self.workers, *self.beats):
+        for machine in self.machines:
             machine.close()
         self._database.remove()
 
@@ -108,8 +119,19 @@ class World:
 
     # --- what bodies tell -----------------------------------------------------------------------
 
+    def deploy(self, plan: Plan) -> None:
+        """Make this the code of the linear workflow."""
+        self.registry.replace(make_linear(self, plan))
+
     def execution(self) -> int:
-        return len(self.schedule.story.bodies)
+        return len(self.schedule.story.bodies) + len(self.schedule.story.turns)
+
+    def workflow_of(self, instance: str) -> Any:
+        return SimpleNamespace(definition=self.registry.get(workflow_of(instance)))
+
+    def turns(self, context: LinearContext) -> int:
+        self.schedule.turns(context)
+        return self.execution()
 
     def opens_session(self) -> None:
         self.schedule.inside.has_session = True

@@ -14,6 +14,13 @@ class Story:
     journal: list[str] = field(default_factory=list)
     stats: Counter[str] = field(default_factory=Counter)
     bodies: list[tuple[str, int, str, int]] = field(default_factory=list)
+    turns: list[tuple[str, int, str, int, str]] = field(default_factory=list)
+    """Of linear steps: instance, run, step, attempt and why the handler was called."""
+    plans: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    """The steps that a linear run was begun with."""
+    sent: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    """Letters, by their ids: how often each was sent, and how often its handler has returned."""
     failures: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     faults: Counter[tuple[str, int]] = field(default_factory=Counter)
     cuts: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -87,6 +87,10 @@ def test_the_storms_have_every_fault_in_them() -> None:
         *(f"died at {name}" for name in checkpoints),
         *("killed", "crashed", "suspended", "starved", "stopped", "superseded", "handed on"),
         *("cut, applied", "cut, lost", "lost", "stray", "refused by the broker"),
-        *("event", "pause", "resume", "restart", "terminate"),
+        *("event", "pause", "resume", "restart", "terminate", "emit", "rewind", "retry", "fork"),
+        *("READY to RUNNING", "RUNNING to WAITING", "WAITING to READY", "WAITING to RUNNING", "RUNNING to DEAD"),
+        *("Retry", "Dead", "LEASE_EXPIRED"),
+        *("emission resumed", "emission crashed", "received from a topic"),
+        *("letters sent", "letters lost", "letter delivered", "letter crashed", "letter tried again"),
     }
     assert expected <= {name for name, count in stats.items() if count}, stats

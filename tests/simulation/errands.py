@@ -1,0 +1,119 @@
+"""Errands of a schedule: emissions that take several turns, letters of the outbox, and who delivers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_durable.model import OutboundEvent, OutboxKind, Outgoing
+from celery_durable.tasks.outbox import Unsent
+from tests.simulation import witnesses
+from tests.simulation.processes import Emitter
+
+
+class Errands:
+    """What is under way beside the runners."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule, self._world = schedule, schedule.world
+        self._dice, self._story = schedule.dice, schedule.story
+        self._emitting: list[Emitter] = []
+        self._letters: list[str] = []
+
+    def calm_down(self) -> None:
+        """Who emits comes to an end, or dies."""
+        for emitter in list(self._emitting):
+            emitter.runtime.is_dead = self._dice.random() < 0.5
+            self._go_on(emitter)
+
+    def end(self) -> None:
+        """Let no lane outlive its schedule."""
+        for emitter in self._emitting:
+            emitter.runtime.is_dead = True
+            assert emitter.lane is not None
+            emitter.lane.kill()
+        self._emitting.clear()
+
+    # --- letters --------------------------------------------------------------------------------
+
+    def send(self, letters: Sequence[Outgoing]) -> Unsent:
+        """A broker for what was in the outbox: at times away, at times it refuses some."""
+        committed = {id_ for (id_,) in self._world.raw.execute("SELECT id FROM author_letter")}
+        early = [each for each in letters if each.id not in committed]
+        self._story.wrongs += [f"O2 {each} is sent, and was not committed" for each in early]
+        is_calm = self._schedule.is_calm
+        if not is_calm and self._dice.random() < 0.2:
+            self._story.stats["letters lost"] += len(letters)
+            return Unsent(lost=letters)
+        refused = [each for each in letters if not is_calm and self._dice.random() < 0.1]
+        for each in letters:
+            if each not in refused:
+                self._story.sent[each.id] += 1
+                if each.kind is OutboxKind.EVENT and (is_calm or self._dice.random() >= self._schedule.losses):
+                    self._letters.append(each.id)
+        self._story.stats["letters sent"] += len(letters) - len(refused)
+        return Unsent(refused=refused)
+
+    def hand_all_over(self) -> None:
+        while self._letters:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """An outbound event comes to a worker that has its handler."""
+        if not self._letters:
+            return
+        index = self._dice.randrange(len(self._letters))
+        id_ = self._letters[index]
+        if self._schedule.is_calm or self._dice.random() >= 0.1:  # else the message comes again
+            del self._letters[index]
+        postman = self._world.postman
+        said = postman.deliver(id_)
+        self._schedule.tell(f"letter {id_}: {said}")
+        self._story.stats[f"letter {said.partition(':')[0]}"] += 1
+        if postman.runtime.is_dead:
+            postman.begin(self._schedule.next_seed())
+
+    def notes(self, event: OutboundEvent) -> str:
+        """What becomes of the handler's call."""
+        how = "returns" if self._schedule.is_calm else self._dice.choice(["returns", "returns", "fails", "dies"])
+        self._story.noted[event.id] += how == "returns"
+        return how
+
+    # --- emissions ------------------------------------------------------------------------------
+
+    def emit(self, topic: str, payload: str, id_: str | None) -> str:
+        """Have a process emit; it gets its turns as runners do."""
+        free = [emitter for emitter in self._world.emitters if emitter not in self._emitting]
+        if not free:
+            return "nobody is free"
+        begun = "SELECT count(*) FROM author_emission"
+        (waiting,) = self._world.raw.execute(witnesses.WAITING, (topic,)).fetchone()
+        (before,) = self._world.raw.execute(begun).fetchone()
+        (under_way,) = self._world.raw.execute("SELECT count(*) FROM workflow_emission WHERE id = ?", (id_,)).fetchone()
+        emitter = self._dice.choice(free)
+        emitter.emit(topic, payload, id_)
+        self._emitting.append(emitter)
+        self._go_on(emitter)
+        (after,) = self._world.raw.execute(begun).fetchone()
+        if waiting and not (emitter.runtime.is_dead or under_way) and after == before:
+            self._story.wrongs.append(
+                f"T1 {payload} is emitted to {topic}, where {waiting} wait, and nothing comes of it"
+            )
+        return f"by {emitter.name}"
+
+    def go_on_emitting(self) -> None:
+        if self._emitting:
+            self._go_on(self._dice.choice(self._emitting))
+
+    def _go_on(self, emitter: Emitter) -> None:
+        assert emitter.lane is not None
+        emitter.lane.go()
+        if emitter.lane.result is None:
+            self._schedule.tell(f"{emitter.name} at {emitter.lane.parked_at}")
+            return
+        said = emitter.lane.result
+        self._schedule.tell(f"{emitter.name}: {said}")
+        self._story.stats[f"emission {said.partition(' ')[2] or said}"] += 1
+        self._emitting.remove(emitter)
+        if emitter.runtime.is_dead:
+            emitter.begin(self._schedule.next_seed())

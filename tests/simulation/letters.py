@@ -1,0 +1,28 @@
+"""What must hold of the outbox: what was committed leaves, and nothing else does."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from tests.simulation.witnesses import IS_COPY
+
+QUERIES = {
+    "O1 a step that sends has put one letter into the outbox": f"""
+        SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s
+        WHERE s.name LIKE 'mail%' AND NOT {IS_COPY.format("s")} AND (s.status = 'completed') <> (
+          SELECT count(*) FROM author_letter l
+          WHERE l.pk = s.instance_pk AND l.run = s.run_number AND l.step_key = s.step_key)""",
+}
+
+
+def wrong(database: sqlite3.Connection, story: Any) -> list[str]:
+    """Letters that never left, or were handled more than once or never."""
+    found = []
+    for id_, kind in database.execute("SELECT id, kind FROM author_letter ORDER BY rowid"):
+        if not story.sent[id_]:
+            found.append(f"O3 letter {id_} was committed, and never sent")
+        elif kind == "event" and story.noted[id_] != 1:
+            found.append(f"O4 the handler of letter {id_} has returned {story.noted[id_]} times")
+    left = database.execute("SELECT id FROM workflow_outbox").fetchall()
+    return found + [f"O5 letter {id_} is left when all is over" for (id_,) in left]
