@@ -405,7 +405,10 @@ MUTANTS = (
         "a wait on a topic is not written down",
         (_WAIT, "waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)", "pass"),
     ),
-    _m("what a step emits is lost", ("runner.boundary:Committer._in_order", "self._makings.emit(tx, boundary.emissions)", "pass")),
+    _m(
+        "what a step emits is lost",
+        ("runner.boundary:Committer._in_order", "self._makings.emit(tx, boundary.emissions)", "pass"),
+    ),
     _m(
         "a rewind takes along what was emitted to waits that it opens anew",
         ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(TOPIC_TYPES))", ""),
