@@ -73,7 +73,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
     else:
         api = shop.client(authorize=with_key, tick=True)
     table = routes(api)
-    assert len(table) == 24 + (not mounted)  # also the description
+    assert len(table) == 25 + (not mounted)  # also the description
     before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
     for method, path in table:
         for body in ({}, {"json": {"id": "e-1", "type": "approval"}}, {"content": b"\xff{"}):
@@ -147,6 +147,7 @@ WANTED = {
     "GET /workflows/o-1/instances/o-1": Right.READING,
     "GET /workflows/o-1/instances/o-1/explain": Right.READING,
     "GET /workflows/o-1/instances/o-1/history": Right.READING,
+    "GET /workflows/o-1/instances/o-1/published": Right.READING,
     "GET /workflows/o-1/instances/o-1/stream": Right.READING,
     "GET /topics/o-1/waiters": Right.READING,
     "POST /_runner/tick": Right.TICK,
