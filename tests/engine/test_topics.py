@@ -208,6 +208,15 @@ def test_who_was_terminated_or_restarted_waits_no_more(world: World, watch) -> N
     assert again.output[1] == 2
 
 
+def test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew(world: World, watch) -> None:
+    instance = watch.run()
+    world.operations.emit("prices/eur.usd", 1)
+    world.run_until_idle()
+    assert world.operations.restart("watch", "i-1", from_step="next price") == 2
+    world.run_until_idle()
+    assert (instance.status, instance.events(), waiting(world)) == ("waiting", [], ["i-1"])
+
+
 def test_what_an_ended_run_left_behind_goes_with_the_next_emission(world: World) -> None:
     @world.workflow
     def watch(event: WorkflowEvent, step: Step):
