@@ -113,6 +113,13 @@ def test_names_and_values_are_told_apart_to_the_last_blank(world: World, order: 
 
 
 @everywhere
+def test_a_member_of_an_enum_of_text_is_its_text(world: World, order: Flow) -> None:
+    order.create(id="o-1", labels={"was": Status.PAUSED})
+    assert found(world, labels={"was": "paused"}) == found(world, labels={"was": Status.PAUSED}) == ["o-1"]
+    assert labels_of(order.of("o-1")) == {"was": "paused"}
+
+
+@everywhere
 def test_a_list_by_labels_goes_on_page_by_page(world: World, order: Flow) -> None:
     for number in range(7):
         order.create(id=f"o-{number}", labels={"parity": "odd" if number % 2 else "even", "tenant": "acme"})
