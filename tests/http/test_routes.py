@@ -387,6 +387,7 @@ def test_the_history_of_a_run_tells_what_it_was_given_and_how_it_ended(shop: Sho
         "startedAt": "2030-01-01T00:00:00Z",
         "completedAt": "2030-01-01T00:00:00Z",
         "reason": "sold twice",
+        "audit": [],
     }
     assert api.get(f"{order}/history", params={"includeRun": True}).json()["run"]["details"] == {"status": "active"}
     assert "run" not in api.get(f"{order}/history").json()
