@@ -368,6 +368,8 @@ class Schedule:
         self._pass(self.dice.choice([0.5, 2, 5, 16, 31, 61, 700]))
 
     def _pass(self, seconds: float) -> None:
+        if any(worker not in self.asleep for worker in self.busy):  # they renew their leases: that is what costs
+            seconds = min(seconds, 130)
         for worker in self.busy:
             if worker.runtime.ref is not None and not worker.runner._keeper._leases:
                 self._fault(worker.runtime.ref)  # its claim is committed, and nobody renews it yet
