@@ -93,9 +93,9 @@ class Errands:
         emitter = self._dice.choice(free)
         emitter.emit(topic, payload, id_)
         self._emitting.append(emitter)
-        self._go_on(emitter)
+        has_died = self._go_on(emitter)
         (after,) = self._world.raw.execute(begun).fetchone()
-        if waiting and not (emitter.runtime.is_dead or under_way) and after == before:
+        if waiting and not (has_died or under_way) and after == before:
             self._story.wrongs.append(
                 f"T1 {payload} is emitted to {topic}, where {waiting} wait, and nothing comes of it"
             )
@@ -105,15 +105,18 @@ class Errands:
         if self._emitting:
             self._go_on(self._dice.choice(self._emitting))
 
-    def _go_on(self, emitter: Emitter) -> None:
+    def _go_on(self, emitter: Emitter) -> bool:
+        """Its turn; answers whether it died in it."""
         assert emitter.lane is not None
         emitter.lane.go()
         if emitter.lane.result is None:
             self._schedule.tell(f"{emitter.name} at {emitter.lane.parked_at}")
-            return
+            return False
         said = emitter.lane.result
         self._schedule.tell(f"{emitter.name}: {said}")
         self._story.stats[f"emission {said.partition(' ')[2] or said}"] += 1
         self._emitting.remove(emitter)
-        if emitter.runtime.is_dead:
-            emitter.begin(self._schedule.next_seed())
+        if not emitter.runtime.is_dead:
+            return False
+        emitter.begin(self._schedule.next_seed())
+        return True
