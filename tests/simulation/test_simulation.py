@@ -40,6 +40,7 @@ def test_every_invariant_holds_after_a_storm(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.bulk
 @patient
 @pytest.mark.parametrize("first", range(QUICK, ALL, _CHUNK))
 def test_every_invariant_holds_after_many_more_storms(first: int) -> None:
