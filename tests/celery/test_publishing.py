@@ -238,8 +238,10 @@ def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_know
         _until_due(durable)
         durable.sweeper.sweep()
     published = [message.payload[0][1] for message in messages(app, slow_queue)]
-    # Of a queue that it did not know it took a batch, and put it back.
-    assert published == [f"s-{number}" for number in ([0, 1, 2, 3] if is_known else [2, 3, 0, 1])]
+    if is_known:
+        assert published == ["s-0", "s-1", "s-2", "s-3"]
+    else:  # it took a batch of a queue that it did not know, and put it back: both for the same moment
+        assert (published[:2], sorted(published[2:])) == (["s-2", "s-3"], ["s-0", "s-1"])
 
 
 def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
