@@ -48,9 +48,18 @@ class MovableRuntime(Runtime):
         pass
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bulk comes last: it is what a gate with little time can do without."""
-    items.sort(key=lambda item: item.get_closest_marker("bulk") is not None)
+    """Bulk comes last in the share of each process (``--dist worksteal`` deals out the list in equal pieces)."""
+    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    bulk = [item for item in items if item.get_closest_marker("bulk")]
+    others = [item for item in items if not item.get_closest_marker("bulk")]
+    items[:] = [
+        item
+        for share in range(shares)
+        for part in (others, bulk)
+        for item in part[share * len(part) // shares : (share + 1) * len(part) // shares]
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,9 @@ class Site:
         )
 
     def _start(self, role: str, *argv: str, **environment: str) -> Proc:
-        config = dataclasses.replace(self.config, role=role)
+        # Only workers go through a proxy: the next request that comes through it is to be theirs.
+        url = self.config.database_url if role == "worker" else self.config.bodies_url
+        config = dataclasses.replace(self.config, role=role, database_url=url)
         proc = Proc(
             python("-m", "celery", "-A", self.project, *argv),
             log=self.folder / f"{role}-{len(self.procs)}.log",
