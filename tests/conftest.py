@@ -141,8 +141,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    until = os.environ.get("DURABLE_BULK_UNTIL")
-    if until and item.get_closest_marker("bulk") and time.time() > float(until):
+    until = os.environ.get("DURABLE_SLOW_UNTIL")
+    if until and item.get_closest_marker("slow") and time.time() > float(until):
         pytest.skip("LEFT OUT: the time of the gate is nearly over. All of it: make test-all")
     # Here, not in a fixture: the summary then folds the skips of one server into one line.
     params = getattr(item, "callspec", None)

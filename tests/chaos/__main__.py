@@ -25,7 +25,7 @@ from tests.chaos.report import LEGEND, Report, report, table
 from tests.chaos.storm import Storm
 
 _QUIET_SECONDS = 120.0
-_LONGER = 1.5
+_LONGER = 3.0
 """How much longer than asked a storm may go on for its kills."""
 _NEWS_SECONDS = 10.0
 
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="decides which faults come, and when; a random one by default")
     parser.add_argument(
-        "--kills", type=int, default=0, help="go on (up to half as long again) until there were so many"
+        "--kills", type=int, default=0, help="go on (up to three times as long) until there were so many"
     )
     parser.add_argument("--crowd", type=int, default=24, help="how many instances live at a time")
     parser.add_argument("--keep", action="store_true", help="keep the logs also when nothing was found")

@@ -20,13 +20,13 @@ _PAIR = "redis+postgresql"
 
 @pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_a_minute_of_storm_with_a_hundred_kills_loses_nothing() -> None:
     if programs := missing_programs(_PAIR):
         missing(_PAIR, f"{' and '.join(programs)} not installed")
     options = ["--minutes", "1", "--pair", _PAIR, "--kills", "100"]
     done = subprocess.run(
-        python("-m", "tests.chaos", *options), cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        python("-m", "tests.chaos", *options), cwd=ROOT, capture_output=True, text=True, timeout=460, check=False
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
