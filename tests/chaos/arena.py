@@ -18,7 +18,10 @@ from tests.smoke.site import Site
 
 LEASE_SECONDS = 2.0
 _SETTLING_SECONDS = 0.5
-_POOL_DIED_AT_START = "Could not start worker processes"
+_CELERY_GAVE_UP = (
+    "Could not start worker processes",
+    "Unrecoverable error: ValueError('file descriptor is None')",
+)
 PAIRS = ("redis+postgresql", "rabbitmq+mariadb", "redis+mariadb", "rabbitmq+postgresql")
 
 _SETTINGS: dict[str, Any] = {
@@ -51,6 +54,7 @@ def missing_programs(pair: str) -> list[str]:
 class ChaosSite(Site):
     project = "tests.chaos.project"
     build = staticmethod(flows.build)
+    detoured = ("worker", "beat")
 
 
 class Arena:
@@ -108,9 +112,9 @@ class Arena:
         found = []
         for crew in (self.workers, self.beats):
             for proc in [proc for proc in crew if not proc.is_running]:
-                # Celery's own answer to a pool process that dies in the worker's first moment; whoever runs workers
-                # starts them again.
-                if _POOL_DIED_AT_START not in proc.text():
+                # Celery's own answers to a pool process that dies in the worker's first moment, or just when the worker
+                # connects anew (celery issue 9250); whoever runs workers starts them again.
+                if not any(answer in proc.text() for answer in _CELERY_GAVE_UP):
                     found.append(f"{proc.log.name} ended by itself with exit code {proc.process.returncode}")
                 self.replace(crew, proc)
         return found

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Site:
 
     project = "tests.smoke.project"
     build = staticmethod(flows.build)
+    detoured: Collection[str] = ("worker",)
+    """Who goes through a proxy: with nobody else there, the next request that comes through it is theirs."""
 
     def __init__(
         self,
@@ -97,8 +99,7 @@ class Site:
         )
 
     def _start(self, role: str, *argv: str, **environment: str) -> Proc:
-        # Only workers go through a proxy: the next request that comes through it is to be theirs.
-        url = self.config.database_url if role == "worker" else self.config.bodies_url
+        url = self.config.database_url if role in self.detoured else self.config.bodies_url
         config = dataclasses.replace(self.config, role=role, database_url=url)
         proc = Proc(
             python("-m", "celery", "-A", self.project, *argv),
