@@ -104,9 +104,12 @@ def site(shop: Shop) -> Iterator[str]:
     """A real server on a thread; answers with its URL."""
     config = uvicorn.Config(asgi(shop.durable, allow_anonymous=True), port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
+    end = time.monotonic() + 30
     while not server.started:
+        assert thread.is_alive(), "the server ended before it began"
+        assert time.monotonic() < end, "the server did not begin"
         time.sleep(0.01)
     (port,) = [sock.getsockname()[1] for each in server.servers for sock in each.sockets]
     yield f"http://127.0.0.1:{port}"
