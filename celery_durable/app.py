@@ -8,7 +8,7 @@ import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import sqlalchemy as sa
 from billiard.exceptions import WorkerLostError
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from celery_durable import composing, tasks
 from celery_durable.composing import Bindings, Required
 from celery_durable.config import Settings, read_settings
-from celery_durable.definitions import SHARED, Registry, define
+from celery_durable.definitions import SHARED, Registry, WorkflowOptions, define
 from celery_durable.errors import ConfigInvalid, DefinitionInvalid, DurableError, NotConfigured
 from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
@@ -35,7 +35,7 @@ from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publish import Publisher
 from celery_durable.tasks.pulse import Heart, SweepTaskHeart
 from celery_durable.tasks.worker import DurableStep, StopFlag
-from celery_durable.values import Duration, Retries, StepConfig, label
+from celery_durable.values import Retries, label
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -211,21 +211,8 @@ class Durable:
     @overload
     def workflow(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
     @overload
-    def workflow(
-        self,
-        /,
-        *,
-        name: str | None = ...,
-        queue: str | None = ...,
-        step_defaults: StepConfig | None = ...,
-        max_steps: int | None = ...,
-        retention: Duration | None = ...,
-        max_run_duration: Duration | None = ...,
-        max_suspend_duration: Duration | None = ...,
-        on_complete: Any = ...,
-        on_failure: Any = ...,
-    ) -> WorkflowDecorator: ...
-    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
+    def workflow(self, /, **options: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
+    def workflow(self, fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> Any:
         """As `durable_workflow`, but for this app alone."""
 
         def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from celery_durable.app import current_durable
-from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, define, define_linear
+from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, WorkflowOptions, define, define_linear
 from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import UNSET, Duration, StepConfig, label
+from celery_durable.values import UNSET, Duration, label
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -75,19 +75,8 @@ class LinearWorkflow(Workflow[P, Any]):
 @overload
 def durable_workflow(fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
 @overload
-def durable_workflow(
-    *,
-    name: str | None = ...,
-    queue: str | None = ...,
-    step_defaults: StepConfig | None = ...,
-    max_steps: int | None = ...,
-    retention: Duration | None = ...,
-    max_run_duration: Duration | None = ...,
-    max_suspend_duration: Duration | None = ...,
-    on_complete: Any = ...,
-    on_failure: Any = ...,
-) -> WorkflowDecorator: ...
-def durable_workflow(fn: Any = None, /, **options: Any) -> Any:
+def durable_workflow(**options: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
+def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> Any:
     """Make a function a durable workflow, known to every app of the process, as `@shared_task` does for tasks.
 
     ``name``: defaults to the function's. ``queue``: other than ``durable_queue``. ``step_defaults``: a StepConfig

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, WorkflowNameTaken, WorkflowNotFound
 from celery_durable.model import Kind, Plan, PlannedStep, WorkflowEvent
@@ -188,6 +188,20 @@ def define_linear(
         retention=retention if retention is UNSET else _length(retention),
         hooks=Hooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
     )
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """What the decorators take, and `define`: told in `durable_workflow`."""
+
+    name: str | None
+    queue: str | None
+    step_defaults: StepConfig | None
+    max_steps: int | None
+    retention: Duration | None
+    max_run_duration: Duration | None
+    max_suspend_duration: Duration | None
+    on_complete: Any
+    on_failure: Any
 
 
 def define(
