@@ -1,0 +1,86 @@
+"""What a step call says: plain data from the verb to the pass, and the future of a branch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+from celery_durable.definitions import Definition
+from celery_durable.model import LogLevel
+from celery_durable.values import Duration, StepConfig
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Defined(Protocol):
+    """Anything that carries a workflow's definition, such as the handle that `@durable_workflow` makes."""
+
+    @property
+    def definition(self) -> Definition: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCall:
+    """A call of `do` or `submit`."""
+
+    name: str | None
+    config: StepConfig | None
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepCall:
+    """A call of `sleep`, or of `sleep_until`: then ``until`` counts, and ``span`` says nothing."""
+
+    name: str
+    span: Duration
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitCall:
+    """A call of `wait_for_event`, or of `wait_for_topic`: then ``event_type`` is the topic."""
+
+    name: str
+    event_type: str
+    timeout: Duration
+    schema: Any
+    is_topic: bool = False
+
+
+StepCall = BodyCall | SleepCall | WaitCall
+
+
+class StepHost(Protocol):
+    """What a pass does for the Step that it lends to a workflow."""
+
+    def call(self, call: StepCall) -> Any: ...
+    def submit(self, call: StepCall) -> StepFuture[Any]: ...
+    def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]: ...
+    def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any: ...
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
+    def publish(self, key: str, value: Any) -> None: ...
+    def now(self) -> datetime: ...
+    def chance(self) -> random.Random: ...
+
+
+class StepFuture(Generic[T_co]):
+    """A branch: a step that `gather`, `first` or `result` runs, at the same time as its siblings."""
+
+    def __init__(self, host: StepHost, name: str, key: str, branch: object) -> None:
+        self.name, self.key = name, key
+        self.branch = branch
+        self._host = host
+
+    def result(self) -> T_co:
+        """Run this branch alone, or hand out what gather() got; raises StepFailed as `do` would."""
+        results: list[T_co] = self._host.gather((self,), return_exceptions=False)
+        return results[0]
+
+    def __repr__(self) -> str:
+        return f"<StepFuture {self.name!r}>"

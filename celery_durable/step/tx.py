@@ -1,0 +1,202 @@
+"""The transaction in which a step is recorded, as its body holds it: what is asked for is done with the record."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from celery_durable import values
+from celery_durable.definitions import Definition
+from celery_durable.errors import StepTxMisuse
+from celery_durable.model import Outgoing
+from celery_durable.step.calls import Defined
+from celery_durable.values import PayloadLimits, outgoing_event, outgoing_task
+
+
+@dataclass(frozen=True, slots=True)
+class NewInstance:
+    """A `StepTx.create`, to be carried out at the boundary."""
+
+    definition: Definition
+    instance_id: str
+    params: Any
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """A `StepTx.send_event`, to be carried out at the boundary."""
+
+    workflow: str
+    instance_id: str
+    type: str
+    payload: Any
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewEmission:
+    """A `StepTx.emit`, to be carried out at the boundary."""
+
+    topic: str
+    payload: Any
+    emission_id: str
+
+
+@dataclass(slots=True)
+class TxBuffer:
+    """What a body asked to have done with its boundary."""
+
+    mutations: list[Callable[[Session], object]] = field(default_factory=list)
+    on_terminal_error: list[Callable[[Session], object]] = field(default_factory=list)
+    instances: list[NewInstance] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)
+    emissions: list[NewEmission] = field(default_factory=list)
+    outgoing: list[Outgoing] = field(default_factory=list)
+    labels: dict[str, str | None] = field(default_factory=dict)
+    session: Session | None = None
+
+
+class StepTx:
+    """The transaction in which a step is recorded. Injected into a body whose first parameter asks for it."""
+
+    __durable_tx__ = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        attempt: int,
+        idempotency_key: str,
+        buffer: TxBuffer,
+        open_session: Callable[[], Session],
+        limits: PayloadLimits,
+    ) -> None:
+        self.name, self.attempt, self.idempotency_key = name, attempt, idempotency_key
+        self._buffer, self._open_session, self._limits = buffer, open_session, limits
+
+    @property
+    def session(self) -> Session:
+        """A session in the step's own transaction: its writes commit with the step, or not at all.
+
+        Opened on first touch; touch it last, its locks are held until the step ends. commit, rollback and
+        close are ours; begin_nested is allowed.
+        """
+        if self._buffer.session is None:
+            self._buffer.session = _refuse_to_end(self._open_session(), self.name)
+        return self._buffer.session
+
+    def mutate(self, fn: Callable[[Session], object]) -> None:
+        """Have ``fn(session)`` write when the step commits: the attempt that succeeds; it may run more than once."""
+        self._buffer.mutations.append(self._within(fn))
+
+    def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
+        """Have ``fn(session)`` write when the step fails for good, in the transaction that records the failure."""
+        self._buffer.on_terminal_error.append(self._within(fn))
+
+    def _within(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
+        """``fn``, kept from ending the transaction of a session that the engine made for it and will close."""
+
+        def write(session: Session) -> object:
+            if session is self._buffer.session:
+                return fn(session)
+            _refuse_to_end(session, self.name)
+            try:
+                return fn(session)
+            finally:
+                allow_to_end(session)
+
+        return write
+
+    def create(
+        self,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Start an instance when the step commits; answers with its id, by default one derived from this step."""
+        instance_id = f"{self.idempotency_key}-{len(self._buffer.instances)}" if id is None else id
+        self._buffer.instances.append(NewInstance(workflow.definition, instance_id, params, values.labels(labels)))
+        return instance_id
+
+    def set_labels(self, labels: Mapping[str, str | None]) -> None:
+        """Change the labels of this instance when the step commits: those named here; None takes one away.
+
+        Raises InvalidLabel. More than 16 in all fail the step: TooManyLabels.
+        """
+        self._buffer.labels.update(values.label_changes(labels))
+
+    def send_event(
+        self,
+        workflow: Defined,
+        instance_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+    ) -> None:
+        """Send an event to an instance when the step commits, exactly once."""
+        event_id = f"{self.idempotency_key}-{len(self._buffer.events)}" if id is None else id
+        self._buffer.events.append(NewEvent(workflow.definition.name, instance_id, event_type, payload, event_id))
+
+    def emit(self, topic: str, payload: Any = None) -> None:
+        """Emit to a topic when the step commits, exactly once; a dispatcher hands it to those who wait then."""
+        emission_id = f"{self.idempotency_key}-{len(self._buffer.emissions)}"
+        self._buffer.emissions.append(NewEmission(topic, payload, emission_id))
+
+    def send_task(self, task: Any, /, *args: Any, **kwargs: Any) -> str:
+        """Send a Celery task once the step has committed, at least once; answers with its id.
+
+        ``send_task(mail.s(7).set(queue="mails"))``, ``send_task(mail, 7)`` or ``send_task("shop.mail", 7)``. The
+        arguments become JSON here and now. The id is this step's, so the task can tell a repetition. Raises
+        TaskRefused for what could not be kept, such as a countdown; NotSerializable names the path.
+        """
+        return self._send(outgoing_task(task, args, kwargs, id_=self._next_id(), limits=self._limits))
+
+    def send_outbound(self, name: str, payload: Any = None) -> str:
+        """Have the handler of this outbound event called once the step has committed, at least once; the event's id."""
+        return self._send(outgoing_event(name, payload, id_=self._next_id(), limits=self._limits))
+
+    def _next_id(self) -> str:
+        return str(uuid.uuid5(uuid.UUID(self.idempotency_key), str(len(self._buffer.outgoing))))
+
+    def _send(self, letter: Outgoing) -> str:
+        self._buffer.outgoing.append(letter)
+        return letter.id
+
+
+_ENDS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
+
+
+def _refuse_to_end(session: Session, step: str) -> Session:
+    for verb in _ENDS:
+        setattr(session, verb, _refused(step, verb))
+
+    def begin(*, nested: bool = False) -> Any:
+        # Leaving `with session.begin():` commits. A savepoint is no end, and begin_nested() passes here.
+        return type(session).begin(session, nested=True) if nested else _refused(step, "begin")()
+
+    vars(session)["begin"] = begin
+    return session
+
+
+def allow_to_end(session: Session) -> None:
+    """Give a session back the verbs that were refused to the author."""
+    for verb in (*_ENDS, "begin"):
+        vars(session).pop(verb, None)
+
+
+def _refused(step: str, what: str) -> Callable[..., None]:
+    def refuse(*_: object, **__: object) -> None:
+        raise StepTxMisuse(
+            f"tx.session.{what}() in step {step!r}: the session commits with the step's record. "
+            "Return to commit, raise to roll back, use tx.session.begin_nested() for a savepoint."
+        )
+
+    return refuse
