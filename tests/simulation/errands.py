@@ -90,12 +90,14 @@ class Errands:
         (waiting,) = self._world.raw.execute(witnesses.WAITING, (topic,)).fetchone()
         (before,) = self._world.raw.execute(begun).fetchone()
         (under_way,) = self._world.raw.execute("SELECT count(*) FROM workflow_emission WHERE id = ?", (id_,)).fetchone()
+        lost = self._story.stats["cut, lost"]
         emitter = self._dice.choice(free)
         emitter.emit(topic, payload, id_)
         self._emitting.append(emitter)
         has_died = self._go_on(emitter)
         (after,) = self._world.raw.execute(begun).fetchone()
-        if waiting and not (has_died or under_way) and after == before:
+        is_put_off = self._story.stats["cut, lost"] > lost  # it looks what became of its commit, and begins later
+        if waiting and not (has_died or under_way or is_put_off) and after == before:
             self._story.wrongs.append(
                 f"T1 {payload} is emitted to {topic}, where {waiting} wait, and nothing comes of it"
             )

@@ -290,6 +290,8 @@ class Schedule:
         self.busy.append(worker)
         self.story.stats["delivered"] += 1
         self.tell(f"{worker.name} takes {message.ref}")
+        if worker.runtime.is_starved:  # whatever it takes, it may lose
+            self._fault(message.ref)
         self._go(worker)
 
     def _step(self) -> None:
@@ -301,6 +303,7 @@ class Schedule:
         lane, ref = worker.lane, worker.runtime.ref
         assert lane is not None
         assert ref is not None
+        self.inside = worker.runtime
         lane.go()
         if lane.result is None:
             self.tell(f"{worker.name} at {lane.parked_at}")
