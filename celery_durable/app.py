@@ -30,6 +30,7 @@ from celery_durable.runner.ticks import Ticker
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 from celery_durable.store.engine import Store
+from celery_durable.tasks.answers import Answers
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publish import Publisher
@@ -83,9 +84,7 @@ class Durable:
         self._app = app
         vars(app)["durable"] = self
         _attached.add(self)
-        tasks.install_tasks(
-            app, lambda: self.runner, lambda: self.sweeper, lambda: self.sweep_heart, lambda: self.deliveries
-        )
+        tasks.install_tasks(app, self)
         app.steps["worker"].add(DurableStep)
         app.on_after_configure.connect(self._configure, weak=False)  # each time: an app may be configured anew
         if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
@@ -127,7 +126,12 @@ class Durable:
     def publisher(self) -> Publisher:
         """What tells workers of due work."""
         return Publisher(
-            self.app, tasks.ADVANCE, self.runtime, deliver=tasks.DELIVER, queue=lambda: self.settings.queue
+            self.app,
+            tasks.ADVANCE,
+            self.runtime,
+            deliver=tasks.DELIVER,
+            answers=(tasks.TASK_DONE, tasks.TASK_FAILED),
+            queue=lambda: self.settings.queue,
         )
 
     @functools.cached_property
@@ -139,6 +143,11 @@ class Durable:
     def deliveries(self) -> Deliveries:
         """What hands outbound events to their handlers."""
         return Deliveries(self.store, self.settings, self.runtime, self.handlers, (SoftTimeLimitExceeded,))
+
+    @functools.cached_property
+    def answers(self) -> Answers:
+        """What takes the answers of Celery tasks to steps."""
+        return Answers(lambda: self.operations, self.settings, self.runtime)
 
     @functools.cached_property
     def operations(self) -> Operations:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
 from celery_durable.model import (
+    Child,
     Heartbeat,
     InstanceRow,
     Kind,
@@ -43,6 +44,8 @@ class Code(StrEnum):
 
     SLEEPING = "SLEEPING"
     WAITING_EVENT = "WAITING_EVENT"
+    WAITING_TASKS = "WAITING_TASKS"
+    WAITING_CHILD = "WAITING_CHILD"
     RETRY_SCHEDULED = "RETRY_SCHEDULED"
     SCHEDULED = "SCHEDULED"
     PAUSED = "PAUSED"
@@ -73,6 +76,12 @@ class Facts:
     """The last of the current run that has ended."""
     buffered: tuple[str, ...] = ()
     """Types of events that nobody has consumed, each once."""
+    answered: int = 0
+    """How many of the run's Celery tasks have answered."""
+    unsent: frozenset[str] = frozenset()
+    """Ids of those of its Celery tasks that have not left the outbox."""
+    children: Mapping[Child, Status] = field(default_factory=dict)
+    """How the instances stand that do its open steps; without those that are not there any more."""
     heartbeats: tuple[Heartbeat, ...] = ()
 
 
@@ -184,7 +193,8 @@ def _asleep(facts: Facts, until: datetime) -> Diagnosis:
             return _said(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
         return _said(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
     first = next((step for step in waiting if _mistyped(facts, step)), waiting[0])
-    others = [step for step in waiting if step is not first]
+    told = (first,) if first.verb is not StepType.TASK else [step for step in waiting if step.verb is StepType.TASK]
+    others = [step for step in waiting if step not in told]
     found = _open_step(facts, first)
     if not others:
         return found
@@ -235,6 +245,54 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
             send = _do(row, "send-event", f"{shlex.quote(type_)} --payload '{{...}}'")
             return _said(facts, Code.WAITING_EVENT, sentence, send, **known)
+        case StepType.TASK:
+            return _tasks(facts, step, known)
+        case StepType.CHILD:
+            return _child(facts, step, known)
+
+
+def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    """All Celery tasks that are out: ``step`` is the one whose time is over first."""
+    out = [each for each in facts.open_steps if each.verb is StepType.TASK and each.task is not None]
+    oldest = min(out, key=lambda each: each.created_at or facts.now)
+    since = "" if oldest.created_at is None else f", under way for {_ago(facts, oldest.created_at)}"
+    which = f"{oldest.task} ({oldest.task_id}){since}"
+    if len(out) == 1:
+        sentence = f"Waits for Celery task {which}, at step {_quoted(step.name)}; "
+    else:
+        sentence = (
+            f"Waits for {len(out)} Celery tasks, {facts.answered} of {facts.answered + len(out)} have answered; the "
+            f"oldest is {which}, at step {_quoted(oldest.name)}; the next "
+        )
+    sentence += f"times out {_when(facts, step.wake_at)}."
+    unsent = [each for each in out if each.task_id in facts.unsent]
+    actions = [f"celery -A {YOUR_APP} inspect query_task {oldest.task_id}"]
+    if unsent:
+        count = "It has" if len(out) == 1 else f"{len(unsent)} of them have"
+        sentence += f" {count} not left yet: the broker does not take it, or no dispatcher sends it."
+        actions = [f"celery -A {YOUR_APP} durable outbox", _doctor()]
+    known |= {
+        "task": oldest.task,
+        "task_id": oldest.task_id,
+        "tasks_out": len(out),
+        "tasks_answered": facts.answered,
+        "tasks_unsent": len(unsent),
+    }
+    return _said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+
+
+def _child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    assert step.child is not None
+    child, status = step.child, facts.children.get(step.child)
+    stands = "which is not there any more" if status is None else f"which is {status}"
+    sentence = (
+        f"Waits for instance {_quoted(child.instance_id)} of workflow {_quoted(child.workflow)}, {stands}, at step "
+        f"{_quoted(step.name)}; times out {_when(facts, step.wake_at)}."
+    )
+    known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": status}}
+    target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
+    action = () if status is None else (f"celery -A {YOUR_APP} durable explain {target}",)
+    return _said(facts, Code.WAITING_CHILD, sentence, *action, **known)
 
 
 def _mistyped(facts: Facts, step: StepRecord) -> str | None:
@@ -257,6 +315,10 @@ def _briefly(step: StepRecord) -> str:
             return f'step {_quoted(step.name)} waits for topic "{step.wait_topic}"'
         case StepType.WAIT:
             return f'step {_quoted(step.name)} waits for event "{step.wait_event_type}"'
+        case StepType.TASK:
+            return f"step {_quoted(step.name)} waits for Celery task {step.task}"
+        case StepType.CHILD:
+            return f"step {_quoted(step.name)} waits for another instance"
 
 
 def _due_at(step: StepRecord) -> float:

@@ -55,6 +55,13 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Await:
+    """Somebody else is at it, or has answered by now."""
+
+    row: StepRow
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """Never seen: record it."""
 
@@ -173,6 +180,17 @@ class Ledger:
             return Replay(row)
         assert row.wake_at is not None
         return Finish(row) if row.wake_at <= now else Wait(row.wake_at)
+
+    @staticmethod
+    def decide_delegated(row: StepRow | None, *, now: datetime) -> Replay | Run | Wait | Await:
+        """What to do about a step that others do: a row with a time to wait for names no attempt that is out."""
+        if row is None:
+            return Run(1, announce=False)
+        if row.is_settled:
+            return Replay(row)
+        if row.next_retry_at is None:
+            return Await(row)
+        return Wait(row.next_retry_at) if row.next_retry_at > now else Run(row.attempts + 1, announce=False)
 
     def _free_seq(self) -> int:
         """The next number that no row has; not above them all, for a later sibling may have been recorded before us."""

@@ -13,6 +13,7 @@ from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (
     AuditRecord,
     Begun,
+    Child,
     ErrorInfo,
     EventRecord,
     History,
@@ -288,7 +289,15 @@ def _step(said: dict[str, Any]) -> StepRecord:
         created_at=_maybe(said["createdAt"]),
         started_at=_maybe(said["startedAt"]),
         finished_at=_maybe(said["finishedAt"]),
+        wait_topic=said.get("waitTopic"),
+        task=said.get("task"),
+        task_id=said.get("taskId"),
+        child=_child(said.get("child")),
     )
+
+
+def _child(said: dict[str, Any] | None) -> Child | None:
+    return None if said is None else Child(said["workflowName"], said["instanceId"])
 
 
 def _event(place: int, said: dict[str, Any]) -> EventRecord:

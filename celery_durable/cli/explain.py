@@ -13,7 +13,9 @@ from celery_durable.explain import Code, Diagnosis
 _LOOKS = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
     **dict.fromkeys((Code.SLEEPING, Code.SCHEDULED, Code.DUE), "cyan"),
-    **dict.fromkeys((Code.WAITING_EVENT, Code.RETRY_SCHEDULED, Code.CRASHING), "yellow"),
+    **dict.fromkeys(
+        (Code.WAITING_EVENT, Code.WAITING_TASKS, Code.WAITING_CHILD, Code.RETRY_SCHEDULED, Code.CRASHING), "yellow"
+    ),
     **dict.fromkeys((Code.PAUSED, Code.TERMINATED), "magenta"),
 }
 

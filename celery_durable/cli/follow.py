@@ -142,7 +142,7 @@ def step_line(step: StepRecord, times: Times) -> list[Cell]:
     what: list[Cell] = [step.name]
     if step.is_waiting:
         what.append(render.waits_for(step, times))
-    elif step.verb is StepType.DO:
+    elif step.verb in (StepType.DO, StepType.TASK):
         tries = f"{step.attempts} attempts" if step.attempts > 1 else ""
         what += [render.took(step, times.now), tries]
     return line_of("step", step.status, *what, Styled(render.sentence(step.error), "red"))

@@ -47,7 +47,15 @@ _LOOKS = {
     LogLevel.WARNING: "yellow",
     LogLevel.ERROR: "red",
 }
-_TYPES = {StepType.DO: "do", StepType.SLEEP: "sleep", StepType.WAIT: "event", StepType.LINEAR: "linear"}
+_TYPES = {
+    StepType.DO: "do",
+    StepType.SLEEP: "sleep",
+    StepType.WAIT: "event",
+    StepType.LINEAR: "linear",
+    StepType.TASK: "task",
+    StepType.CHILD: "child",
+}
+_TRIED = (StepType.DO, StepType.TASK)
 
 
 def painted(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
@@ -163,7 +171,7 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
 
 def attempts(step: StepRecord) -> str:
     """``2/6``; ``2`` where there is no limit; nothing for what is not attempted."""
-    if step.verb is not StepType.DO or not step.attempts:
+    if step.verb not in _TRIED or not step.attempts:
         return ""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
@@ -187,6 +195,11 @@ def waits_for(step: StepRecord, times: Times) -> str:
             return f"its time {times.by(step.wake_at)}"
         case StepType.DO:
             return f"next attempt {times.by(step.next_retry_at)}"
+        case StepType.TASK:
+            return f"task {step.task}, times out {times.by(step.wake_at)}"
+        case StepType.CHILD:
+            child = "" if step.child is None else f" {step.child.workflow} {step.child.instance_id}"
+            return f"instance{child}, times out {times.by(step.wake_at)}"
 
 
 EVENT_COLUMNS = (

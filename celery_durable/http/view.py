@@ -12,6 +12,7 @@ from celery_durable.explain import Facts, explain
 from celery_durable.http import wire
 from celery_durable.model import (
     AuditRecord,
+    Child,
     ErrorInfo,
     EventRecord,
     HistoryPage,
@@ -223,6 +224,10 @@ def _origin(origin: Origin) -> wire.OriginView:
     return wire.OriginView(instance_id=origin.instance_id, run_number=origin.run_number, step_key=origin.step_key)
 
 
+def _child(child: Child) -> wire.ChildView:
+    return wire.ChildView(workflow_name=child.workflow, instance_id=child.instance_id)
+
+
 def _common(step: StepRecord) -> dict[str, Any]:
     return {
         "step_key": step.step_key,
@@ -236,6 +241,8 @@ def _common(step: StepRecord) -> dict[str, Any]:
         "wake_at": step.wake_at,
         "wait_event_type": step.wait_event_type,
         **({} if step.wait_topic is None else {"wait_topic": step.wait_topic}),
+        **({} if step.task is None else {"task": step.task, "task_id": step.task_id}),
+        **({} if step.child is None else {"child": _child(step.child)}),
     }
 
 

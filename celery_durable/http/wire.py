@@ -288,6 +288,13 @@ class InstanceList(Answer):
     )
 
 
+class ChildView(Answer):
+    """The instance that does a step."""
+
+    workflow_name: str
+    instance_id: str
+
+
 class CurrentStep(Answer):
     """Of the open steps the one that is due first, else the last one. ``maxAttempts`` null: without end."""
 
@@ -302,6 +309,9 @@ class CurrentStep(Answer):
     wake_at: datetime | None
     wait_event_type: str | None
     wait_topic: str | None = None
+    task: str | None = None
+    task_id: str | None = None
+    child: ChildView | None = None
     error: ErrorView | None = None
 
 

@@ -57,6 +57,14 @@ class Page(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class Child:
+    """The instance that does a step."""
+
+    workflow: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """A step as history shows it; ``result`` is the stored value."""
 
@@ -77,10 +85,20 @@ class StepRecord:
     finished_at: datetime | None
     wait_topic: str | None = None
     """What a wait is for that is for no event: then ``wait_event_type`` is None."""
+    task: str | None = None
+    """The Celery task that does it, the name."""
+    task_id: str | None = None
+    """The id under which that was sent last."""
+    child: Child | None = None
 
     @property
-    def verb(self) -> Literal[StepType.DO, StepType.SLEEP, StepType.WAIT]:
-        """What kind of step it is for people: a linear one is a wait while it waits for its event."""
+    def verb(self) -> Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD]:
+        """What kind of step it is for people: a linear one is a wait while it waits for its event.
+
+        A task that is to be sent again is tried again like any other step.
+        """
+        if self.type is StepType.TASK and self.next_retry_at is not None:
+            return StepType.DO
         if self.type is StepType.LINEAR:
             return StepType.WAIT if self.status is StepStatus.LINEAR_WAITING else StepType.DO
         return self.type

@@ -58,6 +58,15 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
+class Parent:
+    """The step of another instance's run that created this one."""
+
+    pk: int
+    run_number: int
+    step_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
 
@@ -70,6 +79,7 @@ class Claim:
     claimed_at: datetime
     run_at: datetime
     """Since when it had been due."""
+    parent: Parent | None = None
 
     @property
     def latency(self) -> timedelta:

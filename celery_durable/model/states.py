@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from enum import StrEnum
 
 
@@ -43,6 +44,8 @@ class StepType(StrEnum):
     DO = "do"
     SLEEP = "sleep"
     WAIT = "waitForEvent"
+    TASK = "task"  # a Celery task does it
+    CHILD = "child"  # another instance does it
     LINEAR = "linear"  # of a linear workflow
 
 
@@ -92,10 +95,11 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_TOPIC = "topic:"
-"""No event type that people may send begins so: it has no colon."""
-TOPIC_TYPES = f"{_TOPIC}%"
-"""All event types of waits on topics, for SQL's LIKE."""
+_TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
+_LONGEST_TYPE = 255
+PRIVATE_TYPES = "%:%"
+"""All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
+_TASK_IDS = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
 def topic_type(topic: str, seq: int) -> str:
@@ -104,7 +108,42 @@ def topic_type(topic: str, seq: int) -> str:
 
 
 def topic_of(event_type: str | None) -> str | None:
-    """The topic in an event type that `topic_type` made; None for those that people send."""
-    if event_type is None or not event_type.startswith(_TOPIC):
+    """The topic in an event type that `topic_type` made; None for others."""
+    return _subject(event_type, _TOPIC, 2)
+
+
+def task_type(task: str, seq: int, attempt: int) -> str:
+    """The event type of the answer to one attempt of a task step: what an earlier attempt answers is for nobody."""
+    return f"{_TASK}{seq}:{attempt}:{task}"[:_LONGEST_TYPE]
+
+
+def task_of(event_type: str | None) -> str | None:
+    """The name of the task in an event type that `task_type` made; None for others."""
+    return _subject(event_type, _TASK, 3)
+
+
+def task_id(event_type: str, pk: int, run_number: int) -> str:
+    """The id under which the task is sent that answers with such an event to this run of the instance ``pk``."""
+    return str(uuid.uuid5(_TASK_IDS, f"{pk}/{run_number}/{event_type}"))
+
+
+def child_type(workflow: str, instance_id: str, seq: int) -> str:
+    """The event type of a child workflow's answer to the step that created it."""
+    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_LONGEST_TYPE]
+
+
+def child_of(event_type: str | None) -> tuple[str, str] | None:
+    """The workflow and the id in an event type that `child_type` made; None for others."""
+    found = _subject(event_type, _CHILD, 2)
+    return None if found is None else (found.partition("/")[0], found.partition("/")[2])
+
+
+def sendable(event_type: str | None) -> str | None:
+    """The event type where people may send such events, else None."""
+    return None if event_type is None or ":" in event_type else event_type
+
+
+def _subject(event_type: str | None, prefix: str, place: int) -> str | None:
+    if event_type is None or not event_type.startswith(prefix):
         return None
-    return event_type.split(":", 2)[2]
+    return event_type.split(":", place)[place]

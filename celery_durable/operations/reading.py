@@ -28,7 +28,7 @@ from celery_durable.model import (
     StepRecord,
 )
 from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, read_row
-from celery_durable.store import heartbeats, history, interventions, labels, published
+from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published
 from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
@@ -137,7 +137,18 @@ class Reading(Verbs):
             buffered = history.buffered_types(tx, row.pk, row.run_number)
             run = self._run(tx, row, row.run_number)
             now, beats = heartbeats.read(tx)
-            return Facts(now, row, run, open_steps=open_, last_step=last, buffered=buffered, heartbeats=beats)
+            return Facts(
+                now,
+                row,
+                run,
+                open_steps=open_,
+                last_step=last,
+                buffered=buffered,
+                heartbeats=beats,
+                answered=history.answered_tasks(tx, row.pk, row.run_number),
+                unsent=outbox.present(tx, [step.task_id for step in open_ if step.task_id is not None]),
+                children=instances.statuses(tx, [step.child for step in open_ if step.child is not None]),
+            )
 
         return self._store.read(work)
 

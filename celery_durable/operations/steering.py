@@ -8,17 +8,19 @@ from sqlalchemy.orm import Session
 
 from celery_durable import teller, values
 from celery_durable.errors import (
+    InstanceNotFound,
     InstanceTerminal,
 )
 from celery_durable.model import (
     Due,
     InstanceRow,
+    Parent,
     Ref,
     Status,
     Wake,
 )
-from celery_durable.operations.verbs import Verbs, Versions, lock_row
-from celery_durable.store import instances
+from celery_durable.operations.verbs import Verbs, Versions, lock_row, possible
+from celery_durable.store import answers, instances
 from celery_durable.store.engine import Tx
 
 
@@ -77,20 +79,54 @@ class Steering(Verbs):
 
         meant: list[int] = []
 
-        def work(tx: Tx) -> bool:
+        def work(tx: Tx) -> tuple[bool, list[Due]]:
+            parent = instances.parent_of(tx, workflow, possible(workflow, instance_id))
+            answers.lock_parent(tx, parent)
             row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
             meant[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
-            return True
+            return True, self._answer(tx, parent, values.answer_of_termination(workflow, instance_id, reason))
 
-        def was_applied(tx: Tx) -> bool | None:
+        def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
             row = lock_row(tx, workflow, instance_id)
             if row.run_number not in meant:
-                return False  # a restart meanwhile has ended the run that was meant, and begun one that was not
-            return True if row.status is Status.TERMINATED else None
+                return False, []  # a restart meanwhile has ended the run that was meant, and begun one that was not
+            return (True, []) if row.status is Status.TERMINATED else None
 
-        if self._store.transact(work, resolve=was_applied):
+        is_done, dues = self._store.transact(work, resolve=was_applied)
+        if is_done:
             teller.terminated(Ref(workflow, instance_id, meant[0]), reason=reason)
+        self._wake(dues)
+
+    def _answer(self, tx: Tx, parent: Parent | None, payload: str) -> list[Due]:
+        """Tell the step whose child has ended."""
+        asker = answers.lock_parent(tx, parent)
+        if asker is None:
+            return []
+        event_id = self._runtime.new_id()
+        return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace) or []
+
+    def answer(self, ref: Ref, event_type: str, payload: str) -> bool:
+        """Take what a Celery task answers to the step that waits for it under this event type; once.
+
+        ``payload``: as `values.answer_of` makes it. False: the step, its run or its instance is not there any more, or
+        has an answer.
+        """
+        event_id = self._runtime.new_id()
+
+        def work(tx: Tx) -> list[Due] | None:
+            try:
+                row = lock_row(tx, ref.workflow, ref.instance_id)
+            except InstanceNotFound:
+                return None
+            if row.run_number != ref.run_number:
+                return None
+            asker = answers.Asker(row, event_type)
+            return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace)
+
+        dues = self._store.transact(work)
+        self._wake(dues or [])
+        return dues is not None
 
     def send_event(
         self,

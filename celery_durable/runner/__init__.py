@@ -185,6 +185,7 @@ class Runner:
             began=loaded.created_at,
             farewell=Farewell(definition, claim, self._settings.limits),
             post=self._env.post,
+            wake=self._env.wake,
         )
         if isinstance(definition, LinearDefinition):
             return LinearPass(definition, self._env, lease, committer, loaded, max_turns=max_steps).run()

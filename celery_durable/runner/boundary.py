@@ -7,6 +7,7 @@ the body's session is not: its body runs again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,14 +22,14 @@ from celery_durable.errors import (
     TooManyLabels,
 )
 from celery_durable.model import Claim, Due, LogLine, Outgoing, Ref, Status, StepRow, StepStatus, StepType
-from celery_durable.runner import makings
+from celery_durable.runner import endings, makings
 from celery_durable.runner.board import Board
 from celery_durable.runner.endings import Farewell
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.makings import AuthorWriteFailed, Makings
 from celery_durable.runner.patience import Patience
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import claims, instances, journal, labels, outbox, waiters
+from celery_durable.store import answers, claims, instances, journal, labels, outbox, waiters
 from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
@@ -100,6 +101,14 @@ class Committed:
             teller.received(event)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The run has ended, by us unless that is not ``is_certain``, and this is due now."""
+
+    dues: list[Due] = field(default_factory=list)
+    is_certain: bool = True
+
+
 class Committer:
     """Writes under one claim."""
 
@@ -116,10 +125,11 @@ class Committer:
         began: datetime,
         farewell: Farewell,
         post: Callable[[list[Outgoing]], None],
+        wake: Callable[[list[Due]], None],
     ) -> None:
         self._store, self._settings, self._lease, self._patience = store, settings, lease, patience
         self.board = board
-        self._began, self._farewell, self._post = began, farewell, post
+        self._began, self._farewell, self._post, self._wake = began, farewell, post, wake
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
         self._makings = Makings(settings, store.runtime, lease.claim)
@@ -170,6 +180,8 @@ class Committer:
         """
         self._author_writes(tx, boundary, session)
         targets = makings.targets(tx, boundary.events, made=boundary.instances)
+        if boundary.ending is not None:
+            targets = sorted({*targets, *answers.waiting_parent(tx, self.claim.parent)})
         for pk, workflow, instance_id in targets:
             if pk < self.claim.pk:
                 instances.lock(tx, workflow, instance_id)
@@ -203,6 +215,7 @@ class Committer:
         if boundary.ending is not None:
             claims.settle(tx, self.claim, boundary.ending)
             outgoing += self._leave(tx, self._farewell.letters(boundary.ending))
+            dues += self._answer(tx, boundary.ending)
         if after is After.DUE:
             dues.append(Due(self.claim.ref, self.claim.queue))
         return Committed(
@@ -332,8 +345,11 @@ class Committer:
             is_open = not made or not made[0].is_final
             after = None
             if sleeps:  # an event that came since the glance: due at once, the next pass hands it out
-                waits = [OpenWait(until, event_type)] if is_open else []
-                after = self._suspend(tx, guarded, waits)
+                waits = [OpenWait(until, event_type)]
+                if rows:
+                    until = rows[0].next_retry_at or until
+                    waits = [OpenWait(until, rows[0].wait_event_type)]
+                after = self._suspend(tx, guarded, waits if is_open else [])
             dues = (Due(self.claim.ref, self.claim.queue),) if after is After.DUE else ()
             return Committed(rows, guarded.pause_requested, after, until, dues, writes=made)
 
@@ -341,7 +357,8 @@ class Committer:
             is_held = claims.is_held(tx, self.claim)
             row = journal.find_commit(tx, self.claim, key=key, commit_id=commit_id)
             if row is not None:
-                return Committed([row], after=None if is_held else After.WAITING, until=row.wake_at)
+                until = row.next_retry_at or row.wake_at
+                return Committed([row], after=None if is_held else After.WAITING, until=until)
             if not is_held:
                 raise Superseded(str(self.claim.ref))
             return None
@@ -397,38 +414,64 @@ class Committer:
 
     def terminate(self, reason: str) -> None:
         """End the run because it overstayed."""
-        letters = self._farewell.letters(Ending(Status.TERMINATED), reason=reason)
+        ending = Ending(Status.TERMINATED)
+        letters = self._farewell.letters(ending, reason=reason)
 
-        def work(tx: Tx) -> bool:
+        def work(tx: Tx) -> _Ended:
+            answers.lock_parent(tx, self.claim.parent)
             claims.guard(tx, self.claim, lease=self._lease.length)
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
             instances.terminate(tx, row, reason=reason)
             self._leave(tx, letters)
-            return True
+            return _Ended(self._answer(tx, ending, reason=reason))
 
-        if self._store.transact(work, resolve=self._not_ours):
-            teller.terminated(self.claim.ref, reason=reason)
-            if letters:
-                self._post(letters)
+        self._end(work, letters, lambda: teller.terminated(self.claim.ref, reason=reason))
 
     def settle(self, ending: Ending, logs: list[LogLine]) -> None:
         """End the run."""
         letters = self._farewell.letters(ending)
         is_plain = not (logs or self.board.has_kept)
 
-        def work(tx: Tx) -> bool:
+        def work(tx: Tx) -> _Ended:
+            answers.lock_parent(tx, self.claim.parent)
             if not is_plain:
                 guarded = claims.guard(tx, self.claim, lease=self._lease.length)
                 journal.write_logs(tx, self.claim, guarded, logs, room=self._log_room)
                 self.board.ride(tx)
             claims.settle(tx, self.claim, ending)
             self._leave(tx, letters)
-            return True
+            return _Ended(self._answer(tx, ending))
 
-        if self._store.transact(work, resolve=self._not_ours, single=is_plain and not letters):
-            teller.ended(self.claim, ending, lambda: self._lease.now - self._began)
-            if letters:
-                self._post(letters)
+        is_single = is_plain and not letters and self.claim.parent is None
+        tell = functools.partial(teller.ended, self.claim, ending, lambda: self._lease.now - self._began)
+        self._end(work, letters, tell, single=is_single)
+
+    def _end(
+        self,
+        work: Callable[[Tx], _Ended],
+        letters: list[Outgoing],
+        tell: Callable[[], None],
+        *,
+        single: bool = False,
+    ) -> None:
+        """Commit what ends the run, and tell of it, unless somebody else may have ended it."""
+        ended = self._store.transact(work, resolve=self._not_ours, single=single)
+        if not ended.is_certain:  # sweeps find what is to be sent and woken
+            return
+        tell()
+        if letters:
+            self._post(letters)
+        if ended.dues:
+            self._wake(ended.dues)
+
+    def _answer(self, tx: Tx, ending: Ending, *, reason: str | None = None) -> list[Due]:
+        """Tell the step whose child this is, in the transaction that ends it; its instance is locked already."""
+        asker = answers.lock_parent(tx, self.claim.parent)
+        if asker is None:
+            return []
+        payload = endings.answer(self.claim.ref, ending, reason=reason)
+        event_id = self._store.runtime.new_id()
+        return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace) or []
 
     def _leave(self, tx: Tx, letters: list[Outgoing]) -> tuple[Outgoing, ...]:
         """Put what is sent at the end of the run into the outbox."""
@@ -437,6 +480,6 @@ class Committer:
         )
         return tuple(letters)
 
-    def _not_ours(self, tx: Tx) -> bool | None:
-        """False where the claim is gone after a commit in doubt: we ended it, or somebody took it. Nobody can tell."""
-        return None if claims.is_held(tx, self.claim) else False
+    def _not_ours(self, tx: Tx) -> _Ended | None:
+        """What is known where the claim is gone after a commit in doubt: we ended it, or somebody took it."""
+        return None if claims.is_held(tx, self.claim) else _Ended(is_certain=False)

@@ -1,4 +1,4 @@
-"""What is sent when a run has ended: the task that its workflow names, left in the transaction that ends the run."""
+"""What is told when a run has ended: to the task that its workflow names, and to the step whose child it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, Outgoing, Status
+from celery_durable.model import Claim, Outgoing, Ref, Status
 from celery_durable.store.claims import Ending
 from celery_durable.values import PayloadLimits
 
@@ -55,3 +55,13 @@ class Farewell:
             "error": error,
             "reason": reason,
         }
+
+
+def answer(ref: Ref, ending: Ending, *, reason: str | None = None) -> str:
+    """What the end of a child tells the step that waits for it."""
+    match ending.status:
+        case Status.COMPLETE:
+            return values.answer_of(ending.output)
+        case Status.TERMINATED:
+            return values.answer_of_termination(ref.workflow, ref.instance_id, reason)
+    return values.answer_of_error(ending.error_name or "Error", ending.error_message or "")

@@ -14,7 +14,7 @@ from celery_durable.errors import (
     InstanceTerminal,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, Due, Ref, Wake
+from celery_durable.model import Claim, Due, Parent, Ref, Wake
 from celery_durable.runtime import Runtime
 from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store import emissions, instances
@@ -81,7 +81,7 @@ class Makings:
                 grace=self._grace,
                 plan=definition.plan(self._settings.step_policy),
                 commit_id=self._runtime.new_token(),
-                parent=(self._claim.pk, self._claim.ref.run_number, by_step),
+                parent=Parent(self._claim.pk, self._claim.ref.run_number, by_step),
                 retention=self._settings.retention_of(definition.retention),
                 labelled=new.labels,
             )

@@ -32,11 +32,12 @@ from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepSt
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.boundary import Boundary
 from celery_durable.runner.branches import Branch, Race, RaceWon, Work, decoded
-from celery_durable.runner.progress import Progress, log_data
+from celery_durable.runner.delegation import TASK_POLICY, Delegation
+from celery_durable.runner.progress import TYPES, Progress, log_data
 from celery_durable.runner.waits import Waits
-from celery_durable.step import BodyCall, SleepCall, StepCall, StepFuture, WaitCall
+from celery_durable.step import BodyCall, ChildCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
-from celery_durable.values import Codec
+from celery_durable.values import Codec, Duration
 
 _SHORTEST_WAIT = timedelta(seconds=1)
 _ERRORED = StepStatus.ERRORED
@@ -51,6 +52,7 @@ class Pass:
     def __init__(self, definition: WorkflowDefinition, at: Progress) -> None:
         self._at = at
         self._waits, self._attempts = Waits(at), Attempts(at)
+        self._delegation = Delegation(at, self._waits)
         self._policy = at.env.settings.step_policy.over(definition.step_defaults)
         self._last_end = EPOCH
         self._chances = 0
@@ -155,36 +157,20 @@ class Pass:
 
     def _open(self, call: StepCall) -> Branch:
         """Identify a call, check what it carries, and warn where a name is used again."""
-        settings, fn, policy = self._at.env.settings, None, self._policy
-        match call:
-            case BodyCall():
-                fn = describe_step(call.fn)
-                policy = policy.over(fn.config).over(call.config)
-                name, type_ = fn.name if call.name is None else call.name, StepType.DO
-                if name is None:
-                    raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
-                identity: Any = Work.of(call)
-            case SleepCall():
-                name, type_ = call.name, StepType.SLEEP
-                if call.until is not None:
-                    identity = values.aware(call.until, "sleep_until")
-                else:
-                    identity = values.duration(call.span, maximum=settings.max_sleep)
-            case WaitCall():
-                name, type_ = call.name, StepType.WAIT
-                if call.is_topic:
-                    values.topic(call.event_type)
-                else:
-                    values.event_type(call.event_type, settings.max_event_type)
-                timeout = values.duration(call.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
-                identity = (call.event_type, call.is_topic, timeout)
-            case _:
-                assert_never(call)
+        fn, policy, name, type_ = None, self._policy, call.name, TYPES[type(call)]
+        if isinstance(call, BodyCall):
+            fn = describe_step(call.fn)
+            policy, name = policy.over(fn.config).over(call.config), fn.name if name is None else name
+        elif isinstance(call, TaskCall):
+            policy = TASK_POLICY.over(call.config)
+        if name is None:
+            raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
+        identity = self._identity(call)
         self._check_name(name)
         entry = self._at.ledger.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # Against a time that is the same on every pass: a refusal that is caught must not turn into a sleep.
-            values.duration(identity - self._now(), maximum=settings.max_sleep)
+            values.duration(identity - self._now(), maximum=self._at.env.settings.max_sleep)
         if entry.is_again:
             self._at.append(
                 LogLevel.WARNING,
@@ -193,6 +179,33 @@ class Pass:
             )
             entry = Call(entry.key, entry.name, entry.seq, self._at.ledger.row(entry.key), is_again=True)
         return Branch(call, entry, policy, fn)
+
+    def _identity(self, call: StepCall) -> Any:
+        """What a call does, comparable; what it carries is checked."""
+        settings = self._at.env.settings
+        match call:
+            case BodyCall():
+                return Work.of(call)
+            case SleepCall(until=None):
+                return values.duration(call.span, maximum=settings.max_sleep)
+            case SleepCall(until=until):
+                return values.aware(until, "sleep_until")
+            case WaitCall():
+                if call.is_topic:
+                    values.topic(call.event_type)
+                else:
+                    values.event_type(call.event_type, settings.max_event_type)
+                return call.event_type, call.is_topic, self._wait(call.timeout)
+            case TaskCall():
+                return call.signature, call.config
+            case ChildCall():
+                timeout = None if call.timeout is None else self._wait(call.timeout)
+                return call.definition.name, call.params, call.instance_id, timeout
+            case _:
+                assert_never(call)
+
+    def _wait(self, timeout: Duration) -> timedelta:
+        return values.duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._at.env.settings.max_sleep)
 
     def _take(self, futures: tuple[StepFuture[Any], ...]) -> list[Branch]:
         """The branches of these futures; from here on their names are free again."""
@@ -233,6 +246,10 @@ class Pass:
                 return None
             case WaitCall(schema=schema):
                 return _received(branch.name, row, Codec(schema))
+            case TaskCall():
+                return Codec().decode(row.result or "null")
+            case ChildCall(definition=definition):
+                return decoded(branch.name, definition.output, row.result or "null")
             case BodyCall():
                 assert branch.fn is not None
                 return decoded(branch.name, branch.fn.result, row.result or "null")
@@ -251,6 +268,10 @@ class Pass:
                     self._waits.sleep(branch, branch.call, sole=sole)
                 case WaitCall():
                     self._waits.event(branch, branch.call, sole=sole)
+                case TaskCall():
+                    self._delegation.task(branch, branch.call, sole=sole)
+                case ChildCall():
+                    self._delegation.child(branch, branch.call, sole=sole)
                 case BodyCall():
                     ready.append(branch)
         self._attempts.advance(ready, alone=alone, sole=sole)

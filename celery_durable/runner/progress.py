@@ -26,10 +26,19 @@ from celery_durable.runner.lease import Lease
 from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.patience import Patience
 from celery_durable.runtime import Runtime
-from celery_durable.step import BodyCall, SleepCall
+from celery_durable.step import BodyCall, ChildCall, SleepCall, StepCall, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.store.engine import Store
 from celery_durable.store.journal import StepWrite
+
+TYPES: dict[type[StepCall], StepType] = {
+    BodyCall: StepType.DO,
+    SleepCall: StepType.SLEEP,
+    WaitCall: StepType.WAIT,
+    TaskCall: StepType.TASK,
+    ChildCall: StepType.CHILD,
+}
+"""What a call is recorded as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +142,17 @@ class Progress:
     ) -> StepWrite:
         """The row of a branch as it is to be recorded; ``error``: name and message."""
         row = self.ledger.row(branch.key)
-        is_body = isinstance(branch.call, BodyCall)
-        type_ = StepType.DO if is_body else StepType.SLEEP if isinstance(branch.call, SleepCall) else StepType.WAIT
+        is_tried = isinstance(branch.call, (BodyCall, TaskCall))
         return StepWrite(
             key=branch.key,
             seq=branch.entry.seq,
             name=branch.name,
-            type=type_,
+            type=TYPES[type(branch.call)],
             status=status,
             replaces=None if row is None else row.commit_id,
             commit_id=commit_id or self.env.runtime.new_token(),
-            max_attempts=branch.policy.max_attempts if is_body else None,
-            timeout=branch.policy.timeout if is_body else None,
+            max_attempts=branch.policy.max_attempts if is_tried else None,
+            timeout=branch.policy.timeout if is_tried else None,
             error_name=None if error is None else error[0],
             error_message=None if error is None else error[1],
             attempts=attempts,
@@ -177,6 +185,8 @@ class Progress:
         if committed.after is not None:
             teller.let_go(self.lease.claim, committed.after, committed.until)
         self.env.wake(list(committed.dues))
+        if committed.outgoing:
+            self.env.post(list(committed.outgoing))
         return committed
 
     def uncounted(self) -> list[StepWrite]:
@@ -193,7 +203,7 @@ class Progress:
         branch.row = self.settled_row(branch)
         row = self.ledger.row(branch.key)
         if branch.row is None and row is not None:
-            due_at = row.next_retry_at if row.type is StepType.DO else row.wake_at
+            due_at = row.next_retry_at or row.wake_at
             if due_at is not None:
                 branch.wait = OpenWait(due_at, row.wait_event_type)
         if branch.row is not None and self.race is not None:

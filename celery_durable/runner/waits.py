@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from celery_durable import values
@@ -19,6 +21,25 @@ from celery_durable.store.journal import Arrived, StepWrite
 from celery_durable.values import Codec, Misfit
 
 _FOREVER = datetime.max.replace(tzinfo=UTC)
+
+
+Settle = functools.partial[StepWrite]
+"""`Progress.write` for one branch, with all that every end of a wait has in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a step waits for, and what is recorded when it has come (``arrived``) or when its time is over (``late``).
+
+    ``is_recorded``: the row waits for this very type. ``topic``: where its events are not sent but emitted.
+    """
+
+    event_type: str
+    timeout: timedelta
+    arrived: Callable[[Arrived, Settle], StepWrite]
+    late: Callable[[Settle], StepWrite]
+    is_recorded: bool = True
+    topic: str | None = None
 
 
 class Waits:
@@ -41,41 +62,56 @@ class Waits:
     def _begin_sleep(self, branch: Branch, call: SleepCall, *, sole: bool) -> None:
         """Fix the wake time, now and for every replay; what has passed already ends at once."""
         wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
-        wake_in = self._span(branch, values.duration(call.span), "sleep") if wake_at is None else None
-        left = wake_in if wake_at is None else self._span(branch, max(wake_at - self._at.now, timedelta(0)), "sleep")
+        wake_in = self.span(branch, values.duration(call.span), "sleep") if wake_at is None else None
+        left = wake_in if wake_at is None else self.span(branch, max(wake_at - self._at.now, timedelta(0)), "sleep")
         status = StepStatus.WAITING if left else StepStatus.COMPLETED
         write = self._at.write(branch, status, wake_at=wake_at, wake_in=wake_in)
         if left and sole:
-            self._at.defer(Boundary([write], self._at.take_logs(), sleep=_until_wake))
+            self._at.defer(Boundary([write], self._at.take_logs(), sleep=until_wake))
         else:
             self._at.commit(branch, write)
 
     def event(self, branch: Branch, call: WaitCall, *, sole: bool) -> None:
-        row, schema, commit_id = branch.entry.row, Codec(call.schema), self._at.env.runtime.new_token()
-        timeout = self._span(branch, values.duration(call.timeout), "event")
+        row, schema = branch.entry.row, Codec(call.schema)
         # On a topic each wait gets events of its own, which nobody else consumes.
         event_type = topic_type(call.event_type, branch.entry.seq) if call.is_topic else call.event_type
 
+        def late(settle: Settle) -> StepWrite:
+            text = f"{_nothing(call)} within {values.duration(call.timeout)}"
+            return settle(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
+
+        awaited = Awaited(
+            event_type,
+            self.span(branch, values.duration(call.timeout), "event"),
+            arrived=lambda event, settle: _received(settle, branch.name, call, event, schema),
+            late=late,
+            # A deploy may have changed the type: send_event finds the wait by the type that is recorded.
+            is_recorded=row is not None and row.wait_event_type == event_type,
+            topic=call.event_type if call.is_topic else None,
+        )
+        self.look(branch, awaited, sole=sole)
+
+    def look(self, branch: Branch, awaited: Awaited, *, sole: bool) -> None:
+        """Record what follows from an event that has come, or from the time; else wait on."""
+        row, commit_id, event_type = branch.entry.row, self._at.env.runtime.new_token(), awaited.event_type
+
         def deadline(guarded: Guarded) -> datetime:
-            return row.wake_at if row is not None and row.wake_at is not None else guarded.now + timeout
+            return row.wake_at if row is not None and row.wake_at is not None else guarded.now + awaited.timeout
 
         def write(guarded: Guarded, event: Arrived | None) -> list[StepWrite]:
             until = deadline(guarded)
             settle = functools.partial(
                 self._at.write, branch, wake_at=until, event_type=event_type, commit_id=commit_id
             )
-            if event is not None:
-                return [_received(settle, branch.name, call, event, schema), *self._at.race_writes(branch, commit_id)]
-            if until <= guarded.now:
-                text = f"{_nothing(call)} within {values.duration(call.timeout)}"
-                late = settle(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
-                return [late, *self._at.race_writes(branch, commit_id)]
-            return [] if is_recorded else [settle(StepStatus.WAITING)]
+            if event is None and until > guarded.now:
+                return [] if awaited.is_recorded else [settle(StepStatus.WAITING)]
+            made = awaited.late(settle) if event is None else awaited.arrived(event, settle)
+            return [made, *(self._at.race_writes(branch, commit_id) if made.is_final else ())]
 
         def commit(*, sleeps: bool) -> Committed:
             return self._at.committer.commit_wait(
                 event_type=event_type,
-                topic=call.event_type if call.is_topic else None,
+                topic=awaited.topic,
                 deadline=deadline,
                 write=write,
                 logs=self._at.take_logs(),
@@ -84,14 +120,12 @@ class Waits:
                 sleeps=sleeps,
             )
 
-        # A deploy may have changed the type: send_event finds the wait by the type that is recorded.
-        is_recorded = row is not None and row.wait_event_type == event_type
         wake_at = None if row is None else row.wake_at
         if (wake_at is None or wake_at > self._at.now) and not self._has_event(event_type):
             if sole:
                 self._at.deferred = lambda: commit(sleeps=True)
                 return
-            if is_recorded and wake_at is not None:  # nothing to write; the suspension looks once more, under the lock
+            if awaited.is_recorded and wake_at is not None:  # the suspension looks once more, under the lock
                 branch.wait = OpenWait(wake_at, event_type)
                 return
         committed = self._at.guarded(lambda: commit(sleeps=False))
@@ -100,7 +134,8 @@ class Waits:
             branch.wait = OpenWait(committed.until, event_type)
         self._at.committed(branch, committed)
 
-    def _span(self, branch: Branch, length: timedelta, purpose: Purpose) -> timedelta:
+    def span(self, branch: Branch, length: timedelta, purpose: Purpose) -> timedelta:
+        """How long a step of this branch waits."""
         workflow = self._at.lease.claim.ref.workflow
         return self._at.env.runtime.span(length, purpose=purpose, workflow=workflow, step=branch.name)
 
@@ -120,9 +155,7 @@ def _nothing(call: WaitCall) -> str:
     return f"No event {call.event_type!r} came"
 
 
-def _received(
-    settle: functools.partial[StepWrite], name: str, call: WaitCall, event: Arrived, schema: Codec
-) -> StepWrite:
+def _received(settle: Settle, name: str, call: WaitCall, event: Arrived, schema: Codec) -> StepWrite:
     try:
         schema.decode(event.payload)
     except Misfit as exc:
@@ -133,5 +166,6 @@ def _received(
     return settle(StepStatus.COMPLETED, result=event.as_result)
 
 
-def _until_wake(rows: list[StepRow]) -> list[OpenWait]:
+def until_wake(rows: list[StepRow]) -> list[OpenWait]:
+    """What rows that were recorded as waiting wait for."""
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]

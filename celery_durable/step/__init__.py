@@ -5,18 +5,32 @@ Thin: every verb hands its call to the pass that runs the workflow (`StepHost`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from celery_durable import values
+from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid
 from celery_durable.model import LogLevel, ReceivedEvent
-from celery_durable.step.calls import BodyCall, Defined, SleepCall, StepCall, StepFuture, StepHost, WaitCall
+from celery_durable.step.calls import (
+    BodyCall,
+    ChildCall,
+    Defined,
+    SleepCall,
+    StepCall,
+    StepFuture,
+    StepHost,
+    TaskCall,
+    Typed,
+    WaitCall,
+)
 from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer, allow_to_end
-from celery_durable.values import Duration, StepConfig
+from celery_durable.values import Duration, Retries, StepConfig, duration
 
 __all__ = [
     "BodyCall",
+    "ChildCall",
     "Defined",
     "LogHost",
     "NewEmission",
@@ -29,7 +43,9 @@ __all__ = [
     "StepHost",
     "StepLog",
     "StepTx",
+    "TaskCall",
     "TxBuffer",
+    "Typed",
     "WaitCall",
     "allow_to_end",
 ]
@@ -37,7 +53,11 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
+W = TypeVar("W")
+
 DEFAULT_EVENT_TIMEOUT = "24 hours"
+DEFAULT_TASK_TIMEOUT = "24 hours"
+_SHORTEST_TIMEOUT = timedelta(seconds=1)
 
 
 class Step:
@@ -118,6 +138,69 @@ class Step:
         event: ReceivedEvent[Any] = self._host.call(WaitCall(name, topic, timeout, schema, is_topic=True))
         return event
 
+    def task(
+        self,
+        name: str,
+        signature: Any,
+        *,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+    ) -> Any:
+        """Have a Celery task of yours do this step, on its own queue and worker, and return its result as JSON data.
+
+        ``signature``: ``resize.s(7).set(queue="media")``, a task, or a task's name; no countdown, and no canvas. The
+        workflow hibernates meanwhile, no worker is held. The message leaves once the step is recorded, at least once;
+        the task tells by its id that it is the same. Celery's own retries go on within an attempt.
+
+        ``timeout``: 1 second to 365 days for each attempt; one without an answer, lost with its broker perhaps, has
+        failed then. ``retries``: how often, and how soon, it is sent again when it has failed; by default not at all.
+        Then StepFailed is raised, with the name of the task's error, or StepTimeout. Raises TaskRefused for what
+        cannot be kept, NotSerializable.
+        """
+        return self._host.call(_task_call(name, signature, timeout, retries))
+
+    @overload
+    def child(
+        self,
+        name: str,
+        workflow: Typed[W, T],
+        params: W | None = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> T: ...
+    @overload
+    def child(
+        self,
+        name: str,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Any: ...
+    def child(
+        self,
+        name: str,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Have an instance of another workflow do this step, and return its output; hibernate meanwhile.
+
+        The instance is created in the commit that records the step. ``id``: its id, by default one derived from this
+        run and step. It lives on its own: whatever happens to this run, it goes on, and a restart of this run creates
+        another. ``timeout``: 1 second to 365 days, by default as long as a sleep may be; then StepTimeout is raised,
+        and the child goes on. Raises StepFailed: with the name of the error that ended it; ``ChildTerminated``, when
+        somebody terminated it; ``InstanceAlreadyExists``, when the id is taken; ``WorkflowParamsInvalid``.
+        """
+        return self._host.call(_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+
     @overload
     def submit(
         self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -179,6 +262,52 @@ class Step:
     ) -> StepFuture[Any]:
         """As `wait_for_topic`, but as a branch."""
         return self._host.submit(WaitCall(name, topic, timeout, schema, is_topic=True))
+
+    def submit_task(
+        self,
+        name: str,
+        signature: Any,
+        *,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+    ) -> StepFuture[Any]:
+        """As `task`, but as a branch; it is sent when it is gathered."""
+        return self._host.submit(_task_call(name, signature, timeout, retries))
+
+    @overload
+    def submit_child(
+        self,
+        name: str,
+        workflow: Typed[W, T],
+        params: W | None = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit_child(
+        self,
+        name: str,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> StepFuture[Any]: ...
+    def submit_child(
+        self,
+        name: str,
+        workflow: Defined,
+        params: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> StepFuture[Any]:
+        """As `child`, but as a branch; it is created when it is gathered."""
+        return self._host.submit(_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
 
     @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...
@@ -263,3 +392,25 @@ def _body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
             f"it got {args!r}."
         )
     return BodyCall(name, config, rest[0], tuple(rest[1:]), kwargs)
+
+
+def _task_call(name: str, signature: Any, timeout: Duration, retries: Retries | int | None) -> TaskCall:
+    timeout = duration(timeout, minimum=_SHORTEST_TIMEOUT)
+    return TaskCall(name, signature, StepConfig(retries=retries, timeout=timeout))
+
+
+def _child_call(
+    name: str,
+    workflow: Defined,
+    params: Any,
+    *,
+    id: str | None,  # the public name
+    timeout: Duration | None,
+    labels: Mapping[str, str] | None,
+) -> ChildCall:
+    definition = getattr(workflow, "definition", None)
+    if not isinstance(definition, Definition):
+        raise DefinitionInvalid(
+            f"step.child({name!r}) needs a workflow, and got {workflow!r}: pass what @durable_workflow made."
+        )
+    return ChildCall(name, definition, params, id, timeout, values.labels(labels))

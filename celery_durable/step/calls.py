@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from celery_durable.definitions import Definition
-from celery_durable.model import LogLevel
+from celery_durable.model import LogLevel, WorkflowEvent
 from celery_durable.values import Duration, StepConfig
 
 T_co = TypeVar("T_co", covariant=True)
+P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Defined(Protocol):
@@ -20,6 +21,12 @@ class Defined(Protocol):
 
     @property
     def definition(self) -> Definition: ...
+
+
+class Typed(Defined, Protocol[P_contra, T_co]):
+    """The same where it says what it takes and what it answers with."""
+
+    def __call__(self, event: WorkflowEvent[P_contra], step: Any, /) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,28 @@ class WaitCall:
     is_topic: bool = False
 
 
-StepCall = BodyCall | SleepCall | WaitCall
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A call of `task`: ``signature`` is a Celery Signature, a task, or a task's name."""
+
+    name: str
+    signature: Any
+    config: StepConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCall:
+    """A call of `child`. ``timeout`` None: the longest there is."""
+
+    name: str
+    definition: Definition
+    params: Any
+    instance_id: str | None
+    timeout: Duration | None
+    labels: Mapping[str, str]
+
+
+StepCall = BodyCall | SleepCall | WaitCall | TaskCall | ChildCall
 
 
 class StepHost(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Kind, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.model import Claim, Kind, Parent, Ref, Status, Wake, from_us, span_us, to_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claimed_by": None, "lease_until": None}
@@ -43,7 +43,8 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
 
 def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     i = s.tables.instance.c
-    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at]
+    parent = [i.parent_id, i.parent_run_number, i.parent_step_key]
+    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, *parent]
 
 
 @statement
@@ -119,6 +120,7 @@ def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim:
         created_at=from_us(row.created_at),
         claimed_at=from_us(row.lease_until) - lease,
         run_at=from_us(row.run_at),
+        parent=None if row.parent_id is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key),
     )
 
 

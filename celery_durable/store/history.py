@@ -11,6 +11,8 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     OPEN_STEPS,
+    PRIVATE_TYPES,
+    Child,
     ErrorInfo,
     EventRecord,
     InstanceRow,
@@ -24,7 +26,11 @@ from celery_durable.model import (
     StepRecord,
     StepStatus,
     StepType,
+    child_of,
     from_us,
+    sendable,
+    task_id,
+    task_of,
     topic_of,
 )
 from celery_durable.store import labels
@@ -203,6 +209,14 @@ def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...]
     return tuple(_step(row) for row in rows), None if found is None else _step(found)
 
 
+def answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
+    """How many Celery tasks have done their steps of a run, or failed to."""
+    st = tx.t.step.c
+    is_over = st.status.in_((StepStatus.COMPLETED.value, StepStatus.ERRORED.value))
+    mine = (st.instance_pk == pk, st.run_number == run_number, st.type == StepType.TASK.value)
+    return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
+
+
 def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
     return [sa.null().label("result") if column.name == "result" else column for column in steps.c]
 
@@ -218,20 +232,23 @@ def _step(row: Any) -> StepRecord:
         timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
         next_retry_at=maybe_at(row.next_retry_at),
         wake_at=maybe_at(row.wake_at),
-        wait_event_type=row.wait_event_type if topic_of(row.wait_event_type) is None else None,
+        wait_event_type=sendable(row.wait_event_type),
         wait_topic=topic_of(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_error(row.error_name, row.error_message),
         created_at=maybe_at(row.created_at),
         started_at=maybe_at(row.started_at),
         finished_at=maybe_at(row.finished_at),
+        task=(task := task_of(row.wait_event_type)),
+        task_id=None if task is None else task_id(row.wait_event_type, row.instance_pk, row.run_number),
+        child=None if (child := child_of(row.wait_event_type)) is None else Child(*child),
     )
 
 
 def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
     """The types of a run's events that nobody has consumed, each once; without those that only one wait can have."""
     e = tx.t.event
-    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like("topic:%"))
+    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPES))
     mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
     query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
     return tuple(tx.execute(query).scalars())

@@ -5,7 +5,7 @@ Every change here locks the mutex row first and decides from what it then reads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +15,11 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
+    Child,
     Due,
     InstanceRow,
     Kind,
+    Parent,
     Plan,
     Ref,
     Status,
@@ -81,19 +83,18 @@ def insert(
     commit_id: str,
     plan: Plan = _REPLAY,
     run_at: datetime | None = None,
-    parent: tuple[int, int, str] | None = None,
+    parent: Parent | None = None,
     seed: Seed | None = None,
     retention: timedelta | None = None,
     labelled: Mapping[str, str] | None = None,
 ) -> bool:
     """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
 
-    A taken id leaves the surrounding transaction unhurt. ``parent``: (pk, run, step key) of the step that creates it.
+    A taken id leaves the surrounding transaction unhurt. ``parent``: the step that creates it.
     ``seed``: what the run begins with.
     ``retention``: how long it is kept after its end, None without end. ``labelled``: its labels.
     May be done again after a commit in doubt: what this ``commit_id`` has created is not taken.
     """
-    parent_pk, parent_run, parent_key = parent or (None, None, None)
     pk = tx.run(
         _insert,
         workflow=workflow,
@@ -103,9 +104,9 @@ def insert(
         run_us=None if run_at is None else to_us(run_at),
         grace_us=span_us(grace) if run_at is None else 0,
         queue=queue,
-        parent_pk=parent_pk,
-        parent_run=parent_run,
-        parent_key=parent_key,
+        parent_pk=None if parent is None else parent.pk,
+        parent_run=None if parent is None else parent.run_number,
+        parent_key=None if parent is None else parent.step_key,
         retention_us=None if retention is None else span_us(retention),
     ).scalar()
     if pk is None:
@@ -153,6 +154,24 @@ def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     """Read an instance's row without locking it; raises InstanceNotFound."""
     return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
+    """How these stand; without those that are not there."""
+    i = tx.t.instance.c
+    wanted = sa.tuple_(i.workflow, i.instance_id).in_([(each.workflow, each.instance_id) for each in children])
+    rows = tx.execute(sa.select(i.workflow, i.instance_id, i.status).where(wanted)) if children else ()
+    return {Child(row.workflow, row.instance_id): Status(row.status) for row in rows}
+
+
+def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
+    """The step that created an instance, which never changes; None for what no step created, or is not there."""
+    i = tx.t.instance.c
+    query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key).where(
+        i.workflow == workflow, i.instance_id == instance_id, i.parent_id.is_not(None)
+    )
+    row = tx.execute(query).first()
+    return None if row is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key)
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:

@@ -216,6 +216,12 @@ def count_given_up(tx: Tx) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.poll_at.is_(None))).scalar_one())
 
 
+def present(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
+    """Which of these have not been sent yet."""
+    o = tx.t.outbox.c
+    return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
+
+
 def lock(tx: Tx, ids: Sequence[str]) -> list[Letter]:
     """Those of these that are there, locked; after any commit in doubt was decided."""
     o = tx.t.outbox.c

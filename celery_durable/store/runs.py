@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.lineage import Failure, Lineage
-from celery_durable.model import TOPIC_TYPES, InstanceRow, Origin, Plan, StepRow, StepStatus, StepType, from_us
+from celery_durable.model import PRIVATE_TYPES, InstanceRow, Origin, Plan, StepRow, StepStatus, StepType, from_us
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import step_of
 
@@ -141,8 +141,8 @@ def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
     values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
     for name in ("delivered_at", "consumed_by_step_key"):
         values[name] = sa.case((is_kept, e.c[name]))
-    # What was emitted to a wait of that run is not for one that a new run opens.
-    source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(TOPIC_TYPES)))
+    # What was emitted or answered to a wait of that run is not for one that a new run opens.
+    source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES)))
     tx.execute(sa.insert(e).from_select(list(values), source))
 
 

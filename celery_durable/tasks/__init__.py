@@ -1,19 +1,21 @@
-"""Celery's side: the tasks `advance`, `sweep` and `deliver`, and how an app is made to carry them."""
+"""Celery's side: the tasks `advance`, `sweep`, `deliver` and of answers, and how an app is made to carry them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from celery import Celery
+from celery.exceptions import Reject
 from kombu import Exchange, Queue
 
 from celery_durable.model import Ref
 from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
+from celery_durable.tasks.answers import MALFORMED, Answers, error_of
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Deliveries
 from celery_durable.tasks.pulse import SweepTaskHeart
@@ -23,6 +25,8 @@ logger = logging.getLogger("celery_durable.tasks")
 ADVANCE = "celery_durable.advance"
 SWEEP = "celery_durable.sweep"
 DELIVER = "celery_durable.deliver"
+TASK_DONE = "celery_durable.task_done"
+TASK_FAILED = "celery_durable.task_failed"
 _SWEEP_SECONDS = 5
 _ONE_DAY = 86_400
 
@@ -46,14 +50,26 @@ _OPTIONS: dict[str, Any] = {
     "annotate": classmethod(lambda _: None),  # what Celery calls to apply task_annotations
 }
 
+# An answer is in no database yet: its message is kept until it is.
+_ANSWERING = _OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
 
-def install_tasks(
-    app: Celery,
-    runner: Callable[[], Runner],
-    sweeper: Callable[[], Sweeper],
-    heart: Callable[[], SweepTaskHeart],
-    deliveries: Callable[[], Deliveries],
-) -> None:
+
+class Parts(Protocol):
+    """What the tasks work with, made when the first of them runs."""
+
+    @property
+    def runner(self) -> Runner: ...
+    @property
+    def sweeper(self) -> Sweeper: ...
+    @property
+    def sweep_heart(self) -> SweepTaskHeart: ...
+    @property
+    def deliveries(self) -> Deliveries: ...
+    @property
+    def answers(self) -> Answers: ...
+
+
+def install_tasks(app: Celery, parts: Parts) -> None:
     """Register our tasks with one app (shared=False: not with every app of the process).
 
     What global settings, annotations for ``*`` or the app's own task class would otherwise fill in is explicit.
@@ -63,22 +79,54 @@ def install_tasks(
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
         """Advance one run of a durable workflow; the message is only a hint (LAW 1)."""
         if not (isinstance(workflow, str) and isinstance(instance_id, str) and isinstance(run_number, int)):
-            return "noop: malformed message"
+            return MALFORMED
         ref = Ref(workflow, instance_id, run_number)
-        return runner().advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
+        return parts.runner.advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
         """Publish due work: the fallback for beats that host no dispatcher thread."""
-        published = sweeper().sweep()
-        sweeper().tidy()
-        heart().beat(str(self.request.hostname))
+        published = parts.sweeper.sweep()
+        parts.sweeper.tidy()
+        parts.sweep_heart.beat(str(self.request.hostname))
         return f"{published} published"
 
     @app.task(name=DELIVER, **_OPTIONS)
     def deliver(id_: Any) -> str:
         """Hand an outbound event to its handler; the message is only a hint."""
-        return deliveries().deliver(id_) if isinstance(id_, str) else "noop: malformed message"
+        return parts.deliveries.deliver(id_) if isinstance(id_, str) else MALFORMED
+
+    @app.task(name=TASK_DONE, bind=True, **_ANSWERING)
+    def task_done(self: Any, result: Any, *asked: Any) -> str:
+        """Hand the result of a task to the step that had it sent."""
+        return _kept(self, parts.answers, lambda taking: taking.done(result, asked))
+
+    @app.task(name=TASK_FAILED, **_ANSWERING)
+    def task_failed(source: Any, *rest: Any) -> str:
+        """Hand the error of a task to the step that had it sent.
+
+        Called by Celery where the task failed, with its request: then it sends itself as a message, with the error.
+        """
+        task = app.tasks[TASK_FAILED]
+        if isinstance(source, Mapping):
+            return _kept(task, parts.answers, lambda taking: taking.failed(source, rest))
+        error, asked = error_of(source, rest)
+        if isinstance(source, str):
+            return _kept(task, parts.answers, lambda taking: taking.failed(error, asked))
+        task.apply_async((error, *asked), queue=parts.answers.queue)
+        return "sent"
+
+
+def _kept(task: Any, answers: Answers, take: Callable[[Answers], str]) -> str:
+    """Take an answer; while that cannot be done its message goes back to the broker."""
+    try:
+        return take(answers)
+    except Exception as exc:
+        if task.request.is_eager:
+            raise
+        logger.warning("An answer could not be taken, its message goes back to the broker: %s", exc)
+        answers.rest()
+        raise Reject(exc, requeue=True) from exc
 
 
 def claimant(task_id: str | None, node: str | None) -> str:

@@ -12,7 +12,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from celery import Celery
@@ -35,11 +35,23 @@ _FAIL_FAST: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 0}}
 
 
 class Publisher:
-    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send."""
+    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send.
 
-    def __init__(self, app: Celery, task: str, runtime: Runtime, *, deliver: str, queue: Callable[[], str]) -> None:
+    ``answers``: the tasks that are called with the result and with the error of a task that a step waits for.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        task: str,
+        runtime: Runtime,
+        *,
+        deliver: str,
+        answers: tuple[str, str],
+        queue: Callable[[], str],
+    ) -> None:
         self._app, self._task, self._runtime = app, task, runtime
-        self._deliver, self._queue = deliver, queue
+        self._deliver, self._answers, self._queue = deliver, answers, queue
         self._rest_until = 0.0
         self._eager = threading.local()
         self.failures = 0
@@ -160,12 +172,21 @@ class Publisher:
             )
             return
         body = letter.content
-        options = {**body["options"], "task_id": letter.id, "producer": producer, **_FAIL_FAST}
+        options = {**body["options"], **self._callbacks(body), "task_id": letter.id, "producer": producer, **_FAIL_FAST}
         task = self._app.tasks.get(letter.name)
         if task is None:  # of another application, or another module
             self._app.send_task(letter.name, args=body["args"], kwargs=body["kwargs"], **options)
         else:  # with the options of its definition
             task.apply_async(body["args"], body["kwargs"], **options)
+
+    def _callbacks(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What a worker, also of another application, calls when the task has ended, if anybody wants to know."""
+        asked = body.get("answers")
+        if asked is None:
+            return {}
+        options = {"queue": self._queue(), "serializer": "json", "priority": 0, "ignore_result": True}
+        done, failed = (self._app.signature(name, args=tuple(asked), options=options) for name in self._answers)
+        return {"link": done, "link_error": failed}
 
     def run_eagerly(self, dues: Sequence[Due]) -> None:
         """As `publish`, without broker and worker: what is due runs here."""
@@ -197,11 +218,15 @@ class Publisher:
             self._app.tasks[self._deliver].apply(args=(letter.id,))
             return
         body = letter.content
+        callbacks = self._callbacks(body)
         if letter.name not in self._app.tasks:
-            logger.error("Task %r is not known to this process, which runs its tasks itself", letter.name)
+            text = f"Task {letter.name!r} is not known to this process, which runs its tasks itself"
+            logger.error(text)
+            if callbacks:
+                self._app.tasks[self._answers[1]].apply(({"name": "NotRegistered", "message": text}, *body["answers"]))
             return
         # Its failure is its own: the step that sent it is recorded.
-        self._app.tasks[letter.name].apply(body["args"], body["kwargs"], task_id=letter.id, throw=False)
+        self._app.tasks[letter.name].apply(body["args"], body["kwargs"], task_id=letter.id, throw=False, **callbacks)
 
 
 def _messages(count: int) -> str:

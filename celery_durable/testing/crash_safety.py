@@ -302,7 +302,7 @@ class _Course:
         for _ in range(_MOST_TURNS):
             if self._harness.messages:
                 self._deliver()
-            elif not self._send():
+            elif not (self._send() or self._harness.tasks.answer()):
                 due_at = self._harness.next_due()
                 if due_at is None:
                     return

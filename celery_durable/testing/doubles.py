@@ -119,6 +119,8 @@ class Doubles:
     ) -> Double:
         """Have a step's body return ``value`` without being called; None, 0 and "" are values like all others.
 
+        Of a step that a Celery task does: have the task answer so. A task whose step has no double never answers.
+
         ``step``: its name; of steps with ``repeat=True`` all occurrences. ``times``: for so many attempts only.
         """
         return self._add(Double(step, times=times, workflow=workflow, act=lambda *_: value))
@@ -220,7 +222,9 @@ class Doubles:
         for gate in self.gates:
             if gate.step == attempt.step and gate.workflow in (None, attempt.workflow) and not gate.is_open:
                 gate.stop()
-        for double in self._bodies:
-            if double.serves(attempt.workflow, attempt.step):
-                return double.use(body, die)
-        return body()
+        double = self.of_step(attempt.workflow, attempt.step)
+        return body() if double is None else double.use(body, die)
+
+    def of_step(self, workflow: str, step: str) -> Double | None:
+        """What stands in for a step now."""
+        return next((double for double in self._bodies if double.serves(workflow, step)), None)

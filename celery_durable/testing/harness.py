@@ -38,6 +38,7 @@ from celery_durable.testing.lanes import Lane
 from celery_durable.testing.messages import Messages
 from celery_durable.testing.process import Process, RunnerProcess
 from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
+from celery_durable.testing.tasks import SentTasks
 from celery_durable.values import Duration, Retries
 
 P = TypeVar("P")
@@ -77,6 +78,8 @@ class DurableHarness(Doubles):
         self.outbox: list[Outgoing] = []
         """The tasks and outbound events that steps have sent, oldest first; none of the tasks is run."""
         self._undelivered: list[str] = []
+        self.tasks = SentTasks(lambda: self.durable.operations, self, self.settings.limits)
+        """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
         self._runners: list[RunnerProcess] = []
         self._answered: set[tuple[Ref, str, datetime | None]] = set()
@@ -181,6 +184,7 @@ class DurableHarness(Doubles):
             return self.durable.deliveries.deliver(self._undelivered.pop(0))
         if not self.messages:
             self._answer_waits()
+            self.tasks.answer()
         if self.messages:
             return self.deliver(self.messages.pop(0))
         published = self._sweeper.sweep()
@@ -288,6 +292,9 @@ class DurableHarness(Doubles):
 
     def _send(self, letters: Sequence[Outgoing]) -> Unsent:
         self.outbox.extend(letters)
+        for letter in letters:
+            if letter.kind is OutboxKind.TASK:
+                self.tasks.sent(letter)
         events = [letter for letter in letters if letter.kind is OutboxKind.EVENT]
         self._undelivered += [letter.id for letter in events if letter.name in self.durable.handlers]
         if others := [letter.id for letter in events if letter.name not in self.durable.handlers]:

@@ -82,5 +82,9 @@ def _described(step: StepRecord) -> str:
         what += f" for event {step.wait_event_type!r}"
     if step.wait_topic is not None:
         what += f" for topic {step.wait_topic!r}"
+    if step.task is not None and step.next_retry_at is None:
+        what += f" for Celery task {step.task!r}"
+    if step.child is not None:
+        what += f" for instance {step.child.instance_id!r} of workflow {step.child.workflow!r}"
     until = step.next_retry_at or step.wake_at
     return what if until is None else f"{what} until {until:%Y-%m-%d %H:%M:%S} UTC"

@@ -4,6 +4,7 @@ A value is refused with an error that names it and the remedy; payloads are name
 (``$.items[3].when``), never by content.
 """
 
+from celery_durable.values.answers import answer_of, answer_of_error, answer_of_termination
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
@@ -36,6 +37,9 @@ __all__ = [
     "Retries",
     "StepConfig",
     "StepPolicy",
+    "answer_of",
+    "answer_of_error",
+    "answer_of_termination",
     "aware",
     "duration",
     "encode",

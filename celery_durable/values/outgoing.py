@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_durable.errors import TaskRefused
@@ -20,11 +20,18 @@ _CANVAS = ("chain", "group", "chord")
 
 
 def outgoing_task(
-    what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, id_: str, limits: PayloadLimits
+    what: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    id_: str,
+    limits: PayloadLimits,
+    answers: Sequence[Any] = (),
 ) -> Outgoing:
     """A task to send: a Celery Signature, or a task or its name with ``args`` and ``kwargs``.
 
-    Raises TaskRefused for what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
+    ``answers``: where what became of it is to be told, as `Answers` reads it; nothing: nowhere. Raises TaskRefused for
+    what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
     """
     options: Mapping[str, Any] = {}
     if isinstance(what, Mapping) and "task" in what:  # a Signature is a dict
@@ -47,6 +54,8 @@ def outgoing_task(
         if option not in _KEPT:
             raise TaskRefused(name, f"option {option!r} cannot be kept. These can: {', '.join(sorted(_KEPT))}")
     body = {"args": list(args), "kwargs": dict(kwargs), "options": dict(options)}
+    if answers:
+        body["answers"] = list(answers)
     return Outgoing(id_, OutboxKind.TASK, name, encode(body, what=f"Task {name!r}", limits=limits))
 
 

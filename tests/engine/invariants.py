@@ -44,7 +44,8 @@ QUERIES = {
         SELECT e.instance_pk, e.seq, e.consumed_by_step_key FROM workflow_event e LEFT JOIN workflow_step s
           ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
         WHERE e.consumed_by_step_key IS NOT NULL
-          AND (s.step_key IS NULL OR s.type NOT IN ('waitForEvent', 'linear'))
+          AND (s.step_key IS NULL OR s.type NOT IN ('waitForEvent', 'linear', 'task', 'child'))
+           OR s.type IN ('task', 'child') AND e.created_at > s.wake_at
            OR s.type = 'waitForEvent' AND (e.created_at > s.wake_at
                OR NOT (s.status = 'completed' OR s.status = 'errored' AND s.error_name = 'EventPayloadInvalid'))""",
     "I5b delivered and consumed are one thing": """
@@ -57,6 +58,17 @@ QUERIES = {
         GROUP BY s.instance_pk, s.run_number, s.step_key, s.status, s.error_name
         HAVING count(e.seq) <> CASE WHEN s.status = 'completed' OR s.status = 'errored'
                                          AND s.error_name = 'EventPayloadInvalid' THEN 1 ELSE 0 END""",
+    "I5h what others did was answered, once": """
+        SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s LEFT JOIN workflow_event e
+          ON e.instance_pk = s.instance_pk AND e.run_number = s.run_number AND e.consumed_by_step_key = s.step_key
+            AND e.type = s.wait_event_type
+        WHERE s.type IN ('task', 'child') AND s.status = 'completed'
+        GROUP BY s.instance_pk, s.run_number, s.step_key HAVING count(e.seq) <> 1""",
+    "I5i an answer is for the step that waits for it": """
+        SELECT e.instance_pk, e.run_number, e.type FROM workflow_event e LEFT JOIN workflow_step s
+          ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
+        WHERE e.type LIKE 'child:%' AND s.wait_event_type <> e.type
+           OR e.type LIKE 'task:%' AND s.type <> 'task'""",
     "I6 whatever can go on is looked after": f"""
         SELECT i.instance_id, i.status, i.run_at, i.poll_at FROM workflow_instance i
         WHERE {_LIVE} AND (i.run_at IS NULL OR i.poll_at IS NULL)

@@ -415,7 +415,7 @@ MUTANTS = (
     ),
     _m(
         "a rewind takes along what was emitted to waits that it opens anew",
-        ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(TOPIC_TYPES))", ""),
+        ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))", ""),
         caught_by="tests/engine/test_topics.py::test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew[sqlite]",
     ),
     # --- the outbox -----------------------------------------------------------------------------

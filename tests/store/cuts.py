@@ -28,16 +28,21 @@ def kill(store: Store, session: int) -> None:
 
 
 @contextmanager
-def cut_commit(store: Store, *, when: str, then: Callable[[], object] = lambda: None) -> Iterator[list[str]]:
-    """Kill the connection of the next transaction that commits, ``when`` before or after the server did it.
+def cut_commit(
+    store: Store, *, when: str, then: Callable[[], object] = lambda: None, nth: int = 1
+) -> Iterator[list[str]]:
+    """Kill the connection of the next transaction to commit, or the ``nth``, ``when`` before or after the server does.
 
     ``then``: what others do before anybody asks what has become of it.
     """
     cuts: list[str] = []
+    spared = nth - 1
     do_commit = store.engine.dialect.do_commit
 
     def commit(dbapi_connection: Any) -> None:
-        if cuts:
+        nonlocal spared
+        spared -= 1
+        if cuts or spared >= 0:
             do_commit(dbapi_connection)
             return
         cuts.append(when)

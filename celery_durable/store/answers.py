@@ -1,0 +1,94 @@
+"""Answers: what others who do a step tell it, as an event that this step alone waits for.
+
+A child's answer is written in the transaction that ends the child. Its parent was there before it, so its row has the
+lower key, and is locked first: all locks are taken in ascending order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import InstanceNotFound
+from celery_durable.model import Due, InstanceRow, Parent, StepStatus, StepType, Wake
+from celery_durable.store import instances
+from celery_durable.store.engine import Store, Tx, param, statement
+
+
+@statement
+def _waiting_parent(s: Store) -> Any:
+    i, st = s.tables.instance.c, s.tables.step.c
+    return (
+        sa.select(i.workflow, i.instance_id, st.wait_event_type)
+        .join_from(s.tables.instance, s.tables.step, sa.and_(st.instance_pk == i.id, st.run_number == i.run_number))
+        .where(
+            i.id == param("pk"),
+            i.run_number == param("run"),
+            st.step_key == param("key"),
+            st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
+            st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        )
+    )
+
+
+def waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
+    """Key, workflow and id of the instance whose step waits for this child's end; none where none does, or ever will.
+
+    A step begins to wait in the commit that creates the child, and does so no more once it has ended.
+    """
+    row = None if parent is None else _step_of(tx, parent)
+    return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
+
+
+def _step_of(tx: Tx, parent: Parent) -> Any:
+    return tx.run(_waiting_parent, pk=parent.pk, run=parent.run_number, key=parent.step_key).first()
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A locked instance, and the event type by which its step waits for an answer."""
+
+    row: InstanceRow
+    event_type: str
+
+
+def lock_parent(tx: Tx, parent: Parent | None) -> Asker | None:
+    """Lock the instance whose step waits for this child's end, before the child itself; None where none does."""
+    for _, workflow, instance_id in waiting_parent(tx, parent):
+        assert parent is not None
+        try:
+            row = instances.lock(tx, workflow, instance_id)
+        except InstanceNotFound:  # it has ended, and was deleted, since we looked
+            return None
+        step = _step_of(tx, parent)
+        return None if step is None else Asker(row, step.wait_event_type)
+    return None
+
+
+@statement
+def _is_asked(s: Store) -> Any:
+    st, e = s.tables.step.c, s.tables.event.c
+    given = sa.exists().where(
+        e.instance_pk == st.instance_pk, e.run_number == st.run_number, e.type == st.wait_event_type
+    )
+    return sa.select(st.step_key).where(
+        st.instance_pk == param("pk"),
+        st.run_number == param("run"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.wait_event_type == param("type"),
+        ~given,
+    )
+
+
+def answer(tx: Tx, asker: Asker, *, payload: str, event_id: str, grace: timedelta) -> list[Due] | None:
+    """Hand an answer to a locked instance; None where it has moved on, or has one. Answers with whom it wakes."""
+    row = asker.row
+    is_asked = tx.run(_is_asked, pk=row.pk, run=row.run_number, type=asker.event_type).first() is not None
+    if row.status.is_terminal or not is_asked:
+        return None
+    instances.insert_event(tx, row, type_=asker.event_type, payload=payload, event_id=event_id)
+    is_awaited = instances.is_awaited(tx, row, asker.event_type)
+    return [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if is_awaited else []

@@ -1,0 +1,61 @@
+"""The Celery tasks that steps of a harness wait for, answered by the doubles of their steps; none of them is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_durable import values
+from celery_durable.errors import StepInterrupted
+from celery_durable.model import Outgoing, Ref
+from celery_durable.operations import Operations
+from celery_durable.testing.doubles import Doubles
+from celery_durable.testing.errors import HarnessMisuse
+from celery_durable.values import PayloadLimits
+
+
+class SentTasks:
+    """What is out. A task whose step has no double never answers: its step times out."""
+
+    def __init__(self, operations: Callable[[], Operations], doubles: Doubles, limits: PayloadLimits) -> None:
+        self._operations, self._doubles, self._limits = operations, doubles, limits
+        self._out: dict[str, Outgoing] = {}
+        self._known: set[str] = set()
+
+    def sent(self, letter: Outgoing) -> None:
+        """A task has left; it may do so again under its id."""
+        if letter.id not in self._known and "answers" in letter.content:
+            self._known.add(letter.id)
+            self._out[letter.id] = letter
+
+    def answer(self) -> bool:
+        """Have the first answer whose step has a double; False where there is none."""
+        for letter in list(self._out.values()):
+            workflow, instance_id, run_number, event_type = letter.content["answers"]
+            steps = self._operations().history(workflow, instance_id, run=run_number).steps
+            step = next((each for each in steps if each.task_id == letter.id), None)
+            double = None if step is None else self._doubles.of_step(workflow, step.name)
+            if step is not None and double is None:
+                continue
+            del self._out[letter.id]
+            if step is None or double is None:  # it was sent anew meanwhile
+                continue
+            try:
+                result = double.use(_no_body, _no_runner)
+                payload = values.answer_of(values.encode(result, what=f"Double of {step.name!r}", limits=self._limits))
+            except StepInterrupted:  # as if it had been lost: its step times out
+                continue
+            except HarnessMisuse:
+                raise
+            except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
+                payload = values.answer_of_error(type(exc).__name__, str(exc))
+            self._operations().answer(Ref(workflow, instance_id, run_number), event_type, payload)
+            return True
+        return False
+
+
+def _no_body() -> None:
+    """What a double may call before it acts: here somebody else's task is doubled."""
+
+
+def _no_runner() -> None:
+    raise HarnessMisuse("A Celery task does this step: no runner is in it that could be killed.")

@@ -1,0 +1,277 @@
+"""Celery tasks as steps: sent with the commit, answered once, tried again when lost; the workflow hibernates."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+
+from celery_durable import Retries, Step, StepFailed, WorkflowEvent, values
+from celery_durable.errors import NonRetryableError, TaskRefused
+from celery_durable.model import Outgoing, Ref
+from tests.engine.world import World, on_one_database
+from tests.store.cuts import cut_commit
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+
+app = Celery("media", set_as_current=False)
+
+
+@app.task(name="media.resize")
+def resize(width: int, *, crop: bool = False) -> dict[str, int]:
+    """Never run here."""
+
+
+def answer(world: World, letter: Outgoing, output: Any = None, *, error: Exception | None = None) -> bool:
+    """What comes back from the worker that did it."""
+    *ref, event_type = letter.content["answers"]
+    if error is None:
+        payload = values.answer_of(values.encode(output, what="Result", limits=world.settings.limits))
+    else:
+        payload = values.answer_of_error(type(error).__name__, str(error))
+    return world.operations.answer(Ref(*ref), event_type, payload)
+
+
+@pytest.fixture
+def media(world: World) -> Any:
+    """A workflow with one task, which is sent twice at most; it tells what came of it."""
+
+    @world.workflow
+    def media(event: WorkflowEvent[int], step: Step) -> Any:
+        try:
+            retries = Retries(limit=1, delay=30)
+            return step.task("thumb", resize.s(event.payload, crop=True), timeout="1 hour", retries=retries)
+        except StepFailed as exc:
+            return [type(exc).__name__, exc.error_name, exc.error_message, exc.attempts]
+
+    return media
+
+
+@everywhere
+def test_a_task_does_a_step(world: World, media) -> None:
+    instance = media.run(300)
+    (letter,) = world.sent
+    assert (letter.name, letter.content["args"], letter.content["kwargs"]) == ("media.resize", [300], {"crop": True})
+    step = instance.step("thumb")
+    assert (instance.status, step.type, step.status, step.task, step.task_id, step.attempts, step.max_attempts) == (
+        "waiting", "task", "waiting", "media.resize", letter.id, 1, 2,
+    )  # fmt: skip
+    assert (step.wait_event_type, step.wake_at, step.timeout) == (
+        None, world.now + timedelta(hours=1), timedelta(hours=1),
+    )  # fmt: skip
+    world.advance(60)
+    assert answer(world, letter, {"width": 300})
+    world.run_until_idle()
+    assert instance.output == {"width": 300}
+    step = instance.step("thumb")
+    assert (step.status, step.result, step.task_id) == ("completed", {"width": 300}, letter.id)
+    assert len(world.sent) == 1
+
+
+@everywhere
+def test_an_answer_counts_once(world: World, media) -> None:
+    instance = media.run(300)
+    (letter,) = world.sent
+    assert answer(world, letter, 1)
+    assert not answer(world, letter, 2)
+    world.run_until_idle()
+    assert not answer(world, letter, error=KeyError("late"))
+    assert instance.output == 1
+
+
+@everywhere
+def test_what_failed_is_sent_again_under_a_new_id(world: World, media) -> None:
+    instance = media.run(300)
+    answer(world, world.sent[0], error=OSError("disk full"))
+    world.run_until_idle()
+    step = instance.step("thumb")
+    assert (step.status, step.attempts, step.next_retry_at) == ("waiting", 1, world.now + timedelta(seconds=30))
+    assert (step.error.name, step.error.message, step.task_id) == ("OSError", "disk full", None)
+    assert len(world.sent) == 1
+    world.run_after(30)
+    first, second = world.sent
+    assert (first.id != second.id, instance.step("thumb").task_id) == (True, second.id)
+    assert not answer(world, first, "of the first attempt, which has failed")
+    answer(world, second, "done")
+    world.run_until_idle()
+    assert (instance.output, instance.step("thumb").attempts) == ("done", 2)
+
+
+def test_what_fails_for_good_is_told_by_its_own_name(world: World, media) -> None:
+    instance = media.run(300)
+    for nth in range(2):
+        answer(world, world.sent[nth], error=OSError(f"disk {nth} full"))
+        world.run_until_idle()
+        world.run_after(30)
+    assert instance.output == ["StepFailed", "OSError", "disk 1 full", 2]
+    assert instance.step("thumb").status == "errored"
+
+
+def test_what_need_not_be_tried_again_is_not(world: World, media) -> None:
+    instance = media.run(300)
+    answer(world, world.sent[0], error=NonRetryableError("no such picture"))
+    world.run_until_idle()
+    assert instance.output == ["StepFailed", "NonRetryableError", "no such picture", 1]
+
+
+@everywhere
+def test_a_task_that_got_lost_is_sent_again_when_its_time_is_over(world: World, media) -> None:
+    instance = media.run(300)
+    world.run_after(3600)
+    assert instance.step("thumb").error.name == "StepTimeout"
+    world.run_after(30)
+    assert len(world.sent) == 2
+    world.run_after(3600)
+    assert instance.output == [
+        "StepTimeout", "StepTimeout", "Celery task 'media.resize' did not answer within 1:00:00", 2,
+    ]  # fmt: skip
+    assert not answer(world, world.sent[1], "too late")
+
+
+@everywhere
+def test_the_message_leaves_also_when_the_broker_was_away(world: World, media) -> None:
+    world.is_broker_away = True
+    instance = media.run(300)
+    assert (world.sent, instance.status) == ([], "waiting")
+    world.is_broker_away = False
+    world.run_after(60)
+    assert [letter.id for letter in world.sent] == [instance.step("thumb").task_id]
+
+
+@everywhere
+def test_tasks_side_by_side(world: World) -> None:
+    @world.workflow
+    def album(event: WorkflowEvent, step: Step) -> Any:
+        futures = [step.submit_task(f"page {n}", resize.s(n)) for n in range(4)]
+        got = step.gather(*futures, step.submit("note", lambda: "noted"), return_exceptions=True)
+        return [str(each) if isinstance(each, Exception) else each for each in got]
+
+    instance = album.run()
+    assert [letter.content["args"] for letter in world.sent] == [[0], [1], [2], [3]]
+    for nth in (2, 0):
+        answer(world, world.sent[nth], nth * 10)
+        world.run_until_idle()
+    assert instance.statuses() == {
+        "page 0": "completed", "page 1": "waiting", "page 2": "completed", "page 3": "waiting", "note": "completed",
+    }  # fmt: skip
+    answer(world, world.sent[1], error=KeyError("no page"))
+    answer(world, world.sent[3], 30)
+    world.run_until_idle()
+    first, failed, *rest = instance.output
+    assert (first, rest, len(world.sent)) == (0, [20, 30, "noted"], 4)
+    assert "KeyError" in failed
+
+
+@everywhere
+def test_a_task_that_loses_a_race_is_not_waited_for(world: World) -> None:
+    @world.workflow
+    def media(event: WorkflowEvent, step: Step) -> Any:
+        return step.first("sooner", step.submit_task("thumb", resize.s(1)), step.submit_sleep("nap", 60))
+
+    instance = media.run()
+    world.run_after(60)
+    assert (instance.output, instance.statuses()) == (
+        None,
+        {"thumb": "cancelled", "nap": "completed", "sooner": "completed"},
+    )
+    assert not answer(world, world.sent[0], 1)
+
+
+@on_one_database
+def test_a_restart_sends_it_anew_and_takes_no_answer_to_the_old(world: World, media) -> None:
+    instance = media.run(300)
+    world.restart(instance)
+    world.run_until_idle()
+    old, new = world.sent
+    assert (old.id != new.id, answer(world, old, "old")) == (True, False)
+    answer(world, new, "new")
+    world.run_until_idle()
+    assert instance.output == "new"
+
+
+@everywhere
+def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: World) -> None:
+    @world.workflow
+    def media(event: WorkflowEvent, step: Step) -> Any:
+        return [step.task("a", resize.s(1)), step.task("b", resize.s(2))]
+
+    instance = media.run()
+    answer(world, world.sent[0], "first")
+    world.run_until_idle()
+    answer(world, world.sent[1], "of the run before")  # there, but not yet taken when the run is replaced
+    world.messages.clear()
+    world.operations.restart(instance.workflow, instance.id, from_step="b")
+    world.run_until_idle()
+    assert instance.status == "waiting"
+    assert [letter.content["args"] for letter in world.sent] == [[1], [2], [2]]
+    answer(world, world.sent[2], "second")
+    world.run_until_idle()
+    assert instance.output == ["first", "second"]
+
+
+@on_one_database
+def test_people_may_settle_a_task_step(world: World, media) -> None:
+    instance = media.run(300)
+    world.exempt["I5h"] = "a step that was settled by hand had no answer"
+    world.operations.set_result("media", instance.id, "thumb", {"width": 1}, by="ops")
+    world.run_until_idle()
+    assert instance.output == {"width": 1}
+    assert not answer(world, world.sent[0], {"width": 300})
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("signature", "said"),
+    [
+        (resize.s(1).set(countdown=60), "countdown would have the broker hold it"),
+        (chain(resize.s(1), resize.s(2)), "a canvas is many messages"),
+        (7, "pass a signature, a task, or a task's name"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(world: World, signature: Any, said: str) -> None:
+    @world.workflow
+    def media(event: WorkflowEvent, step: Step) -> Any:
+        try:
+            return step.task("thumb", signature)
+        except TaskRefused as exc:
+            return str(exc)
+
+    assert said in media.run().output
+    assert world.sent == []
+
+
+@everywhere
+@pytest.mark.parametrize("place", ["before-commit", "after-commit"])
+def test_a_runner_that_dies_at_the_commit_sends_it_once(world: World, media, place: str) -> None:
+    instance = media.create(300)
+    world.worker.runtime.crash_at = place if place == "before-commit" else 3
+    world.tick()
+    world.run_after(60)
+    assert len({letter.id for letter in world.sent}) == 1
+    answer(world, world.sent[0], "done")
+    world.run_until_idle()
+    assert instance.output == "done"
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_answer_whose_commit_is_in_doubt_is_taken_once(world: World, media, when: str) -> None:
+    instance = media.run(300)
+    with cut_commit(world.store, when=when) as cut:
+        answer(world, world.sent[0], "done")
+    assert cut == [when]
+    world.run_after(60)
+    assert (instance.output, len(instance.events())) == ("done", 1)
+
+
+def test_a_pause_keeps_the_answer(world: World, media) -> None:
+    instance = media.run(300)
+    instance.pause()
+    answer(world, world.sent[0], "done")
+    world.run_until_idle()
+    assert instance.status == "paused"
+    instance.resume()
+    world.run_until_idle()
+    assert instance.output == "done"
