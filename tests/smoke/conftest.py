@@ -64,9 +64,15 @@ def broker_url(broker: str, site_name: str, sites: list[Site]) -> Iterator[str]:
 
 def _remove_from_rabbitmq(url: str, name: str) -> None:
     with Connection(url) as connection:
-        for queue in (f"celery-{name}", f"durable-{name}"):
+        for queue in (f"celery-{name}", f"durable-{name}", f"foreign-{name}"):
             connection.channel().queue_delete(queue)
-        for exchange in (f"celery-{name}", f"durable-{name}", f"events-{name}", f"control-{name}.pidbox"):
+        for exchange in (
+            f"celery-{name}",
+            f"durable-{name}",
+            f"foreign-{name}",
+            f"events-{name}",
+            f"control-{name}.pidbox",
+        ):
             connection.channel().exchange_delete(exchange)
         connection.channel().exchange_delete(f"reply.control-{name}.pidbox")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from celery import Celery
+from celery import Celery, signature
 
-from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.runtime import Runtime
 
 _metadata = sa.MetaData()
@@ -97,8 +97,11 @@ def build(config: Config) -> Celery:
     )
     durable = Durable(app, runtime=Treacherous(config))
     traces = Traces(config)
-    for flow in (lifecycle, chain, nap, sprint):
-        durable.workflow(name=flow.__name__)(_with(flow, traces))
+    app.task(name="media.double")(_double)
+    app.task(name="media.fail")(_fail)
+    app.task(name="media.die")(_die)
+    for flow in (lifecycle, chain, nap, sprint, errands, errand):
+        traces.errand = durable.workflow(name=flow.__name__)(_with(flow, traces))
     return app
 
 
@@ -153,8 +156,44 @@ def sprint(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     return [first, step.do("plain 1", traces.plain, *here, 1)]
 
 
+def errands(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """Celery tasks in turn, by name, each with its queue (None: the application's own), and two children."""
+    got = {}
+    for name, queue in event.payload["tasks"].items():
+        try:
+            task = (
+                signature(f"media.{name}", args=(21,)).set(queue=queue) if queue else signature(f"media.{name}", (21,))
+            )
+            got[name] = step.task(name, task, timeout="60 seconds")
+        except StepFailed as exc:
+            got[name] = [exc.error_name, exc.error_message]
+    kids = [step.submit_child(f"kid {n}", traces.errand, n, id=f"{event.instance_id}-{n}") for n in range(2)]
+    return got, step.gather(*kids)
+
+
+def errand(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """The child: it rests, and books."""
+    step.sleep("nap", 0.2)
+    return step.do("book", traces.book, event.instance_id, event.run_number, event.payload)
+
+
+def _double(number: int) -> int:
+    return number * 2
+
+
+def _fail(number: int) -> None:
+    raise KeyError(number)
+
+
+def _die(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Traces:
     """The bodies of the steps."""
+
+    errand: Any
+    """The workflow whose instances are children."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

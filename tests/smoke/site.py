@@ -86,6 +86,11 @@ class Site:
             worker.wait_for_log(r"ready\.")
         return worker
 
+    def foreign(self) -> Proc:
+        """Start a worker of an application that does not know celery_durable."""
+        options = ("--pool", "solo", "-n", f"foreign-{self.config.name}@smoke", *QUIET)
+        return self._start("foreign", "worker", *options, project="tests.smoke.foreign")
+
     def beat(self, *, wait: bool = True) -> Proc:
         schedule = self.folder / f"schedule-{len(self.procs)}"
         beat = self._start("beat", "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel=INFO")
@@ -98,11 +103,11 @@ class Site:
             "flower", "flower", "--address=127.0.0.1", f"--port={port}", FLOWER_UNAUTHENTICATED_API="true"
         )
 
-    def _start(self, role: str, *argv: str, **environment: str) -> Proc:
+    def _start(self, role: str, *argv: str, project: str | None = None, **environment: str) -> Proc:
         url = self.config.database_url if role in self.detoured else self.config.bodies_url
         config = dataclasses.replace(self.config, role=role, database_url=url)
         proc = Proc(
-            python("-m", "celery", "-A", self.project, *argv),
+            python("-m", "celery", "-A", project or self.project, *argv),
             log=self.folder / f"{role}-{len(self.procs)}.log",
             env={**config.environment(), **environment, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"},
         )
