@@ -152,7 +152,9 @@ class Durable:
     @functools.cached_property
     def operations(self) -> Operations:
         """What may be done to instances from outside, by workflow name and id."""
-        return Operations(self.store, self.settings, self.registry, self.runtime, self.publisher.wake)
+        return Operations(
+            self.store, self.settings, self.registry, self.runtime, self.publisher.wake, post=self.outbox.post
+        )
 
     @functools.cached_property
     def runner(self) -> Runner:

@@ -19,6 +19,7 @@ from celery_durable.model import (
     Child,
     Heartbeat,
     InstanceRow,
+    ItemCounts,
     Kind,
     RunRow,
     Status,
@@ -247,6 +248,8 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
             return _said(facts, Code.WAITING_EVENT, sentence, send, **known)
         case StepType.TASK:
             return _tasks(facts, step, known)
+        case StepType.MAP:
+            return _map(facts, step, known)
         case StepType.CHILD:
             return _child(facts, step, known)
 
@@ -279,6 +282,17 @@ def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
         "tasks_unsent": len(unsent),
     }
     return _said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+
+
+def _map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    items = step.items or ItemCounts(0, 0, 0)
+    failed = f" ({items.failed} of them failed)" if items.failed else ""
+    sentence = (
+        f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
+        f"step {_quoted(step.name)}; the next is judged {_when(facts, step.wake_at)} if it is silent."
+    )
+    known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
+    return _said(facts, Code.WAITING_TASKS, sentence, _do(facts.instance, "show"), **known)
 
 
 def _child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -317,6 +331,8 @@ def _briefly(step: StepRecord) -> str:
             return f'step {_quoted(step.name)} waits for event "{step.wait_event_type}"'
         case StepType.TASK:
             return f"step {_quoted(step.name)} waits for Celery task {step.task}"
+        case StepType.MAP:
+            return f"step {_quoted(step.name)} waits for Celery tasks {step.task}"
         case StepType.CHILD:
             return f"step {_quoted(step.name)} waits for another instance"
 

@@ -19,6 +19,7 @@ from celery_durable.model import (
     History,
     InstanceStatus,
     InstanceSummary,
+    ItemCounts,
     LogLevel,
     LogRecord,
     Origin,
@@ -293,11 +294,16 @@ def _step(said: dict[str, Any]) -> StepRecord:
         task=said.get("task"),
         task_id=said.get("taskId"),
         child=_child(said.get("child")),
+        items=_items(said.get("items")),
     )
 
 
 def _child(said: dict[str, Any] | None) -> Child | None:
     return None if said is None else Child(said["workflowName"], said["instanceId"])
+
+
+def _items(said: dict[str, Any] | None) -> ItemCounts | None:
+    return None if said is None else ItemCounts(said["total"], said["done"], said["failed"])
 
 
 def _event(place: int, said: dict[str, Any]) -> EventRecord:

@@ -54,6 +54,7 @@ _TYPES = {
     StepType.LINEAR: "linear",
     StepType.TASK: "task",
     StepType.CHILD: "child",
+    StepType.MAP: "map",
 }
 _TRIED = (StepType.DO, StepType.TASK)
 
@@ -197,6 +198,9 @@ def waits_for(step: StepRecord, times: Times) -> str:
             return f"next attempt {times.by(step.next_retry_at)}"
         case StepType.TASK:
             return f"task {step.task}, times out {times.by(step.wake_at)}"
+        case StepType.MAP:
+            done = "" if step.items is None else f", {step.items.done + step.items.failed} of {step.items.total} done"
+            return f"tasks {step.task}{done}"
         case StepType.CHILD:
             child = "" if step.child is None else f" {step.child.workflow} {step.child.instance_id}"
             return f"instance{child}, times out {times.by(step.wake_at)}"

@@ -19,6 +19,7 @@ from celery_durable.model import (
     InstanceDetails,
     InstanceStatus,
     InstanceSummary,
+    ItemCounts,
     LogRecord,
     Origin,
     Published,
@@ -228,6 +229,10 @@ def _child(child: Child) -> wire.ChildView:
     return wire.ChildView(workflow_name=child.workflow, instance_id=child.instance_id)
 
 
+def _items(counts: ItemCounts) -> wire.ItemsView:
+    return wire.ItemsView(total=counts.total, done=counts.done, failed=counts.failed)
+
+
 def _common(step: StepRecord) -> dict[str, Any]:
     return {
         "step_key": step.step_key,
@@ -241,8 +246,10 @@ def _common(step: StepRecord) -> dict[str, Any]:
         "wake_at": step.wake_at,
         "wait_event_type": step.wait_event_type,
         **({} if step.wait_topic is None else {"wait_topic": step.wait_topic}),
-        **({} if step.task is None else {"task": step.task, "task_id": step.task_id}),
+        **({} if step.task is None else {"task": step.task}),
+        **({} if step.task_id is None else {"task_id": step.task_id}),
         **({} if step.child is None else {"child": _child(step.child)}),
+        **({} if step.items is None else {"items": _items(step.items)}),
     }
 
 

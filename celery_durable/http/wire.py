@@ -295,6 +295,14 @@ class ChildView(Answer):
     instance_id: str
 
 
+class ItemsView(Answer):
+    """How far the items of a map have come: how many there are, are done, and have failed for good."""
+
+    total: int
+    done: int
+    failed: int
+
+
 class CurrentStep(Answer):
     """Of the open steps the one that is due first, else the last one. ``maxAttempts`` null: without end."""
 
@@ -312,6 +320,7 @@ class CurrentStep(Answer):
     task: str | None = None
     task_id: str | None = None
     child: ChildView | None = None
+    items: ItemsView | None = None
     error: ErrorView | None = None
 
 

@@ -56,12 +56,24 @@ class Page(Generic[T_co]):
     cursor: str | None
 
 
+Verb = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD, StepType.MAP]
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """The instance that does a step."""
 
     workflow: str
     instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCounts:
+    """How far a map has come: ``failed`` for good; what is neither is under way, or still to be sent."""
+
+    total: int
+    done: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +102,11 @@ class StepRecord:
     task_id: str | None = None
     """The id under which that was sent last."""
     child: Child | None = None
+    items: ItemCounts | None = None
+    """Of a map, whose ``result`` is a list with ``{"output": ...}`` or ``{"error": ...}`` for each."""
 
     @property
-    def verb(self) -> Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD]:
+    def verb(self) -> Verb:
         """What kind of step it is for people: a linear one is a wait while it waits for its event.
 
         A task that is to be sent again is tried again like any other step.

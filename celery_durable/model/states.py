@@ -46,6 +46,7 @@ class StepType(StrEnum):
     WAIT = "waitForEvent"
     TASK = "task"  # a Celery task does it
     CHILD = "child"  # another instance does it
+    MAP = "map"  # Celery tasks do it, one for each item
     LINEAR = "linear"  # of a linear workflow
 
 
@@ -77,6 +78,19 @@ LEASE_EXPIRED = "LEASE_EXPIRED"
 """The error of a linear step's attempt whose worker died."""
 
 
+class ItemStatus(StrEnum):
+    """How far an item of a map has come."""
+
+    PENDING = "pending"  # to be sent, perhaps not before a time
+    SENT = "sent"
+    FAILED = "failed"  # to be judged: is it tried again?
+    DONE = "done"
+    DEAD = "dead"
+
+
+OPEN_ITEMS = (ItemStatus.PENDING, ItemStatus.SENT, ItemStatus.FAILED)
+
+
 class Wake(StrEnum):
     """Why an instance was made due. For people only: what decides is time and rows (LAW 5)."""
 
@@ -95,7 +109,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
+_TOPIC, _TASK, _CHILD, _ITEM = "topic:", "task:", "child:", "item:"
 _LONGEST_TYPE = 255
 PRIVATE_TYPES = "%:%"
 """All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
@@ -136,6 +150,20 @@ def child_of(event_type: str | None) -> tuple[str, str] | None:
     """The workflow and the id in an event type that `child_type` made; None for others."""
     found = _subject(event_type, _CHILD, 2)
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
+
+
+def item_type(step_key: str, place: int, attempt: int) -> str:
+    """What the task of one attempt at an item of a map answers to; no event is of this type."""
+    return f"{_ITEM}{place}:{attempt}:{step_key}"
+
+
+def item_of(event_type: str) -> tuple[str, int, int] | None:
+    """Step key, place and attempt in what `item_type` made; None for event types."""
+    step_key = _subject(event_type, _ITEM, 3)
+    if step_key is None:
+        return None
+    _, place, attempt, _ = event_type.split(":", 3)
+    return step_key, int(place), int(attempt)
 
 
 def sendable(event_type: str | None) -> str | None:

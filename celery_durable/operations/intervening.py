@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from celery_durable import teller, values
@@ -149,9 +150,19 @@ def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
             if wish.result is not None:
                 raise ValueRefused(f"Step {step.name!r} is a sleep and has no result. Skip it: skip({step.name!r}).")
             result = None
+        case StepType.MAP:
+            result = _as_answers(step, wish.result)
         case StepType.WAIT:
             type_, payload = step.wait_event_type or "", wish.result or "null"
             sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=wish.event_id)
             assert sent is not None
             event = Arrived(sent.seq, type_, payload, sent.created_at)
     interventions.settle(tx, row, step, event=event, result=result, commit_id=wish.commit_id)
+
+
+def _as_answers(step: StepRow, result: str | None) -> str:
+    """The result of a map, which is one for each item; skipped, it has none."""
+    given = [] if result is None else json.loads(result)
+    if not isinstance(given, list):
+        raise ValueRefused(f"Step {step.name!r} is a map: its result is a list, with what each item came to.")
+    return json.dumps([{"output": each} for each in given])

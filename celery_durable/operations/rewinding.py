@@ -6,6 +6,7 @@ keeps: a runner in flight loses its claim to it, and everybody can read what was
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from celery_durable import lineage, teller, values
@@ -165,7 +166,8 @@ def seed_without_failure(row: InstanceRow, source: Source) -> Seed:
     if source.failure is None:
         return _seed(row, kept, None, source.lineage.until(lineage.last_place(kept)))
     keys = source.failure.keys
-    return _seed(row, kept, keys[0], source.lineage.until(source.failure.place, carry=keys))
+    seed = _seed(row, kept, keys[0], source.lineage.until(source.failure.place, carry=keys))
+    return dataclasses.replace(seed, retried=tuple(keys))
 
 
 def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: lineage.Lineage) -> Seed:

@@ -18,9 +18,10 @@ from celery_durable.model import (
     Ref,
     Status,
     Wake,
+    item_of,
 )
 from celery_durable.operations.verbs import Verbs, Versions, lock_row, possible
-from celery_durable.store import answers, instances
+from celery_durable.store import answers, instances, items
 from celery_durable.store.engine import Tx
 
 
@@ -107,26 +108,33 @@ class Steering(Verbs):
         return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace) or []
 
     def answer(self, ref: Ref, event_type: str, payload: str) -> bool:
-        """Take what a Celery task answers to the step that waits for it under this event type; once.
+        """Take what a Celery task answers to the step, or the item of a map, that waits for it; once.
 
         ``payload``: as `values.answer_of` makes it. False: the step, its run or its instance is not there any more, or
         has an answer.
         """
-        event_id = self._runtime.new_id()
+        event_id, item = self._runtime.new_id(), item_of(event_type)
 
-        def work(tx: Tx) -> list[Due] | None:
+        def work(tx: Tx) -> items.Taken | None:
             try:
                 row = lock_row(tx, ref.workflow, ref.instance_id)
             except InstanceNotFound:
                 return None
             if row.run_number != ref.run_number:
                 return None
+            if item is not None:
+                return items.answer(tx, row, item, payload=payload, grace=self._grace)
             asker = answers.Asker(row, event_type)
-            return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace)
+            dues = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace)
+            return None if dues is None else items.Taken(dues, [])
 
-        dues = self._store.transact(work)
-        self._wake(dues or [])
-        return dues is not None
+        taken = self._store.transact(work)
+        if taken is None:
+            return False
+        self._wake(taken.dues)
+        if taken.letters:
+            self._post(taken.letters)
+        return True
 
     def send_event(
         self,

@@ -18,6 +18,7 @@ from celery_durable.model import (
     Due,
     InstanceRow,
     Kind,
+    Outgoing,
 )
 from celery_durable.runtime import Runtime
 from celery_durable.store import instances
@@ -31,11 +32,20 @@ _LARGEST_PAGE = 1000
 
 
 class Verbs:
-    """Verbs over one store. ``wake`` is told what became due, after the commit."""
+    """Verbs over one store. ``wake`` is told what became due, and ``post`` what is to be sent, after the commit."""
 
-    def __init__(self, store: Store, settings: Settings, registry: Registry, runtime: Runtime, wake: WakeUp) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        registry: Registry,
+        runtime: Runtime,
+        wake: WakeUp,
+        *,
+        post: Callable[[Sequence[Outgoing]], None] = lambda _: None,
+    ) -> None:
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
-        self._wake = wake
+        self._wake, self._post = wake, post
         self._grace = settings.grace
 
     def _retention(self, workflow: str) -> timedelta | None:

@@ -6,7 +6,6 @@ are those of every wait. What it is asked to do leaves with the commit that reco
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -81,7 +80,7 @@ class Delegation:
 
         def failed(settle: Settle, name: str, message: str) -> StepWrite:
             """As with a body: tried again, or failed for good."""
-            policy, error = branch.policy, values.storable_error(name, message)
+            policy, error = branch.policy, (name, message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
             if is_used_up or name == NonRetryableError.__name__:
                 return settle(StepStatus.ERRORED, error=error, attempts=row.attempts)
@@ -92,10 +91,9 @@ class Delegation:
             )
 
         def arrived(event: Arrived, settle: Settle) -> StepWrite:
-            answer = json.loads(event.payload)
-            if "error" in answer:
-                return failed(settle, answer["error"]["name"], answer["error"]["message"])
-            return settle(StepStatus.COMPLETED, result=_text(answer["output"]), attempts=row.attempts)
+            if (error := values.error_in(event.payload)) is not None:
+                return failed(settle, *error)
+            return settle(StepStatus.COMPLETED, result=_output(event), attempts=row.attempts)
 
         def late(settle: Settle) -> StepWrite:
             name = task_of(row.wait_event_type)
@@ -145,11 +143,9 @@ def _answer_of_child(row: StepRow) -> Awaited:
     assert row.wait_event_type is not None
 
     def arrived(event: Arrived, settle: Settle) -> StepWrite:
-        answer = json.loads(event.payload)
-        if "error" in answer:
-            error = values.storable_error(answer["error"]["name"], answer["error"]["message"])
+        if (error := values.error_in(event.payload)) is not None:
             return settle(StepStatus.ERRORED, error=error, attempts=1)
-        return settle(StepStatus.COMPLETED, result=_text(answer["output"]), attempts=1)
+        return settle(StepStatus.COMPLETED, result=_output(event), attempts=1)
 
     def late(settle: Settle) -> StepWrite:
         workflow, instance_id = child_of(row.wait_event_type) or ("", "")
@@ -166,6 +162,6 @@ def task_name(signature: Any) -> str:
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
 
 
-def _text(answer: Any) -> str:
+def _output(event: Arrived) -> str:
     """As it was checked when it was taken, or when the child ended."""
-    return values.encode(answer, what="Answer", limits=_ANY)
+    return values.encode(values.output_in(event.payload), what="Answer", limits=_ANY)

@@ -33,9 +33,10 @@ from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.boundary import Boundary
 from celery_durable.runner.branches import Branch, Race, RaceWon, Work, decoded
 from celery_durable.runner.delegation import TASK_POLICY, Delegation
+from celery_durable.runner.mapping import Maps
 from celery_durable.runner.progress import TYPES, Progress, log_data
 from celery_durable.runner.waits import Waits
-from celery_durable.step import BodyCall, ChildCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
+from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.values import Codec, Duration
 
@@ -52,7 +53,7 @@ class Pass:
     def __init__(self, definition: WorkflowDefinition, at: Progress) -> None:
         self._at = at
         self._waits, self._attempts = Waits(at), Attempts(at)
-        self._delegation = Delegation(at, self._waits)
+        self._delegation, self._maps = Delegation(at, self._waits), Maps(at, self._waits)
         self._policy = at.env.settings.step_policy.over(definition.step_defaults)
         self._last_end = EPOCH
         self._chances = 0
@@ -161,7 +162,7 @@ class Pass:
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
             policy, name = policy.over(fn.config).over(call.config), fn.name if name is None else name
-        elif isinstance(call, TaskCall):
+        elif isinstance(call, (TaskCall, MapCall)):
             policy = TASK_POLICY.over(call.config)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
@@ -198,6 +199,8 @@ class Pass:
                 return call.event_type, call.is_topic, self._wait(call.timeout)
             case TaskCall():
                 return call.signature, call.config
+            case MapCall():
+                return call.task, call.items, call.config, call.max_concurrency
             case ChildCall():
                 timeout = None if call.timeout is None else self._wait(call.timeout)
                 return call.definition.name, call.params, call.instance_id, timeout
@@ -248,11 +251,28 @@ class Pass:
                 return _received(branch.name, row, Codec(schema))
             case TaskCall():
                 return Codec().decode(row.result or "null")
+            case MapCall():
+                return self._results(branch, branch.call, row)
             case ChildCall(definition=definition):
                 return decoded(branch.name, definition.output, row.result or "null")
             case BodyCall():
                 assert branch.fn is not None
                 return decoded(branch.name, branch.fn.result, row.result or "null")
+
+    def _results(self, branch: Branch, call: MapCall, row: StepRow) -> list[Any]:
+        """What the items of a map came to; the first that failed is raised, unless failures are wanted too."""
+        results: list[Any] = []
+        for place, (answer, attempts) in enumerate(self._maps.answers(branch, row)):
+            if (error := values.error_in(answer)) is None:
+                results.append(values.output_in(answer))
+                continue
+            kind = _FAILURES.get(error[0], StepFailed)
+            failure = kind(f"{branch.name}[{place}]", *error, attempts)
+            failure.failed_keys, failure.failed_place = (branch.key,), self._at.ledger.place
+            if not call.return_exceptions:
+                raise failure
+            results.append(failure)
+        return results
 
     def _advance(self, branches: list[Branch]) -> None:
         """Bring each branch as far as it goes: settled, or with a wait."""
@@ -270,6 +290,8 @@ class Pass:
                     self._waits.event(branch, branch.call, sole=sole)
                 case TaskCall():
                     self._delegation.task(branch, branch.call, sole=sole)
+                case MapCall():
+                    self._maps.map(branch, branch.call, sole=sole)
                 case ChildCall():
                     self._delegation.child(branch, branch.call, sole=sole)
                 case BodyCall():

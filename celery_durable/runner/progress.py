@@ -26,7 +26,7 @@ from celery_durable.runner.lease import Lease
 from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.patience import Patience
 from celery_durable.runtime import Runtime
-from celery_durable.step import BodyCall, ChildCall, SleepCall, StepCall, TaskCall, WaitCall
+from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.store.engine import Store
 from celery_durable.store.journal import StepWrite
@@ -36,6 +36,7 @@ TYPES: dict[type[StepCall], StepType] = {
     SleepCall: StepType.SLEEP,
     WaitCall: StepType.WAIT,
     TaskCall: StepType.TASK,
+    MapCall: StepType.MAP,
     ChildCall: StepType.CHILD,
 }
 """What a call is recorded as."""
@@ -142,7 +143,7 @@ class Progress:
     ) -> StepWrite:
         """The row of a branch as it is to be recorded; ``error``: name and message."""
         row = self.ledger.row(branch.key)
-        is_tried = isinstance(branch.call, (BodyCall, TaskCall))
+        is_tried = isinstance(branch.call, (BodyCall, TaskCall, MapCall))
         return StepWrite(
             key=branch.key,
             seq=branch.entry.seq,

@@ -5,18 +5,19 @@ Thin: every verb hands its call to the pass that runs the workflow (`StepHost`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from celery_durable import values
 from celery_durable.definitions import Definition
-from celery_durable.errors import DefinitionInvalid
+from celery_durable.errors import DefinitionInvalid, ValueRefused
 from celery_durable.model import LogLevel, ReceivedEvent
 from celery_durable.step.calls import (
     BodyCall,
     ChildCall,
     Defined,
+    MapCall,
     SleepCall,
     StepCall,
     StepFuture,
@@ -33,6 +34,7 @@ __all__ = [
     "ChildCall",
     "Defined",
     "LogHost",
+    "MapCall",
     "NewEmission",
     "NewEvent",
     "NewInstance",
@@ -57,6 +59,7 @@ W = TypeVar("W")
 
 DEFAULT_EVENT_TIMEOUT = "24 hours"
 DEFAULT_TASK_TIMEOUT = "24 hours"
+MOST_ITEMS = 10_000
 _SHORTEST_TIMEOUT = timedelta(seconds=1)
 
 
@@ -158,6 +161,29 @@ class Step:
         cannot be kept, NotSerializable.
         """
         return self._host.call(_task_call(name, signature, timeout, retries))
+
+    def map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Have one Celery task do each item, and return their results in order; one step, however many there are.
+
+        ``task``: as in `task`; each gets its item before the arguments of its signature. ``max_concurrency``: how many
+        are out at a time, by default all. ``timeout`` and ``retries``: of each item, as in `task`. The workflow
+        hibernates until all have answered. Then StepFailed is raised for the first item that failed, or with
+        ``return_exceptions`` put into the list. Up to 10,000 items; raises ValueRefused beyond, and as `task` does.
+        """
+        config = _task_config(timeout, retries)
+        call = _map_call(name, task, items, config, most=max_concurrency, return_exceptions=return_exceptions)
+        results: list[Any] = self._host.call(call)
+        return results
 
     @overload
     def child(
@@ -273,6 +299,22 @@ class Step:
     ) -> StepFuture[Any]:
         """As `task`, but as a branch; it is sent when it is gathered."""
         return self._host.submit(_task_call(name, signature, timeout, retries))
+
+    def submit_map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        return_exceptions: bool = False,
+    ) -> StepFuture[list[Any]]:
+        """As `map`, but as a branch; its tasks are sent when it is gathered."""
+        config = _task_config(timeout, retries)
+        call = _map_call(name, task, items, config, most=max_concurrency, return_exceptions=return_exceptions)
+        return self._host.submit(call)
 
     @overload
     def submit_child(
@@ -395,8 +437,25 @@ def _body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
 
 
 def _task_call(name: str, signature: Any, timeout: Duration, retries: Retries | int | None) -> TaskCall:
-    timeout = duration(timeout, minimum=_SHORTEST_TIMEOUT)
-    return TaskCall(name, signature, StepConfig(retries=retries, timeout=timeout))
+    return TaskCall(name, signature, _task_config(timeout, retries))
+
+
+def _task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
+    return StepConfig(retries=retries, timeout=duration(timeout, minimum=_SHORTEST_TIMEOUT))
+
+
+def _map_call(
+    name: str, task: Any, items: Iterable[Any], config: StepConfig, *, most: Any, return_exceptions: bool
+) -> MapCall:
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ValueRefused(f"max_concurrency={most!r} of step {name!r} must be at least 1, or None for all at once.")
+    given = tuple(items)
+    if len(given) > MOST_ITEMS:
+        raise ValueRefused(
+            f"step.map({name!r}) got {len(given)} items, and {MOST_ITEMS} is the most: map chunks of them, or have "
+            "child workflows map a part each."
+        )
+    return MapCall(name, task, given, config, most, return_exceptions)
 
 
 def _child_call(

@@ -70,6 +70,18 @@ class TaskCall:
 
 
 @dataclass(frozen=True, slots=True)
+class MapCall:
+    """A call of `map`: ``task`` as in `TaskCall`, one for each of ``items``, ``max_concurrency`` at a time."""
+
+    name: str
+    task: Any
+    items: tuple[Any, ...]
+    config: StepConfig
+    max_concurrency: int | None
+    return_exceptions: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChildCall:
     """A call of `child`. ``timeout`` None: the longest there is."""
 
@@ -81,7 +93,7 @@ class ChildCall:
     labels: Mapping[str, str]
 
 
-StepCall = BodyCall | SleepCall | WaitCall | TaskCall | ChildCall
+StepCall = BodyCall | SleepCall | WaitCall | TaskCall | MapCall | ChildCall
 
 
 class StepHost(Protocol):

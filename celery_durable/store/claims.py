@@ -7,7 +7,7 @@ means superseded (LAW 2). The lease only tells the sweep when to hand the work t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -272,10 +272,14 @@ class After(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """Something that a suspended run waits for: ``due_at``, or before it an event of ``event_type``."""
+    """Something that a suspended run waits for: ``due_at``, or before it an event of ``event_type``.
+
+    ``look``: says under the lock, at this time, whether something else has come that it waits for.
+    """
 
     due_at: datetime
     event_type: str | None = None
+    look: Callable[[Tx, datetime], bool] | None = None
 
 
 @statement
@@ -306,7 +310,8 @@ def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
-    if next_at > guarded.now and not _has_event_for(tx, claim, waits):
+    has_come = _has_event_for(tx, claim, waits) or any(wait.look(tx, guarded.now) for wait in waits if wait.look)
+    if next_at > guarded.now and not has_come:
         return _let_go(tx, claim, guarded, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
     return release(tx, claim, guarded, grace=grace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +34,7 @@ from celery_durable.model import (
     task_of,
     topic_of,
 )
-from celery_durable.store import labels
+from celery_durable.store import items, labels
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 from celery_durable.store.schema import Tables
@@ -175,7 +176,26 @@ def step_page(
         seq, key = after
         further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
-    return [(row.seq, _step(row)) for row in tx.execute(query)]
+    rows = tx.execute(query).all()
+    records = _with_items(tx, pk, run_number, [_step(row) for row in rows], with_answers=True)
+    return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
+
+
+def _with_items(
+    tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
+) -> list[StepRecord]:
+    """The records, those of maps with what is known of their items."""
+    if not any(record.type is StepType.MAP for record in records):
+        return list(records)
+    counts = items.counts(tx, pk, run_number)
+    told = []
+    for record in records:
+        result = record.result
+        if with_answers and record.type is StepType.MAP and record.status is StepStatus.COMPLETED and result is None:
+            found = items.answers(tx, pk, run_number, record.step_key)
+            result = [json.loads(answer) for answer, _ in found]
+        told.append(replace(record, items=counts.get(record.step_key), result=result))
+    return told
 
 
 def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
@@ -191,7 +211,7 @@ def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
         .limit(1)
     )
     row = tx.execute(query).first()
-    return None if row is None else _step(row)
+    return None if row is None else _with_items(tx, pk, run_number, [_step(row)])[0]
 
 
 def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
@@ -206,7 +226,8 @@ def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...]
     )
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    return tuple(_step(row) for row in rows), None if found is None else _step(found)
+    open_ = _with_items(tx, pk, run_number, [_step(row) for row in rows])
+    return tuple(open_), None if found is None else _step(found)
 
 
 def answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
@@ -222,6 +243,8 @@ def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
 
 
 def _step(row: Any) -> StepRecord:
+    task, child = task_of(row.wait_event_type), child_of(row.wait_event_type)
+    is_one_task = task is not None and row.type == StepType.TASK.value
     return StepRecord(
         step_key=row.step_key,
         name=row.name,
@@ -239,9 +262,9 @@ def _step(row: Any) -> StepRecord:
         created_at=maybe_at(row.created_at),
         started_at=maybe_at(row.started_at),
         finished_at=maybe_at(row.finished_at),
-        task=(task := task_of(row.wait_event_type)),
-        task_id=None if task is None else task_id(row.wait_event_type, row.instance_pk, row.run_number),
-        child=None if (child := child_of(row.wait_event_type)) is None else Child(*child),
+        task=task,
+        task_id=task_id(row.wait_event_type, row.instance_pk, row.run_number) if is_one_task else None,
+        child=None if child is None else Child(*child),
     )
 
 

@@ -14,7 +14,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.lineage import Failure, Lineage
-from celery_durable.model import PRIVATE_TYPES, InstanceRow, Origin, Plan, StepRow, StepStatus, StepType, from_us
+from celery_durable.model import (
+    PRIVATE_TYPES,
+    InstanceRow,
+    ItemStatus,
+    Origin,
+    Plan,
+    StepRow,
+    StepStatus,
+    StepType,
+    from_us,
+)
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import step_of
 
@@ -25,7 +35,8 @@ _CHUNK = 500
 class Seed:
     """What a run begins with: copies of the steps ``keys`` of another, whose events it gets too.
 
-    ``version``: the other instance's, above which a fork counts its own: copied events keep their places.
+    ``version``: the other instance's, above which a fork counts its own: copied events keep their places. ``retried``:
+    steps that are to be done again; of maps among them what is done stays done.
     """
 
     pk: int
@@ -33,6 +44,7 @@ class Seed:
     keys: tuple[str, ...]
     lineage: Lineage
     version: int
+    retried: tuple[str, ...] = ()
 
 
 # --- begin --------------------------------------------------------------------------------------
@@ -133,6 +145,8 @@ def _lay_out(tx: Tx, plan: Plan, *, pk: int, run_number: int, commit_id: str) ->
 def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
     """Copy a seed's steps, and all events of its run, into a new run."""
     copy_steps(tx, seed, seed.keys, pk=pk, run_number=run_number)
+    is_done = tx.t.item.c.status == ItemStatus.DONE.value
+    _copy(tx, tx.t.item, seed, seed.retried, is_done, pk=pk, run_number=run_number)
     e, st = tx.t.event, tx.t.step.c
     is_kept = sa.exists().where(
         st.instance_pk == pk, st.run_number == run_number, st.step_key == e.c.consumed_by_step_key
@@ -147,13 +161,20 @@ def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
 
 
 def copy_steps(tx: Tx, seed: Seed, keys: Sequence[str], *, pk: int, run_number: int) -> None:
-    """Copy some steps of a seed's run into another."""
-    st = tx.t.step
-    values: dict[str, Any] = {column.name: column for column in st.c}
+    """Copy some steps of a seed's run into another, maps with their items."""
+    for table in (tx.t.step, tx.t.item):
+        _copy(tx, table, seed, keys, pk=pk, run_number=run_number)
+
+
+def _copy(
+    tx: Tx, table: sa.Table, seed: Seed, keys: Sequence[str], *where: sa.ColumnElement[bool], pk: int, run_number: int
+) -> None:
+    values: dict[str, Any] = {column.name: column for column in table.c}
     values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
     for start in range(0, len(keys), _CHUNK):
-        source = sa.select(*values.values()).where(*_of(st, seed), st.c.step_key.in_(keys[start : start + _CHUNK]))
-        tx.execute(sa.insert(st).from_select(list(values), source))
+        mine = table.c.step_key.in_(keys[start : start + _CHUNK])
+        source = sa.select(*values.values()).where(*_of(table, seed), mine, *where)
+        tx.execute(sa.insert(table).from_select(list(values), source))
 
 
 def _of(table: sa.Table, seed: Seed) -> list[Any]:

@@ -10,6 +10,7 @@ workflow_event     what was sent to a run; ``seq`` is the instance's version, co
 workflow_log       what authors and the engine say, capped per run.
 workflow_waiter    who waits on which topic: an index over the open steps, which are what decides. Only waits on
                    topics write it.
+workflow_item      one row per item of a map: the Celery task that does it, how far that has come, what it answered.
 workflow_emission  an emit while it fans out: what to hand out, to whom, and how far it has come.
 workflow_label     what instances are found by: names with a text each. One without labels has no row here.
 workflow_outbox    what is to be sent once the transaction that wrote it has committed: Celery tasks, and named events
@@ -84,6 +85,7 @@ class Tables:
     outbox: sa.Table
     label: sa.Table
     published: sa.Table
+    item: sa.Table
 
 
 @functools.cache
@@ -246,6 +248,20 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("opened_at", sa.BigInteger, nullable=False),
         sa.Index(f"{prefix}ix_workflow_waiter_topic", "topic", "instance_pk"),
     )
+    item = table(
+        "workflow_item",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        # Of what is sent: when it counts as lost. Of what is to be sent: not before.
+        sa.Column("due_at", sa.BigInteger),
+        sa.Column("body", long_text(), nullable=False),
+        sa.Column("answer", long_text()),
+        sa.Index(f"{prefix}ix_workflow_item_status", "instance_pk", "run_number", "step_key", "status", "place"),
+    )
     emission = table(
         "workflow_emission",
         sa.Column("id", sa.String(255), primary_key=True),
@@ -307,5 +323,5 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("updated_at", sa.BigInteger, nullable=False),
     )
     return Tables(
-        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published
+        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published, item
     )

@@ -110,6 +110,7 @@ class Doubles:
         self.events: list[Double] = []
         self.topics: list[Double] = []
         self._bodies: list[Double] = []
+        self._tasks: list[Double] = []
         self._spans: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
 
     # --- bodies ---------------------------------------------------------------------------------
@@ -119,11 +120,22 @@ class Doubles:
     ) -> Double:
         """Have a step's body return ``value`` without being called; None, 0 and "" are values like all others.
 
-        Of a step that a Celery task does: have the task answer so. A task whose step has no double never answers.
+        Of a step that Celery tasks do: have each answer so. A task whose step has no double never answers.
 
         ``step``: its name; of steps with ``repeat=True`` all occurrences. ``times``: for so many attempts only.
         """
         return self._add(Double(step, times=times, workflow=workflow, act=lambda *_: value))
+
+    def mock_task(
+        self, step: str, fn: Callable[..., Any], *, times: int | None = None, workflow: str | None = None
+    ) -> Double:
+        """Have ``fn`` do the Celery task of a step, or of each item of a map: it gets the task's own arguments.
+
+        What it raises is the task's error. The task itself will do where its app has made it (``task.run``).
+        """
+        double = Double(step, times=times, workflow=workflow, act=fn)
+        self._tasks.append(double)
+        return double
 
     def mock_step_error(
         self,
@@ -224,6 +236,10 @@ class Doubles:
                 gate.stop()
         double = self.of_step(attempt.workflow, attempt.step)
         return body() if double is None else double.use(body, die)
+
+    def of_task(self, workflow: str, step: str) -> Double | None:
+        """What does the task of a step now."""
+        return next((double for double in self._tasks if double.serves(workflow, step)), None)
 
     def of_step(self, workflow: str, step: str) -> Double | None:
         """What stands in for a step now."""

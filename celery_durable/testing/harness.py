@@ -101,7 +101,12 @@ class DurableHarness(Doubles):
         durable.settings, durable.store, durable.registry = self.settings, self._web.store, self._code
         durable.outbox = Outbox(self._web.store, self.settings, self._send)
         durable.operations = Operations(
-            self._web.store, self.settings, self._code, self._web.runtime, functools.partial(self._capture, None)
+            self._web.store,
+            self.settings,
+            self._code,
+            self._web.runtime,
+            functools.partial(self._capture, None),
+            post=durable.outbox.post,
         )
         return durable
 
@@ -184,7 +189,8 @@ class DurableHarness(Doubles):
             return self.durable.deliveries.deliver(self._undelivered.pop(0))
         if not self.messages:
             self._answer_waits()
-            self.tasks.answer()
+        if not self.messages and self.tasks.answer() and not self.messages:
+            return "a task has answered"
         if self.messages:
             return self.deliver(self.messages.pop(0))
         published = self._sweeper.sweep()

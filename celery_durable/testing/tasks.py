@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import StepInterrupted
-from celery_durable.model import Outgoing, Ref
+from celery_durable.model import Outgoing, Ref, item_of
 from celery_durable.operations import Operations
 from celery_durable.testing.doubles import Doubles
 from celery_durable.testing.errors import HarnessMisuse
@@ -30,27 +32,42 @@ class SentTasks:
     def answer(self) -> bool:
         """Have the first answer whose step has a double; False where there is none."""
         for letter in list(self._out.values()):
-            workflow, instance_id, run_number, event_type = letter.content["answers"]
-            steps = self._operations().history(workflow, instance_id, run=run_number).steps
-            step = next((each for each in steps if each.task_id == letter.id), None)
-            double = None if step is None else self._doubles.of_step(workflow, step.name)
-            if step is not None and double is None:
+            workflow, instance_id, run_number, asked = letter.content["answers"]
+            ref = Ref(workflow, instance_id, run_number)
+            step = self._step(letter.id, ref, asked)
+            act = None if step is None else self._act(ref, step, letter)
+            if step is not None and act is None:
                 continue
             del self._out[letter.id]
-            if step is None or double is None:  # it was sent anew meanwhile
+            if step is None or act is None:  # it was sent anew meanwhile
                 continue
             try:
-                result = double.use(_no_body, _no_runner)
-                payload = values.answer_of(values.encode(result, what=f"Double of {step.name!r}", limits=self._limits))
+                payload = values.answer_of(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
             except StepInterrupted:  # as if it had been lost: its step times out
                 continue
             except HarnessMisuse:
                 raise
             except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
                 payload = values.answer_of_error(type(exc).__name__, str(exc))
-            self._operations().answer(Ref(workflow, instance_id, run_number), event_type, payload)
+            self._operations().answer(ref, asked, payload)
             return True
         return False
+
+    def _step(self, id_: str, ref: Ref, asked: str) -> str | None:
+        """The name of the step that waits for this task."""
+        item = item_of(asked)
+        if item is not None:
+            return item[0]
+        steps = self._operations().history(ref.workflow, ref.instance_id, run=ref.run_number).steps
+        return next((each.name for each in steps if each.task_id == id_), None)
+
+    def _act(self, ref: Ref, step: str, letter: Outgoing) -> Callable[[], Any] | None:
+        """What stands in for the task."""
+        double = self._doubles.of_task(ref.workflow, step)
+        if double is not None:
+            return partial(double.use, *letter.content["args"], **letter.content["kwargs"])
+        double = self._doubles.of_step(ref.workflow, step)
+        return None if double is None else partial(double.use, _no_body, _no_runner)
 
 
 def _no_body() -> None:

@@ -4,7 +4,7 @@ A value is refused with an error that names it and the remedy; payloads are name
 (``$.items[3].when``), never by content.
 """
 
-from celery_durable.values.answers import answer_of, answer_of_error, answer_of_termination
+from celery_durable.values.answers import answer_of, answer_of_error, answer_of_termination, error_in, output_in
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
@@ -19,7 +19,7 @@ from celery_durable.values.names import (
     storable_error,
     topic,
 )
-from celery_durable.values.outgoing import outgoing_event, outgoing_task
+from celery_durable.values.outgoing import answering_task, map_task, outgoing_event, outgoing_task
 from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
 from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
 
@@ -40,9 +40,11 @@ __all__ = [
     "answer_of",
     "answer_of_error",
     "answer_of_termination",
+    "answering_task",
     "aware",
     "duration",
     "encode",
+    "error_in",
     "event_type",
     "few_enough",
     "identifier",
@@ -50,9 +52,11 @@ __all__ = [
     "label",
     "label_changes",
     "labels",
+    "map_task",
     "outgoing_ending",
     "outgoing_event",
     "outgoing_task",
+    "output_in",
     "read_cursor",
     "read_labels",
     "storable",

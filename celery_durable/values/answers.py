@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from celery_durable.values.names import storable_error
 from celery_durable.values.payloads import PayloadLimits, encode
 
@@ -23,3 +26,14 @@ def answer_of_termination(workflow: str, instance_id: str, reason: str | None) -
     """The answer of a child that was terminated."""
     why = "" if reason is None else f": {reason}"
     return answer_of_error("ChildTerminated", f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}")
+
+
+def error_in(answer: str) -> tuple[str, str] | None:
+    """Name and message of the error that an answer tells of, if it does."""
+    error = json.loads(answer).get("error")
+    return None if error is None else (error["name"], error["message"])
+
+
+def output_in(answer: str) -> Any:
+    """The output in an answer that tells of no error."""
+    return json.loads(answer)["output"]

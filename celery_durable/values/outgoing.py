@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ _KEPT = frozenset({
 })  # fmt: skip
 """Options that mean the same whenever the task is sent."""
 _CANVAS = ("chain", "group", "chord")
+_ANY = PayloadLimits(2**31, 10_000)
+"""Of what was checked before."""
 
 
 def outgoing_task(
@@ -57,6 +60,27 @@ def outgoing_task(
     if answers:
         body["answers"] = list(answers)
     return Outgoing(id_, OutboxKind.TASK, name, encode(body, what=f"Task {name!r}", limits=limits))
+
+
+def map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
+    """The task that does one item, as `answering_task` reads it: ``item`` comes before a Signature's own arguments.
+
+    Raises as `outgoing_task`.
+    """
+    if isinstance(what, Mapping) and "task" in what:
+        what = {**what, "args": [item, *what["args"]]}
+        letter = outgoing_task(what, (), {}, id_="", limits=limits)
+    else:
+        letter = outgoing_task(what, (item,), {}, id_="", limits=limits)
+    return encode({"name": letter.name, **letter.content}, what=f"Task {letter.name!r}", limits=_ANY)
+
+
+def answering_task(body: str, *, id_: str, answers: Sequence[Any]) -> Outgoing:
+    """The letter of a task that was stored, see `map_task`; ``answers``: as in `outgoing_task`."""
+    content = json.loads(body)
+    name = content.pop("name")
+    text = encode(content | {"answers": list(answers)}, what=f"Task {name!r}", limits=_ANY)
+    return Outgoing(id_, OutboxKind.TASK, name, text)
 
 
 def outgoing_event(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> Outgoing:

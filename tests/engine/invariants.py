@@ -64,6 +64,25 @@ QUERIES = {
             AND e.type = s.wait_event_type
         WHERE s.type IN ('task', 'child') AND s.status = 'completed'
         GROUP BY s.instance_pk, s.run_number, s.step_key HAVING count(e.seq) <> 1""",
+    "M1 a map that has completed has an answer to every item, and nothing under way": """
+        SELECT s.instance_pk, s.run_number, s.step_key, m.place, m.status
+        FROM workflow_step s JOIN workflow_item m
+          ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
+        WHERE s.type = 'map' AND s.status = 'completed' AND s.result IS NULL
+          AND (m.status NOT IN ('done', 'dead') OR m.answer IS NULL)""",
+    "M2 what is out has a deadline, what has ended has none, and every item has a place": """
+        SELECT m.instance_pk, m.run_number, m.step_key, m.place, m.status FROM workflow_item m
+        WHERE (m.status = 'sent') AND (m.due_at IS NULL OR m.attempts = 0)
+           OR m.status IN ('done', 'dead', 'failed') AND (m.due_at IS NOT NULL OR m.answer IS NULL)
+           OR m.place > 0 AND NOT EXISTS (SELECT 1 FROM workflow_item b WHERE b.instance_pk = m.instance_pk
+                AND b.run_number = m.run_number AND b.step_key = m.step_key AND b.place = m.place - 1)""",
+    "M3 a map that waits is looked at when the first of its items may be lost": """
+        SELECT s.instance_pk, s.run_number, s.step_key, m.place FROM workflow_step s
+        JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
+        JOIN workflow_item m
+          ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
+        WHERE s.type = 'map' AND s.status = 'waiting' AND i.status = 'waiting' AND i.claim_token IS NULL
+          AND (m.status = 'failed' OR m.status = 'sent' AND m.due_at < i.run_at)""",
     "I5i an answer is for the step that waits for it": """
         SELECT e.instance_pk, e.run_number, e.type FROM workflow_event e LEFT JOIN workflow_step s
           ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
@@ -103,9 +122,12 @@ QUERIES = {
               AND NOT (s.status = 'cancelled' AND s.finished_at IS NULL)
            OR s.status IN ('errored', 'DEAD') AND s.error_name IS NULL
            OR s.status = 'DONE' AND (s.error_name IS NOT NULL OR s.result IS NULL)
-           OR s.status = 'completed' AND (s.error_name IS NOT NULL OR (s.result IS NULL) <> (s.type = 'sleep'))
-           OR s.status = 'waiting' AND (s.type = 'do') <> (s.next_retry_at IS NOT NULL)
-           OR s.status = 'waiting' AND (s.type <> 'do') <> (s.wake_at IS NOT NULL)
+           OR s.status = 'completed' AND (s.error_name IS NOT NULL
+               OR (s.result IS NULL) <> (s.type = 'sleep') AND s.type <> 'map')
+           OR s.status = 'waiting' AND (s.type = 'do' OR s.type = 'task' AND s.wake_at IS NULL)
+               <> (s.next_retry_at IS NOT NULL)
+           OR s.status = 'waiting' AND (s.type = 'do' OR s.type = 'task' AND s.next_retry_at IS NOT NULL)
+               <> (s.wake_at IS NULL)
            OR s.status = 'pending' AND s.type <> 'do'""",
     "L1 a linear run stands at one step: before it all is done, after it all is to come": """
         SELECT a.instance_pk, a.step_key, b.step_key FROM workflow_step a JOIN workflow_step b

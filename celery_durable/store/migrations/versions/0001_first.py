@@ -208,6 +208,26 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(f"{prefix}ix_workflow_waiter_topic", f"{prefix}workflow_waiter", ["topic", "instance_pk"], **index)
 
     op.create_table(
+        f"{prefix}workflow_item",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("due_at", sa.BigInteger),
+        sa.Column("body", LONG_TEXT, nullable=False),
+        sa.Column("answer", LONG_TEXT),
+        **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_item_status",
+        f"{prefix}workflow_item",
+        ["instance_pk", "run_number", "step_key", "status", "place"],
+        **index,
+    )
+
+    op.create_table(
         f"{prefix}workflow_emission",
         sa.Column("id", sa.String(255), primary_key=True),
         sa.Column("topic", sa.String(100), nullable=False),
