@@ -167,6 +167,7 @@ def errands(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
             got[name] = step.task(name, task, timeout="60 seconds")
         except StepFailed as exc:
             got[name] = [exc.error_name, exc.error_message]
+    got["many"] = step.map("many", "media.double", range(12), max_concurrency=4, timeout="60 seconds")
     kids = [step.submit_child(f"kid {n}", traces.errand, n, id=f"{event.instance_id}-{n}") for n in range(2)]
     return got, step.gather(*kids)
 

@@ -30,6 +30,7 @@ def test_whoever_does_a_task_its_step_gets_the_result_or_the_error(site: Site) -
     assert got["broken"] == [
         "TaskFailed", f"Celery task {task} failed; its worker, which does not import celery_durable, has logged why",
     ]  # fmt: skip
+    assert got["many"] == [number * 2 for number in range(12)]
     assert kids == [0, 1]
     assert worker.text().count("Errback") == 0
     site.finish()
