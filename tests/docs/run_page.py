@@ -58,6 +58,7 @@ def stand_in_for_servers() -> None:
 
     def read_settings(conf: Any) -> Any:
         settings = real_settings(conf)
+        conf.task_always_eager = True  # also what Celery calls when a task has ended
         if (settings.database_url or "").startswith("sqlite"):
             return settings
         return dataclasses.replace(settings, database_url=URL, database_schema=None, table_prefix="")
