@@ -3,6 +3,7 @@
 import os
 import time
 
+import redis
 import sqlalchemy as sa
 from celery import Celery
 
@@ -17,6 +18,8 @@ app.conf.update(
 )
 durable = Durable(app)
 latencies = sa.create_engine(os.environ["BENCH_DATABASE"], isolation_level="AUTOCOMMIT")
+
+counter = redis.Redis.from_url(os.environ["BENCH_BROKER"])
 
 
 def trivial(number: int) -> int:
@@ -33,6 +36,18 @@ def many(event: WorkflowEvent[int], step: Step) -> int:
     for number in range(event.payload):
         step.do(f"step {number}", trivial, number)
     return event.payload
+
+
+@app.task
+def count(number: int) -> int:
+    """As little as a task can do and be seen."""
+    counter.incr("durable-bench-count")
+    return number
+
+
+@durable.workflow
+def spread(event: WorkflowEvent[int], step: Step) -> int:
+    return len(step.map("count", count, range(event.payload)))
 
 
 @durable.workflow

@@ -53,6 +53,7 @@ def main() -> None:
         print(f"statements per step ({steps} steps)   {statements(durable, many, steps):.2f}")
     print(f"a superfluous message: {superfluous(durable, many)}")
     print(f"wake-up, due to body start, beat dispatcher: {wake_up(durable)}")
+    print(f"step.map: {fan_out()}")
     print(f"create(): {creation(durable, many):.0f} /s, each committed and published")
     durable.close()
 
@@ -147,6 +148,25 @@ def wake_up(durable) -> str:
         )
         late = sorted(float(row[0]) * 1000 for row in rows)
     return f"p50 {late[len(late) // 2]:.0f} ms, p99 {late[int(len(late) * 0.99)]:.0f} ms, {len(late)} timers"
+
+
+def fan_out(tasks: int = 2000) -> str:
+    """So many tasks that do next to nothing, as one step, against the same tasks sent by hand."""
+    from project import count, counter, spread
+
+    with processes("worker", "-c", "2", "-P", "prefork"):
+        spread.create(1).result(timeout=60)  # it is up
+        counter.set("durable-bench-count", 0)
+        begun = time.perf_counter()
+        for number in range(tasks):
+            count.delay(number)
+        wait_for(lambda: int(counter.get("durable-bench-count")) == tasks)
+        by_hand = tasks / (time.perf_counter() - begun)
+        begun = time.perf_counter()
+        spread.create(tasks).result(timeout=120)
+        mapped = tasks / (time.perf_counter() - begun)
+    counter.delete("durable-bench-count")
+    return f"{mapped:.0f} tasks/s with their answers recorded = {mapped / by_hand:.2f} of {by_hand:.0f}/s by hand"
 
 
 def creation(durable, many) -> float:

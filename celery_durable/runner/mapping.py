@@ -75,9 +75,9 @@ class Maps:
             event_type=task_type(task_name(call.task), branch.entry.seq, 0),
         )
 
-        def send(tx: Tx, guarded: Guarded) -> list[StepWrite]:
+        def send(tx: Tx, _: Guarded) -> list[StepWrite]:
             items.insert(tx, map_, bodies)
-            boundary.outgoing = items.send(tx, map_, now=guarded.now, room=map_.at_once)
+            boundary.outgoing = items.send(tx, map_, room=map_.at_once)
             return [write]
 
         boundary = Boundary([write], self._at.take_logs(), look=send, sleep=until_wake if sole else None)
@@ -105,7 +105,7 @@ class Maps:
                 self._judge(tx, branch, map_, fallen, now=guarded.now)
             stands = items.standing(tx, map_, now=guarded.now)
             room = None if map_.at_once is None else map_.at_once - stands.sent
-            boundary.outgoing = items.send(tx, map_, now=guarded.now, room=room)
+            boundary.outgoing = items.send(tx, map_, room=room)
             stands = items.standing(tx, map_, now=guarded.now)
             if stands.open:
                 assert stands.next_at is not None

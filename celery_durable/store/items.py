@@ -106,9 +106,9 @@ def insert(tx: Tx, map_: Map, bodies: Sequence[str]) -> None:
 @statement
 def _ready(s: Store) -> Any:
     item = s.tables.item.c
-    is_ready = sa.or_(item.due_at.is_(None), item.due_at <= param("now_us", sa.BigInteger))
+    is_ready = sa.or_(item.due_at.is_(None), item.due_at <= s.clock())
     return (
-        sa.select(item.place, item.attempts, item.body)
+        sa.select(item.place, item.attempts, item.body, s.clock().label("now_us"))
         .where(*_of(s), _in(s, ItemStatus.PENDING), is_ready)
         .order_by(item.place)
         .limit(param("limit", sa.Integer))
@@ -133,11 +133,10 @@ def _mark(s: Store) -> Any:
 _MOST = 2**31 - 1
 
 
-def send(tx: Tx, map_: Map, *, now: datetime, room: int | None) -> list[Outgoing]:
+def send(tx: Tx, map_: Map, *, room: int | None) -> list[Outgoing]:
     """Mark what is ready as sent, up to ``room`` items; answers with the letters, for the outbox."""
     limit = _MOST if room is None else max(room, 0)
-    found = tx.run(_ready, **map_.where, now_us=to_us(now), limit=limit).all() if limit else []
-    deadline = now + map_.timeout
+    found = tx.run(_ready, **map_.where, limit=limit).all() if limit else []
     letters, marks = [], []
     for row in found:
         attempt = row.attempts + 1
@@ -146,6 +145,7 @@ def send(tx: Tx, map_: Map, *, now: datetime, room: int | None) -> list[Outgoing
         letters.append(
             answering_task(row.body, id_=id_, answers=(map_.workflow, map_.instance_id, map_.run_number, asked))
         )
+        deadline = from_us(row.now_us) + map_.timeout
         marks.append(_as(map_, row.place, ItemStatus.SENT, attempts=attempt, due_at=deadline))
     tx.run_many(_mark, marks)
     return letters
@@ -247,7 +247,7 @@ def wants_a_pass(tx: Tx, map_: Map, *, now: datetime) -> bool:
     if not stands.open:
         return True
     is_full = map_.at_once is not None and stands.sent >= map_.at_once
-    return not is_full and tx.run(_ready, **map_.where, now_us=to_us(now), limit=1).first() is not None
+    return not is_full and tx.run(_ready, **map_.where, limit=1).first() is not None
 
 
 # --- answers ------------------------------------------------------------------------------------
@@ -313,8 +313,7 @@ def answer(
     given = {"nth": place, "attempt": attempt, "new_status": status.value, "new_answer": payload}
     if tx.run(_answer, **map_.where, **given).rowcount == 0:
         return None
-    now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
-    letters = send(tx, map_, now=now, room=1)
+    letters = send(tx, map_, room=1)
     outbox.insert(tx, letters, pk=row.pk, run_number=row.run_number, step_key=key, grace=grace)
     wants = status is ItemStatus.FAILED or not (letters or _is_open(tx, map_))
     is_asleep = row.status is Status.WAITING and row.claim_token is None
