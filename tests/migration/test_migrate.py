@@ -31,6 +31,7 @@ TABLES = {
     "workflow_outbox",
     "workflow_label",
     "workflow_published",
+    "workflow_item",
 }
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]

@@ -86,7 +86,7 @@ QUERIES = {
 }
 
 _TABLES = ("instance", "run", "step", "event", "log")
-_OTHERS = ("workflow_waiter", "workflow_emission", "workflow_outbox", "author_ledger", "author_arrow")
+_OTHERS = ("workflow_waiter", "workflow_emission", "workflow_outbox", "workflow_item", "author_ledger", "author_arrow")
 
 
 def broken(database: sqlite3.Connection, now_us: int) -> list[str]:
