@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from enum import StrEnum
 
@@ -109,7 +110,8 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_TOPIC, _TASK, _CHILD, _ITEM = "topic:", "task:", "child:", "item:"
+_TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
+_ITEM_PATTERN = re.compile(r"item:(?P<place>\d{1,9}):(?P<attempt>\d{1,9}):(?P<key>.+)", re.DOTALL)
 _LONGEST_TYPE = 255
 PRIVATE_TYPES = "%:%"
 """All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
@@ -154,16 +156,13 @@ def child_of(event_type: str | None) -> tuple[str, str] | None:
 
 def item_type(step_key: str, place: int, attempt: int) -> str:
     """What the task of one attempt at an item of a map answers to; no event is of this type."""
-    return f"{_ITEM}{place}:{attempt}:{step_key}"
+    return f"item:{place}:{attempt}:{step_key}"
 
 
 def item_of(event_type: str) -> tuple[str, int, int] | None:
-    """Step key, place and attempt in what `item_type` made; None for event types."""
-    step_key = _subject(event_type, _ITEM, 3)
-    if step_key is None:
-        return None
-    _, place, attempt, _ = event_type.split(":", 3)
-    return step_key, int(place), int(attempt)
+    """Step key, place and attempt in what `item_type` made; None for anything else, which may come from outside."""
+    found = _ITEM_PATTERN.fullmatch(event_type)
+    return None if found is None else (found["key"], int(found["place"]), int(found["attempt"]))
 
 
 def sendable(event_type: str | None) -> str | None:
