@@ -100,6 +100,13 @@ def build(config: Config) -> Celery:
     app.task(name="media.double")(_double)
     app.task(name="media.fail")(_fail)
     app.task(name="media.die")(_die)
+
+    @app.task(name="media.hold")
+    def hold(number: int) -> int:
+        config.path("held").touch()
+        wait_for(config.path("go"))
+        return number
+
     for flow in (lifecycle, chain, nap, sprint, errands, errand):
         traces.errand = durable.workflow(name=flow.__name__)(_with(flow, traces))
     return app
@@ -190,6 +197,14 @@ def _die(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_for(*signs: Path) -> None:
+    """Do nothing until one of these files is there."""
+    end = time.monotonic() + HELD_SECONDS
+    while not any(sign.exists() for sign in signs):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 class Traces:
     """The bodies of the steps."""
 
@@ -220,10 +235,7 @@ class Traces:
     def _begin(self, tx: StepTx, instance: str, run: int, *, is_held: bool) -> None:
         self._note({"instance": instance, "run": run, "step": tx.name, "attempt": tx.attempt, "pid": os.getpid()})
         if is_held:
-            end = time.monotonic() + HELD_SECONDS
-            while not (self._config.path("go").exists() or self._config.path(f"go-{tx.attempt}").exists()):
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_for(self._config.path("go"), self._config.path(f"go-{tx.attempt}"))
 
     def _note(self, row: dict[str, Any]) -> None:
         if self._pid != os.getpid():  # a pool child makes its own

@@ -130,6 +130,24 @@ def test_workers_and_beat_survive_crashes_of_the_database(
     assert beat.is_running
 
 
+@pytest.mark.parametrize("own_database", ["postgresql"], indirect=True)
+def test_a_task_that_ends_while_the_database_is_away_answers_when_it_is_back(
+    make_site: MakeSite, own_database: PostgresqlCluster, broker_url: str
+) -> None:
+    """Nobody but the broker has the answer meanwhile."""
+    site = make_site(broker_url, own_database.url)
+    site.beat(wait=False)
+    worker = site.worker()
+    instance = site.create("errands", {"tasks": {"hold": None}})
+    until("the task runs", (site.folder / "held").exists)
+    own_database.stop()
+    site.let_go()
+    worker.wait_for_log("An answer could not be taken, its message goes back to the broker")
+    own_database.start()
+    assert instance.result("60 seconds")[0]["hold"] == 21
+    site.finish(reruns=None)
+
+
 @pytest.fixture
 def proxy(store_url: str) -> Iterator[TcpProxy]:
     url = sa.make_url(store_url)
