@@ -94,6 +94,7 @@ class Durable:
         signals.worker_init.connect(self._worker_starting, weak=False)
         signals.worker_shutting_down.connect(self._worker_stopping, weak=False)
         signals.task_failure.connect(self._task_failed, weak=False)
+        signals.task_revoked.connect(self._task_revoked, weak=False)
 
     @property
     def app(self) -> Celery:
@@ -341,6 +342,11 @@ class Durable:
         if sender.app is self._app and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
             grace = self.settings.grace
             tasks.release_dead_claim(self.store, self.publisher.publish, task_id, args, grace=grace)
+
+    def _task_revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
+        if sender.app is self._app:
+            why = "terminated" if terminated else "not run: it had expired" if expired else "revoked"
+            tasks.answer_for_revoked(self.app, lambda: self.answers, request, why=why)
 
     def queue_length(self, queue: str) -> int | None:
         """How many messages wait in a queue; None where the broker cannot say."""

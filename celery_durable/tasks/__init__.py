@@ -15,7 +15,7 @@ from celery_durable.model import Ref
 from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
-from celery_durable.tasks.answers import MALFORMED, Answers, error_of
+from celery_durable.tasks.answers import MALFORMED, Answers, error_of, revoked
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Deliveries
 from celery_durable.tasks.pulse import SweepTaskHeart
@@ -127,6 +127,16 @@ def _kept(task: Any, answers: Answers, take: Callable[[Answers], str]) -> str:
         logger.warning("An answer could not be taken, its message goes back to the broker: %s", exc)
         answers.rest()
         raise Reject(exc, requeue=True) from exc
+
+
+def _send_error(app: Celery, answers: Answers, error: dict[str, str], asked: tuple[Any, ...]) -> None:
+    app.tasks[TASK_FAILED].apply_async((error, *asked), queue=answers.queue, ignore_result=True)
+
+
+def answer_for_revoked(app: Celery, answers: Callable[[], Answers], request: Any, *, why: str) -> None:
+    """A worker drops a task: tell the step that had it sent, if one did."""
+    for error, asked in revoked(request, errback=TASK_FAILED, why=why):
+        _send_error(app, answers(), error, asked)
 
 
 def claimant(task_id: str | None, node: str | None) -> str:

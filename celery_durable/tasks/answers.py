@@ -71,3 +71,13 @@ def error_of(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, str], tuple[
         return {"name": "TaskFailed", "message": text}, rest
     exception = rest[0] if rest else None
     return {"name": type(exception).__name__, "message": str(exception)}, rest[2:]
+
+
+def revoked(request: Any, *, errback: str, why: str) -> list[tuple[dict[str, str], tuple[Any, ...]]]:
+    """What is to be told of a task that Celery will not run, which calls no errback then: errors, and who is asked.
+
+    ``request``: the task's; ``errback``: the name of ours.
+    """
+    text = f"Celery task {request.task!r} ({request.id}) was {why}"
+    asked = [each["args"] for each in request.errbacks or () if each.get("task") == errback]
+    return [({"name": "TaskRevoked", "message": text}, tuple(each)) for each in asked]

@@ -123,6 +123,21 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     assert "its message goes back to the broker: the database is away" in caplog.text
 
 
+def test_a_task_that_celery_will_not_run_fails_its_step_at_once(app: Celery, durable: Durable) -> None:
+    adding_tasks(app)
+
+    @durable.workflow
+    def late(event: WorkflowEvent, step: Step) -> Any:
+        try:
+            step.task("fine", app.signature("fine", (7,)).set(queue=app.conf.durable_queue, expires=-1))
+        except StepFailed as exc:
+            return [exc.error_name, exc.error_message.partition(" (")[0], exc.error_message.partition(") ")[2]]
+
+    with worker(app, queues=[app.conf.durable_queue]):
+        got = late.create().result(timeout=30)
+    assert got == ["TaskRevoked", "Celery task 'fine'", "was not run: it had expired"]
+
+
 def test_a_task_that_never_answers_is_waited_for(app: Celery, ask) -> None:
     with worker(app, queues=[app.conf.durable_queue]):
         instance = ask.create(["silent"])
