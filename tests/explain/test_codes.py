@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from celery_durable import NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
+from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotFound
 from celery_durable.explain import Code
+from celery_durable.model import Ref
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import Pulse
 from celery_durable.testing import DurableHarness
@@ -37,6 +39,12 @@ def explained(event: WorkflowEvent[str], step: Step) -> str:
             step.do("one", lambda: 2)
         case "both":
             step.gather(step.submit_sleep("nap", "1 hour"), step.submit_wait_for_event("wait", "go"))
+        case "task":
+            step.task("thumb", "media.resize", timeout="1 hour")
+        case "tasks":
+            step.gather(*(step.submit_task(f"page {n}", "media.resize", retries=1) for n in range(2)))
+        case "child":
+            step.child("bill", explained, "event", id="c-1", timeout="1 hour")
         case "long":
             step.do("work", lambda: "worked")
             step.do("more", lambda: "worked more")
@@ -82,6 +90,9 @@ WORKER = Pulse("w", "worker", "celery@here", 2, queues=["durable"], workflows=["
         ("event", Code.WAITING_EVENT),
         ("retry", Code.RETRY_SCHEDULED),
         ("both", Code.SLEEPING),
+        ("task", Code.WAITING_TASKS),
+        ("tasks", Code.WAITING_TASKS),
+        ("child", Code.WAITING_CHILD),
         ("fail", Code.FAILED),
         ("limit", Code.STEP_LIMIT),
         ("reuse", Code.NONDETERMINISTIC),
@@ -118,6 +129,97 @@ def test_a_failure_is_told_with_its_step(world: DurableHarness) -> None:
     assert found.sentence == 'It failed 0 ms ago with CardDeclined: no money (step "pay", 1 attempt).'
     again = [f"celery -A <your app> durable {verb} explained e-1" for verb in ("retry", "restart")]
     assert list(found.actions[-2:]) == again
+
+
+def test_a_task_is_told_until_it_answers(world: DurableHarness) -> None:
+    instance = ran(world, "task")
+    [letter] = world.outbox
+    world.advance("10 minutes")
+    found = instance.explain()
+    assert (found.code, found.sentence, found.actions) == (
+        Code.WAITING_TASKS,
+        f"Waits for Celery task media.resize ({letter.id}), under way for 10 min, "
+        'at step "thumb"; times out in 50 min.',
+        (f"celery -A <your app> inspect query_task {letter.id}",),
+    )
+    world.mock_step_result("thumb", "small")
+    world.run_until_idle()
+    assert instance.explain().code is Code.DONE
+
+
+def test_a_task_that_has_not_left_yet_is_told_until_it_does(world: DurableHarness) -> None:
+    world.crash_at("before-publish")
+    instance = made(world, "task")
+    world.tick()
+    found = instance.explain()
+    assert (found.code, found.sentence.partition(". ")[2], found.actions) == (
+        Code.WAITING_TASKS,
+        "It has not left yet: the broker does not take it, or no dispatcher sends it.",
+        ("celery -A <your app> durable outbox", "celery -A <your app> durable doctor"),
+    )
+    assert world.outbox == []
+    world.advance("1 minute")
+    assert len(world.outbox) == 1
+    assert "not left yet" not in instance.explain().sentence
+
+
+def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
+    app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    app.conf.update(durable_database_url=store_url)
+    durable = Durable(app)
+    durable.workflow(name="explained")(explained.definition.fn)
+    instance = durable.workflows["explained"].create("tasks", id="e-1")
+    durable.runner.advance(Ref("explained", "e-1", 1), claimed_by="task-1 celery@here")
+    found = instance.explain()
+    durable.close()
+    app.close()
+    assert (found.code, found.facts["tasks_unsent"]) == (Code.WAITING_TASKS, 2)
+    assert found.sentence.endswith(
+        ". 2 of them have not left yet: the broker does not take them, or no dispatcher sends them."
+    )
+    assert found.actions == ("celery -A <your app> durable outbox", "celery -A <your app> durable doctor")
+
+
+def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarness) -> None:
+    instance = ran(world, "tasks")
+    first, second = (letter.id for letter in world.outbox)
+    world.advance("10 minutes")
+    assert instance.explain().sentence == (
+        f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for 10 min, "
+        'at step "page 0"; the next times out in 23 h 50 min.'
+    )
+    world.mock_step_error("page 1", OSError("disk full"), times=1)
+    world.run_until_idle()
+    found = instance.explain()
+    assert (found.code, found.sentence.partition(" again in")[0]) == (Code.RETRY_SCHEDULED, 'Tries step "page 1"')
+    assert found.sentence.endswith(
+        'attempt 1/2 failed: OSError: disk full. Besides: step "page 0" waits for Celery task media.resize.'
+    )
+    world.advance("10 minutes")
+    again = world.outbox[-1].id
+    assert again not in (first, second)
+    world.mock_step_result("page 0", None)
+    world.run_until_idle()
+    found = instance.explain()
+    assert found.sentence.startswith(f"Waits for Celery task media.resize ({again}), under way for 9 min, ")
+    assert (found.facts["tasks_out"], found.facts["tasks_answered"]) == (1, 1)
+
+
+def test_a_child_is_told_with_how_it_stands(world: DurableHarness) -> None:
+    instance = ran(world, "child")
+    sentence = 'Waits for instance "c-1" of workflow "explained", which is {}, at step "bill"; times out in 1 h.'
+    found = instance.explain()
+    assert (found.code, found.sentence, found.actions) == (
+        Code.WAITING_CHILD, sentence.format("waiting"), ("celery -A <your app> durable explain explained c-1",),
+    )  # fmt: skip
+    child = world.instance(explained, "c-1")
+    assert child.explain().code is Code.WAITING_EVENT
+    child.pause()
+    assert instance.explain().sentence == sentence.format("paused")
+    child.resume()
+    child.send_event("approval")
+    world.run_until_idle()
+    assert (child.explain().code, instance.explain().code) == (Code.DONE, Code.DONE)
 
 
 def test_what_starts_later_is_scheduled(world: DurableHarness) -> None:

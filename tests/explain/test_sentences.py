@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from celery_durable.explain import Code, Diagnosis, Facts, explain
 from celery_durable.model import (
+    Child,
     ErrorInfo,
     Heartbeat,
     InstanceRow,
@@ -89,6 +90,17 @@ WAIT = step("await approval", StepType.WAIT, wake_at=NOW + 90 * MINUTE, wait_eve
 RETRY = step(
     attempts=2, max_attempts=6, next_retry_at=NOW + MINUTE, error=ErrorInfo("ConnectionError", "the gateway is away.")
 )
+
+
+def task(name: str = "thumb", id_: str = "id-1", *, sent: timedelta = timedelta(0), **given: Any) -> StepRecord:
+    """A step that has waited since ``sent`` ago for a Celery task, which has an hour."""
+    times = {"timeout": 60 * MINUTE, "created_at": NOW - sent, "wake_at": NOW - sent + 60 * MINUTE}
+    return step(name, StepType.TASK, **{**times, "attempts": 1, "task": "media.resize", "task_id": id_, **given})
+
+
+CHILD = step("bill", StepType.CHILD, wake_at=NOW + 90 * MINUTE, child=Child("billing", "b 1"))
+INSPECT = "celery -A <your app> inspect query_task id-1"
+OUTBOX = [f"{DURABLE} outbox", f"{DURABLE} doctor"]
 SEND = f"{DURABLE} send-event order o-1 approval --payload '{{...}}'"
 OVERDUE = instance(poll_at=NOW - timedelta(seconds=30))
 BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q durable"
@@ -248,6 +260,140 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="event, others buffered",
         ),
         pytest.param(
+            told(ASLEEP, open_steps=(task(sent=10 * MINUTE),)),
+            Code.WAITING_TASKS,
+            'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
+            [INSPECT],
+            id="task",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(task(sent=10 * MINUTE),), unsent=frozenset({"id-1"})),
+            Code.WAITING_TASKS,
+            'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min. It '
+            "has not left yet: the broker does not take it, or no dispatcher sends it.",
+            OUTBOX,
+            id="task that has not left",
+        ),
+        pytest.param(
+            told(
+                ASLEEP,
+                open_steps=(
+                    task("page 1", "id-2", sent=2 * MINUTE, wake_at=NOW + MINUTE, timeout=3 * MINUTE),
+                    task("page 2", sent=10 * MINUTE),
+                    task("page 3", "id-3"),
+                ),
+                answered=4,
+            ),
+            Code.WAITING_TASKS,
+            "Waits for 3 Celery tasks, 4 of 7 have answered; the oldest is media.resize (id-1), under way for 10 min, "
+            'at step "page 2"; the next times out in 1 min.',
+            [INSPECT],
+            id="tasks: the oldest, and whose time is over first",
+        ),
+        pytest.param(
+            told(
+                ASLEEP,
+                open_steps=(task("page 1"), task("page 2", "id-2"), task("page 3", "id-3")),
+                unsent=frozenset({"id-2", "id-3"}),
+            ),
+            Code.WAITING_TASKS,
+            "Waits for 3 Celery tasks, 0 of 3 have answered; the oldest is media.resize (id-1), under way for 0 ms, at "
+            'step "page 1"; the next times out in 1 h. 2 of them have not left yet: the broker does not take them, '
+            "or no dispatcher sends them.",
+            OUTBOX,
+            id="tasks, some of which have not left",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
+            Code.WAITING_TASKS,
+            'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
+            'Besides: step "await approval" waits for event "approval"; step "bill" waits for instance "b 1" of '
+            'workflow "billing".',
+            [INSPECT],
+            id="task, besides others",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(WAIT, replace(NAP, wake_at=NOW + MINUTE), task(), task("page 2"))),
+            Code.SLEEPING,
+            'Sleeps at step "nap"; wakes in 1 min. Besides: step "thumb" waits for Celery task media.resize; step '
+            '"page 2" waits for Celery task media.resize; step "await approval" waits for event "approval".',
+            [],
+            id="tasks, besides what is due before",
+        ),
+        pytest.param(
+            told(
+                ASLEEP,
+                open_steps=(
+                    task(attempts=2, max_attempts=3, created_at=NOW - 600 * MINUTE, wake_at=NOW + 50 * MINUTE),
+                ),
+            ),
+            Code.WAITING_TASKS,
+            'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
+            [INSPECT],
+            id="task that was sent again: since then",
+        ),
+        pytest.param(
+            told(
+                ASLEEP,
+                open_steps=(
+                    task(
+                        attempts=1,
+                        max_attempts=2,
+                        wake_at=None,
+                        next_retry_at=NOW + MINUTE,
+                        task=None,
+                        task_id=None,
+                        error=ErrorInfo("OSError", "disk full"),
+                    ),
+                    task("page 2", "id-1"),
+                ),
+            ),
+            Code.RETRY_SCHEDULED,
+            'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Besides: step "page 2" waits '
+            "for Celery task media.resize.",
+            [f"{DURABLE} logs order o-1 --level warn"],
+            id="task that is to be sent again",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.WAITING}),
+            Code.WAITING_CHILD,
+            'Waits for instance "b 1" of workflow "billing", which is waiting, at step "bill"; times out in '
+            "1 h 30 min.",
+            [f"{DURABLE} explain billing 'b 1'"],
+            id="child that waits",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),
+            Code.SLEEPING,
+            'Sleeps at step "nap"; wakes in 1 h. Besides: step "bill" waits for instance "b 1" of workflow "billing".',
+            [],
+            id="child, besides what is due before",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(CHILD, WAIT), children={Child("billing", "b 1"): Status.ACTIVE}),
+            Code.WAITING_CHILD,
+            'Waits for instance "b 1" of workflow "billing", which is active, at step "bill"; times out in 1 h 30 min. '
+            'Besides: step "await approval" waits for event "approval".',
+            [f"{DURABLE} explain billing 'b 1'"],
+            id="child that is active",
+        ),
+        pytest.param(
+            told(ASLEEP, open_steps=(CHILD,)),
+            Code.WAITING_CHILD,
+            'Waits for instance "b 1" of workflow "billing", which is not there any more, at step "bill"; times out in '
+            "1 h 30 min.",
+            [],
+            id="child that is gone",
+        ),
+        pytest.param(
+            told(instance(Status.PAUSED), open_steps=(task(), CHILD)),
+            Code.PAUSED,
+            'It is paused, for 1 min; timers go on counting. Behind the pause: step "thumb" waits for Celery task '
+            'media.resize; step "bill" waits for instance "b 1" of workflow "billing".',
+            [f"{DURABLE} resume order o-1"],
+            id="paused, with others at work",
+        ),
+        pytest.param(
             told(instance(run_at=NOW), heartbeats=(worker(), dispatcher())),
             Code.DUE,
             "It is due; a worker should take it any moment.",
@@ -352,6 +498,14 @@ def test_the_facts_are_ready_for_json() -> None:
     }
 
 
+def test_the_facts_of_tasks_and_of_a_child_are_ready_for_json() -> None:
+    found = told(ASLEEP, open_steps=(task(), task("page 2", "id-2")), answered=1, unsent=frozenset({"id-2"})).facts
+    names = ("step", "due_at", "task", "task_id", "tasks_out", "tasks_answered", "tasks_unsent")
+    assert [found[name] for name in names] == ["thumb", "2030-01-01T01:00:00.000Z", "media.resize", "id-1", 2, 1, 1]
+    found = told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.ACTIVE}).facts
+    assert found["child"] == {"workflow": "billing", "instance_id": "b 1", "status": "active"}
+
+
 # --- whatever the facts are ---------------------------------------------------------------------
 
 names = st.sampled_from(["order", "ordre", "approval", "aproval", "", "it's", "\0\x1b[31m"]) | st.text(max_size=8)
@@ -386,6 +540,7 @@ runs = st.builds(
     started_at=maybe,
     completed_at=maybe,
 )
+children = st.builds(Child, names, names)
 steps = st.builds(
     StepRecord,
     name=names,
@@ -396,10 +551,13 @@ steps = st.builds(
     wait_event_type=maybe_names,
     result=st.none(),
     error=errors,
-    timeout=st.none(),
+    timeout=st.none() | st.timedeltas(timedelta(0), timedelta(days=365)),
     created_at=maybe,
     started_at=maybe,
     finished_at=maybe,
+    task=maybe_names,
+    task_id=maybe_names,
+    child=st.none() | children,
 )
 beats = st.builds(
     Heartbeat,
@@ -420,6 +578,9 @@ facts = st.builds(
     last_step=st.none() | steps,
     buffered=st.lists(names, max_size=4).map(tuple),
     heartbeats=st.lists(beats, max_size=3).map(tuple),
+    answered=counts,
+    unsent=st.frozensets(names, max_size=3),
+    children=st.dictionaries(children, st.sampled_from(Status), max_size=3),
 )
 
 

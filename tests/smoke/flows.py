@@ -109,7 +109,21 @@ def build(config: Config) -> Celery:
 
     for flow in (lifecycle, chain, nap, sprint, errands, errand):
         traces.errand = durable.workflow(name=flow.__name__)(_with(flow, traces))
+    _delegate(app, durable)
     return app
+
+
+def _delegate(app: Celery, durable: Durable) -> None:
+    """A workflow whose steps others do: a Celery task on a queue of its own, and an instance of `chain`."""
+
+    @app.task(name="double", shared=False)
+    def double(number: int) -> int:
+        return 2 * number
+
+    @durable.workflow(name="delegate")
+    def delegate(event: WorkflowEvent[Any], step: Step) -> Any:
+        doubled = step.task("double", double.s(7).set(queue=event.payload))
+        return [doubled, step.child("chain", durable.workflows["chain"], {"steps": 1, "hold": 0}, id="c-1")]
 
 
 def _with(flow: Any, traces: Traces) -> Any:

@@ -71,7 +71,7 @@ def test_a_workflow_that_no_worker_knows(site: Site) -> None:
     instance = site.create("unknown-elsewhere")
     found = wait_for(instance, Code.NOT_REGISTERED)
     assert "knows workflow 'unknown-elsewhere'" in found.sentence
-    assert found.facts["known_workflows"] == ["chain", "lifecycle", "nap", "sprint"]
+    assert found.facts["known_workflows"] == ["chain", "delegate", "lifecycle", "nap", "sprint"]
     instance.terminate()
     site.instances.clear()
 
@@ -91,3 +91,21 @@ def test_a_worker_that_was_killed(make_site: Callable[..., Site], broker_url: st
     site.beat()
     site.worker()
     site.finish()
+
+
+@pytest.mark.slow
+def test_a_task_that_no_worker_does_and_a_child_that_takes_its_time(site: Site) -> None:
+    site.beat()
+    site.worker()
+    queue = f"media-{site.config.name}"
+    instance = site.create("delegate", queue)
+    until("its message has left", lambda: wait_for(instance, Code.WAITING_TASKS).facts["tasks_unsent"] == 0)
+    found = instance.explain()
+    assert found.sentence.startswith(f"Waits for Celery task double ({found.facts['task_id']}), under way for ")
+    site.worker("-Q", queue)
+    child = wait_for(instance, Code.WAITING_CHILD)
+    assert 'Waits for instance "c-1" of workflow "chain", which is active, at step "chain"; ' in child.sentence
+    assert child.actions == ("celery -A <your app> durable explain chain c-1",)
+    site.let_go()
+    site.finish()
+    assert instance.result() == [14, [0]]

@@ -1,0 +1,187 @@
+"""Why is it not moving? What the database says of an instance in, one diagnosis for a person out.
+
+Pure: no SQL, no Celery, no clock of its own; whatever the facts are, there is exactly one answer. Heartbeats are hints
+for it and for nothing else: no decision of the engine rests on them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from datetime import timedelta
+
+from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
+from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
+from celery_durable.explain.waits import asleep, listed, waiting_steps
+from celery_durable.explain.words import (
+    ago,
+    attempts,
+    crashes,
+    do,
+    doctor,
+    ended,
+    last_sweep,
+    quoted,
+    said,
+    short,
+    start_beat,
+    start_worker,
+    times,
+)
+from celery_durable.model import Heartbeat, Kind, Status, StepStatus, iso, span
+
+__all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
+
+_PUBLISHES_WITHIN = timedelta(seconds=5)
+"""A dispatcher that lives has published by then what it found due, unless something keeps it from it."""
+_JUST_NOW = timedelta(seconds=1)
+_CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
+
+
+def explain(facts: Facts) -> Diagnosis:
+    """The one diagnosis of these facts."""
+    row = facts.instance
+    match row.status:
+        case Status.COMPLETE:
+            return said(facts, Code.DONE, f"It completed{ended(facts)}.")
+        case Status.TERMINATED:
+            why = "" if facts.run.reason is None else f": {short(facts.run.reason)}"
+            return said(facts, Code.TERMINATED, f"It was terminated{ended(facts)}{why}.", do(row, "restart"))
+        case Status.ERRORED:
+            return _failed(facts)
+        case Status.PAUSED:
+            sentence = f"It is paused, for {ago(facts, row.updated_at)}; timers go on counting."
+            if waiting := waiting_steps(facts):
+                sentence += f" Behind the pause: {listed(waiting)}."
+            return said(facts, Code.PAUSED, sentence, do(row, "resume"))
+        case Status.ACTIVE | Status.WAITING:
+            if row.claim_token is not None:
+                return _claimed(facts)
+            if row.run_at is not None and row.run_at > facts.now:
+                return asleep(facts, row.run_at)
+            return _due(facts)
+
+
+# --- ended --------------------------------------------------------------------------------------
+
+
+def _failed(facts: Facts) -> Diagnosis:
+    run, step = facts.run, facts.last_step
+    name = run.error_name or "an error"
+    error = f"{name}: {short(run.error_message)}" if run.error_message else name
+    sentence = f"It failed{ended(facts)} with {error}"
+    if step is not None and step.error is not None and step.error.name == run.error_name:
+        sentence += f" (step {quoted(step.name)}, {attempts(step)})"
+    code = Code.FAILED
+    if name == StepLimitExceeded.__name__:
+        code = Code.STEP_LIMIT
+    elif name in _CHANGED_CODE:
+        code = Code.NONDETERMINISTIC
+        sentence += ". The workflow's code and what is recorded do not fit"
+    row = facts.instance
+    again = ("restart",) if row.kind is Kind.LINEAR else ("retry", "restart")
+    actions = [do(row, "show", "--full"), *(do(row, verb) for verb in again)]
+    return said(facts, code, f"{sentence.rstrip('.')}.", *actions)
+
+
+# --- in a worker's hands ------------------------------------------------------------------------
+
+
+def _claimed(facts: Facts) -> Diagnosis:
+    row, now = facts.instance, facts.now
+    node = (row.claimed_by or "").rpartition(" ")[2] or "a worker"
+    if row.lease_until is None or row.lease_until <= now:
+        since = "" if row.lease_until is None else f", its lease ended {ago(facts, row.lease_until)} ago"
+        sentence = f"The worker {node} fell silent{since}. "
+        if _has_dispatcher(facts):
+            sentence += "A dispatcher hands the run on; one that has just started waits as long as a lease lasts."
+            return said(facts, Code.LEASE_EXPIRED, sentence)
+        return said(facts, Code.LEASE_EXPIRED, sentence + _nobody_sweeps(facts), *start_beat())
+    where = f"the worker {node}, which has had it for {ago(facts, row.updated_at)}"
+    if row.pause_requested:
+        sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
+        return said(facts, Code.PAUSED, sentence, do(row, "resume"))
+    begun = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
+    if begun:
+        doing = ("step " if len(begun) == 1 else "steps ") + ", ".join(map(quoted, begun[:5]))
+    elif facts.last_step is not None:
+        doing = f"what follows step {quoted(facts.last_step.name)}"
+    else:
+        doing = "its beginning"
+    sentence = f"It runs {doing}, on {where}; the lease is good for {span(row.lease_until - now)}."
+    if row.crash_count:
+        sentence += f" {crashes(row.crash_count)} before, without a step in between."
+    seen = [beat for beat in facts.heartbeats if beat.node == node]
+    if seen and not any(beat.is_live(now) for beat in seen):
+        last = max(beat.seen_at for beat in seen)
+        sentence += (
+            f" That worker was last seen {ago(facts, last)} ago; if it is dead, the lease ends, and it is handed on."
+        )
+    return said(facts, Code.RUNNING, sentence, do(row, "logs", "--follow"))
+
+
+# --- due, and in nobody's hands -----------------------------------------------------------------
+
+
+def _due(facts: Facts) -> Diagnosis:
+    row, now = facts.instance, facts.now
+    due_at = row.run_at or row.updated_at
+    since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {ago(facts, due_at)}"
+    consumers = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
+    if consumers and not any(row.workflow in beat.workflows for beat in consumers):
+        return _unknown(facts, since, consumers)
+    missing = "" if consumers else f" And no worker consumes queue {row.queue!r}."
+    is_overdue = row.poll_at is not None and row.poll_at <= now
+    if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatches):
+        sent = f"was sent {times(row.dispatches)}" if row.dispatches else "nobody has sent it to a worker"
+        sentence = f"{since}, and {sent}. {_nobody_sweeps(facts)}{missing}"
+        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat(), *start_worker(facts, consumers))
+    if row.dispatches:
+        return _unclaimed(facts, since, consumers)
+    if is_overdue and row.poll_at is not None and now - row.poll_at > _PUBLISHES_WITHIN:
+        sentence = (
+            f"{since}, and the dispatcher does not send it: the broker does not answer, or queue {row.queue!r} is "
+            f"longer than durable_queue_high_water.{missing}"
+        )
+        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, *start_worker(facts, consumers), doctor())
+    missing = "" if consumers else f" But no worker consumes queue {row.queue!r}."
+    sentence = f"{since}; a worker should take it any moment.{missing}"
+    return said(facts, Code.DUE, sentence, *start_worker(facts, consumers))
+
+
+def _unknown(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+    row = facts.instance
+    nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
+    known = {name for beat in consumers for name in beat.workflows}
+    near = difflib.get_close_matches(row.workflow, known, n=1)
+    sentence = (
+        f"{since}, and no worker of queue {row.queue!r} knows workflow {row.workflow!r} ({nodes}). Import the module "
+        "that defines it in the worker, or wait for the deploy to end." + (f" They know {near[0]!r}." if near else "")
+    )
+    inspect = f"celery -A {YOUR_APP} inspect registered"
+    return said(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
+
+
+def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+    row = facts.instance
+    sentence = f"{since} and was sent {times(row.dispatches)}, "
+    if consumers:
+        count = "1 worker consumes" if len(consumers) == 1 else f"{len(consumers)} workers consume"
+        sentence += (
+            f"but no worker has taken it. {count} queue {row.queue!r}: they are busy with other work, or have another "
+            "broker than who sends."
+        )
+    else:
+        sentence += f"but no worker consumes queue {row.queue!r}."
+    if row.poll_at is not None and row.poll_at > facts.now:
+        sentence += f" It is sent again in {span(row.poll_at - facts.now)}."
+    return said(facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker(facts, consumers), doctor())
+
+
+def _has_dispatcher(facts: Facts) -> bool:
+    return any(beat.sweeps(facts.now) for beat in facts.heartbeats)
+
+
+def _nobody_sweeps(facts: Facts) -> str:
+    last = last_sweep(facts)
+    since = "No dispatcher has been seen" if last is None else f"Nobody has swept since {iso(last)}"
+    return f"{since}: is celery beat running?"

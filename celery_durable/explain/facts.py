@@ -1,0 +1,70 @@
+"""What is known of an instance when somebody asks why it is not moving, and what he is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from celery_durable.model import Child, Heartbeat, InstanceRow, RunRow, Status, StepRecord
+
+YOUR_APP = "<your app>"
+"""Where an action names the app after ``-A``: whoever shows it may know the name."""
+
+
+class Code(StrEnum):
+    """The answers there are."""
+
+    SLEEPING = "SLEEPING"
+    WAITING_EVENT = "WAITING_EVENT"
+    WAITING_TASKS = "WAITING_TASKS"
+    WAITING_CHILD = "WAITING_CHILD"
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"
+    SCHEDULED = "SCHEDULED"
+    PAUSED = "PAUSED"
+    RUNNING = "RUNNING"
+    DUE = "DUE"
+    DUE_NOT_DISPATCHED = "DUE_NOT_DISPATCHED"
+    DISPATCHED_NOT_CLAIMED = "DISPATCHED_NOT_CLAIMED"
+    NOT_REGISTERED = "NOT_REGISTERED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    CRASHING = "CRASHING"
+    STEP_LIMIT = "STEP_LIMIT"
+    NONDETERMINISTIC = "NONDETERMINISTIC"
+    FAILED = "FAILED"
+    TERMINATED = "TERMINATED"
+    DONE = "DONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an instance and of the processes around it, at one moment of the database's time."""
+
+    now: datetime
+    instance: InstanceRow
+    run: RunRow
+    open_steps: tuple[StepRecord, ...] = ()
+    """Of the current run, in call order."""
+    last_step: StepRecord | None = None
+    """The last of the current run that has ended."""
+    buffered: tuple[str, ...] = ()
+    """Types of events that nobody has consumed, each once."""
+    answered: int = 0
+    """How many of the run's Celery tasks have answered."""
+    unsent: frozenset[str] = frozenset()
+    """Ids of those of its Celery tasks that have not left the outbox."""
+    children: Mapping[Child, Status] = field(default_factory=dict)
+    """How the instances stand that do its open steps; without those that are not there any more."""
+    heartbeats: tuple[Heartbeat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One answer. ``facts``: what it rests on, ready for JSON. ``actions``: commands to type, the most useful first."""
+
+    code: Code
+    sentence: str
+    facts: Mapping[str, Any]
+    actions: tuple[str, ...] = ()

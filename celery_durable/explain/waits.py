@@ -1,0 +1,190 @@
+"""What is told of open steps: of instances that sleep, wait, or try again later."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from datetime import datetime
+from typing import Any
+
+from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
+from celery_durable.explain.words import ago, crashes, do, doctor, maybe_iso, n_of_m, quoted, said, short, when
+from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, span
+
+
+def asleep(facts: Facts, until: datetime) -> Diagnosis:
+    """Of an instance that is due at ``until``."""
+    row, at = facts.instance, f"in {span(until - facts.now)}"
+    if row.status is Status.ACTIVE and row.crash_count:
+        sentence = (
+            f"It rests after a crash and goes on {at}. {crashes(row.crash_count)} there, without a step in between."
+        )
+        return said(facts, Code.CRASHING, sentence, do(row, "logs", "--level warn"))
+    waiting = waiting_steps(facts)
+    if not waiting:
+        if facts.run.started_at is None:
+            return said(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
+        return said(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
+    first = next((step for step in waiting if _mistyped(facts, step)), waiting[0])
+    told = (first,) if first.verb is not StepType.TASK else [step for step in waiting if step.verb is StepType.TASK]
+    others = [step for step in waiting if step not in told]
+    found = _open_step(facts, first)
+    if not others:
+        return found
+    return Diagnosis(found.code, f"{found.sentence} Besides: {listed(others)}.", found.facts, found.actions)
+
+
+def waiting_steps(facts: Facts) -> list[StepRecord]:
+    """The open steps that wait for somebody or something, the earliest first."""
+    return sorted((step for step in facts.open_steps if step.is_waiting), key=_due_at)
+
+
+def listed(steps: list[StepRecord]) -> str:
+    """The first few of these, in a few words each."""
+    return "; ".join(_briefly(step) for step in steps[:3]) + ("; ..." if len(steps) > 3 else "")
+
+
+def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
+    row, name = facts.instance, quoted(step.name)
+    known: dict[str, Any] = {"step": step.name, "due_at": maybe_iso(step.next_retry_at or step.wake_at)}
+    if step.status is StepStatus.READY and step.error is None:  # a linear step that nobody could begin
+        sentence = (
+            f"Step {name} is ready, but the worker that looked last has no handler for it; the next one looks "
+            f"{when(facts, row.run_at)}."
+        )
+        return said(facts, Code.NOT_REGISTERED, sentence, f"celery -A {YOUR_APP} inspect registered", **known)
+    match step.verb:
+        case StepType.SLEEP:
+            sentence = f"Sleeps at step {name}; wakes {when(facts, step.wake_at)}."
+            return said(facts, Code.SLEEPING, sentence, **known)
+        case StepType.DO:
+            error = "an error" if step.error is None else f"{step.error.name}: {short(step.error.message)}"
+            sentence = (
+                f"Tries step {name} again {when(facts, step.next_retry_at)}; "
+                f"attempt {n_of_m(step)} failed: {error.rstrip('.')}."
+            )
+            known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
+            return said(facts, Code.RETRY_SCHEDULED, sentence, do(row, "logs", "--level warn"), **known)
+        case StepType.WAIT if step.wait_topic is not None:
+            sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {when(facts, step.wake_at)}.'
+            emit = f"celery -A {YOUR_APP} durable emit {shlex.quote(step.wait_topic)} --payload '{{...}}'"
+            return said(facts, Code.WAITING_EVENT, sentence, emit, **known, topic=step.wait_topic)
+        case StepType.WAIT:
+            type_ = step.wait_event_type or ""
+            sentence = f'Waits for event "{type_}" at step {name}; times out {when(facts, step.wake_at)}.'
+            if mistyped := _mistyped(facts, step):
+                sentence += f' An event "{mistyped}" is buffered, the wait is for "{type_}": a typing mistake?'
+            elif others := [f'"{other}"' for other in facts.buffered if other != type_]:
+                sentence += f" Buffered for later waits: {', '.join(others[:5])}."
+            known |= {"event_type": type_, "buffered": list(facts.buffered)}
+            send = do(row, "send-event", f"{shlex.quote(type_)} --payload '{{...}}'")
+            return said(facts, Code.WAITING_EVENT, sentence, send, **known)
+        case StepType.TASK:
+            return _tasks(facts, step, known)
+        case StepType.MAP:
+            return _map(facts, step, known)
+        case StepType.CHILD:
+            return _child(facts, step, known)
+
+
+def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    """All Celery tasks that are out: ``step`` is the one whose time is over first."""
+    out = [each for each in waiting_steps(facts) if each.verb is StepType.TASK]
+    oldest = min(out, key=lambda each: _sent_at(each) or facts.now)
+    sent_at = _sent_at(oldest)
+    since = "" if sent_at is None else f", under way for {ago(facts, sent_at)}"
+    which = f"{oldest.task} ({oldest.task_id}){since}"
+    if len(out) == 1:
+        sentence = f"Waits for Celery task {which}, at step {quoted(step.name)}; "
+    else:
+        sentence = (
+            f"Waits for {len(out)} Celery tasks, {facts.answered} of {facts.answered + len(out)} have answered; the "
+            f"oldest is {which}, at step {quoted(oldest.name)}; the next "
+        )
+    sentence += f"times out {when(facts, step.wake_at)}."
+    unsent = [each for each in out if each.task_id in facts.unsent]
+    actions = [f"celery -A {YOUR_APP} inspect query_task {oldest.task_id}"]
+    if unsent:
+        count = "It has" if len(out) == 1 else "1 of them has" if len(unsent) == 1 else f"{len(unsent)} of them have"
+        them = "it" if len(unsent) == 1 else "them"
+        sentence += f" {count} not left yet: the broker does not take {them}, or no dispatcher sends {them}."
+        actions = [f"celery -A {YOUR_APP} durable outbox", doctor()]
+    known |= {
+        "task": oldest.task,
+        "task_id": oldest.task_id,
+        "tasks_out": len(out),
+        "tasks_answered": facts.answered,
+        "tasks_unsent": len(unsent),
+    }
+    return said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+
+
+def _map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    items = step.items or ItemCounts(0, 0, 0)
+    failed = f" ({items.failed} of them failed)" if items.failed else ""
+    sentence = (
+        f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
+        f"step {quoted(step.name)}; what is silent until then is judged {when(facts, step.wake_at)}."
+    )
+    known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
+    return said(facts, Code.WAITING_TASKS, sentence, do(facts.instance, "show"), **known)
+
+
+def _sent_at(step: StepRecord) -> datetime | None:
+    """When the task left that is under way: an earlier attempt, of which nothing is out any more, was before."""
+    return step.created_at if step.wake_at is None or step.timeout is None else step.wake_at - step.timeout
+
+
+def _child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    child = _child_of(step)
+    status = facts.children.get(child)
+    stands = "which is not there any more" if status is None else f"which is {status}"
+    sentence = (
+        f"Waits for {_named(child)}, {stands}, at step {quoted(step.name)}; times out {when(facts, step.wake_at)}."
+    )
+    standing = None if status is None else str(status)
+    known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": standing}}
+    target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
+    action = () if status is None else (f"celery -A {YOUR_APP} durable explain {target}",)
+    return said(facts, Code.WAITING_CHILD, sentence, *action, **known)
+
+
+def _child_of(step: StepRecord) -> Child:
+    return step.child or Child("", "")
+
+
+def _named(child: Child) -> str:
+    return f"instance {quoted(child.instance_id)} of workflow {quoted(child.workflow)}"
+
+
+def _mistyped(facts: Facts, step: StepRecord) -> str | None:
+    """A buffered event whose type nobody waits for, but which is nearly that of this wait."""
+    if step.verb is not StepType.WAIT or step.wait_event_type is None:
+        return None
+    awaited = {each.wait_event_type for each in facts.open_steps}
+    left = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
+    near = difflib.get_close_matches(step.wait_event_type.casefold(), left, n=1, cutoff=0.75)
+    return left[near[0]] if near else None
+
+
+def _briefly(step: StepRecord) -> str:
+    match step.verb:
+        case StepType.SLEEP:
+            return f"step {quoted(step.name)} sleeps"
+        case StepType.DO:
+            return f"step {quoted(step.name)} is tried again"
+        case StepType.WAIT if step.wait_topic is not None:
+            return f'step {quoted(step.name)} waits for topic "{step.wait_topic}"'
+        case StepType.WAIT:
+            return f'step {quoted(step.name)} waits for event "{step.wait_event_type}"'
+        case StepType.TASK:
+            return f"step {quoted(step.name)} waits for Celery task {step.task}"
+        case StepType.MAP:
+            return f"step {quoted(step.name)} waits for Celery tasks {step.task}"
+        case StepType.CHILD:
+            return f"step {quoted(step.name)} waits for {_named(_child_of(step))}"
+
+
+def _due_at(step: StepRecord) -> float:
+    at = step.next_retry_at or step.wake_at
+    return float("inf") if at is None else at.timestamp()
