@@ -25,6 +25,7 @@ from celery_durable.model import (
     Published,
     Status,
     StepRecord,
+    is_answer,
 )
 
 logger = logging.getLogger("celery_durable.http")
@@ -161,11 +162,24 @@ class View:
         return wire.EventView(
             id=event.event_id,
             type=event.type,
-            payload=self._seen(event.payload, "payload", event.type),
+            payload=self._payload(event),
             created_at=event.created_at,
             delivered_at=event.delivered_at,
             consumed_by_step_key=event.consumed_by_step_key,
         )
+
+    def _payload(self, event: EventRecord) -> Any:
+        """What others answered to a step is first of all its result, or its error: who hides these hides them here."""
+        payload, step = event.payload, event.consumed_by_step_key
+        if self._redact is not None and is_answer(event.type) and isinstance(payload, dict):
+            if step is None:  # nobody knows yet whose it is
+                return REDACTED
+            if "error" in payload:
+                error = payload["error"]
+                payload = {"error": {**error, "message": self._seen(error["message"], "error", step)}}
+            else:
+                payload = {"output": self._seen(payload["output"], "result", step)}
+        return self._seen(payload, "payload", event.type)
 
     def log(self, line: LogRecord) -> wire.LogView:
         """A log line with its data."""

@@ -165,6 +165,11 @@ def item_of(event_type: str) -> tuple[str, int, int] | None:
     return None if found is None else (found["key"], int(found["place"]), int(found["attempt"]))
 
 
+def is_answer(event_type: str) -> bool:
+    """Whether such an event is what somebody answered who does a step."""
+    return event_type.startswith((_TASK, _CHILD))
+
+
 def sendable(event_type: str | None) -> str | None:
     """The event type where people may send such events, else None."""
     return None if event_type is None or ":" in event_type else event_type

@@ -1,0 +1,241 @@
+"""Steps that others do, as the verbs show them: over the store, and over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_durable import Step, WorkflowEvent, values
+from celery_durable.model import Ref, to_us
+from tests.cli.conftest import Shop
+from tests.cli.doors import Direct, OverHttp, served
+
+TASK, NAP = "task media.resize, times out at", "instance nap n-1, times out at"
+
+
+@pytest.fixture(params=["direct", "http"])
+def door(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
+    if request.param == "direct":
+        yield Direct(shop)
+        return
+    with served(shop) as found:
+        yield found
+
+
+@pytest.fixture
+def album(shop: Shop) -> Shop:
+    """The shop with an album a-1, two of whose steps are done by tasks and one by a nap."""
+
+    @shop.durable.workflow(name="album")
+    def album(event: WorkflowEvent[None], step: Step) -> Any:
+        cover = step.submit_task("cover", "media.resize", timeout="1 hour", retries=1)
+        back = step.submit_task("back", "media.resize", timeout="2 hours")
+        rest = step.submit_child("rest", shop.durable.workflows["nap"], id="n-1", timeout="4 days")
+        return step.gather(cover, back, rest)
+
+    shop.pipe("start", "album", "--id", "a-1")
+    shop.work("album", "a-1")
+    shop.work("nap", "n-1")
+    return shop
+
+
+def answer(shop: Shop, name: str, payload: str) -> None:
+    """What comes back from the worker of a task."""
+    steps = shop.durable.operations.history("album", "a-1").steps
+    seq, step = next((seq, step) for seq, step in enumerate(steps, start=1) if step.name == name)
+    event_type = f"task:{seq}:{step.attempts}:{step.task}"
+    assert shop.durable.operations.answer(Ref("album", "a-1", 1), event_type, payload)
+    shop.work("album", "a-1")
+
+
+def test_who_does_the_steps_is_shown_and_told(album: Shop, door: Any) -> None:
+    began = "2030-01-01T00:00:00.000Z"
+    shown = door("show", "album", "a-1").rows
+    assert [row[:5] + row[6:] for row in shown[1:]] == [
+        ["step", "cover", "task", "waiting", "1/2", f"{TASK} 2030-01-01T01:00:00.000Z", "", began, ""],
+        ["step", "back", "task", "waiting", "1/1", f"{TASK} 2030-01-01T02:00:00.000Z", "", began, ""],
+        ["step", "rest", "child", "waiting", "", f"{NAP} 2030-01-05T00:00:00.000Z", "", began, ""],
+    ]  # fmt: skip
+    assert door("history", "album", "a-1").rows[1:] == [
+        [began, "step", "waiting", "cover", f"{TASK} 2030-01-01T01:00:00.000Z", ""],
+        [began, "step", "waiting", "back", f"{TASK} 2030-01-01T02:00:00.000Z", ""],
+        [began, "step", "waiting", "rest", f"{NAP} 2030-01-05T00:00:00.000Z", ""],
+    ]
+    first = album.durable.operations.history("album", "a-1").steps[0].task_id
+    assert door("explain", "album", "a-1").rows == [
+        [
+            "WAITING_TASKS",
+            f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for "
+            '0 ms, at step "cover"; the next times out in 1 h. Besides: step "rest" waits for instance "n-1" of '
+            'workflow "nap".',
+        ],
+        ["action", f"celery -A <your app> inspect query_task {first}"],
+    ]
+
+
+def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, door: Any) -> None:
+    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    step = door("show", "album", "a-1").rows[1]
+    again = "next attempt at 2030-01-01T00:00:10.000Z"
+    assert step[1:5] + step[6:8] == ["cover", "task", "waiting", "1/2", again, "OSError: disk full"]
+    assert door("explain", "album", "a-1").rows[0] == [
+        "RETRY_SCHEDULED",
+        'Tries step "cover" again in 10 s; attempt 1/2 failed: OSError: disk full. Besides: step "back" waits for '
+        'Celery task media.resize; step "rest" waits for instance "n-1" of workflow "nap".',
+    ]  # fmt: skip
+
+
+def test_what_they_answer_is_followed_to_the_end(album: Shop, door: Any) -> None:
+    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    album.clock.advance(seconds=10)
+    album.work("album", "a-1")
+    answer(album, "cover", values.answer_of('{"width":7}'))
+    answer(album, "back", values.answer_of(None))
+    with door.when_it_waits(lambda: _wake(album)):
+        said = door("watch", "album", "a-1")
+    late, later = "2030-01-01T00:00:10.000Z", "2030-01-04T00:00:00.000Z"
+    assert (said.code, [row for row in said.rows if "waiting" not in row]) == (
+        0,
+        [
+            [late, "step", "completed", "cover", "10 s", "2 attempts", ""],
+            [late, "step", "completed", "back", "10 s", "", ""],
+            [later, "step", "completed", "rest", ""],
+            [later, "run", "complete", ""],
+        ],
+    )
+    rows = door("show", "album", "a-1", "--full").rows
+    assert [row[-1] for row in rows if row[0] in ("step", "output")] == [
+        '{"width":7}', "null", '"rested"', '[{"width":7},null,"rested"]',
+    ]  # fmt: skip
+    assert [row[1:2] + row[4:] for row in rows if row[0] == "event"] == [
+        ["task:1:1:media.resize", "cover", '{"error":{"name":"OSError","message":"disk full"}}'],
+        ["task:1:2:media.resize", "cover", '{"output":{"width":7}}'],
+        ["task:2:1:media.resize", "back", '{"output":null}'],
+        ["child:3:nap/n-1", "rest", '{"output":"rested"}'],
+    ]
+
+
+def _wake(shop: Shop) -> None:
+    """The nap ends, and answers."""
+    shop.clock.now_us = to_us(datetime(2030, 1, 4, tzinfo=UTC))
+    shop.work("nap", "n-1")
+    shop.work("album", "a-1")
+
+
+def test_they_are_settled_by_hand(album: Shop, door: Any) -> None:
+    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    for step, value in (("cover", '{"width": 1}'), ("rest", '"woken"')):  # one that is tried again, one that is out
+        settled = door("set-result", "album", "a-1", step, value, "--by", "eve")
+        assert settled.rows == [["Settled", "album/a-1", "run 1", step]]
+    assert door("skip", "album", "a-1", "back", "--by", "eve").rows == [["Skipped", "album/a-1", "run 1", "back"]]
+    assert album.work("album", "a-1") == "complete"
+    rows = door("show", "album", "a-1", "--full").rows
+    assert rows[-1] == ["output", '[{"width":1},null,"woken"]']
+    assert [row[1:5] for row in rows if row[0] == "audit"] == [
+        ["set-result", "cover", "waiting", "eve"],
+        ["set-result", "rest", "waiting", "eve"],
+        ["skip", "back", "waiting", "eve"],
+    ]
+    assert door("skip", "album", "a-1", "back").code == 1
+
+
+@pytest.mark.parametrize("failed", ["cover", "rest"])
+def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, door: Any, failed: str) -> None:
+    @album.durable.workflow(name="single")
+    def single(event: WorkflowEvent[str], step: Step) -> Any:
+        if event.payload == "rest":
+            return step.child("rest", album.durable.workflows["nap"], id="n-2")
+        return step.task("cover", "media.resize", timeout="1 hour")
+
+    door("start", "single", "--params", json.dumps(failed), "--id", "s-1")
+    album.work("single", "s-1")
+    if failed == "rest":
+        door("terminate", "nap", "n-2", "--reason", "enough")
+    else:
+        album.clock.advance(hours=1)
+    assert album.work("single", "s-1").startswith("errored: ")
+    settle = ("set-result", "single", "s-1", failed, '"by hand"', "--by", "eve")
+    assert door(*settle).rows == [["Settled", "single/s-1", "run 2", failed]]
+    assert album.work("single", "s-1", 2) == "complete"
+    assert door("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
+
+
+def test_an_export_is_the_same_at_both_doors(album: Shop, door: Any) -> None:
+    answer(album, "back", values.answer_of("7"))
+    told, ours = json.loads(door("export", "album", "a-1").out), json.loads(album.pipe("export", "album", "a-1").out)
+    assert told["steps"] == ours["steps"]
+    ids = [step["task_id"] for step in told["steps"]]
+    assert [(step["type"], step["task"], step["child"]) for step in told["steps"]] == [
+        ("task", "media.resize", None),
+        ("task", "media.resize", None),
+        ("child", None, {"workflow": "nap", "instance_id": "n-1"}),
+    ]
+    assert len(set(ids[:2])) == 2
+    assert ids[2] is None
+
+
+def test_a_topic_is_the_same_at_both_doors(shop: Shop, door: Any) -> None:
+    @shop.durable.workflow(name="watch")
+    def watch(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.wait_for_topic("next price", "prices", timeout="1 hour").payload
+
+    door("start", "watch", "--id", "w-1")
+    shop.work("watch", "w-1")
+    waits = 'topic "prices", times out at 2030-01-01T01:00:00.000Z'
+    assert door("show", "watch", "w-1").rows[1][6] == waits
+    assert door("history", "watch", "w-1").rows[1][4] == waits
+    assert json.loads(door("export", "watch", "w-1").out)["steps"][0]["wait_topic"] == "prices"
+
+
+@pytest.fixture(params=["store", "file"])
+def replayed(request: pytest.FixtureRequest, album: Shop, tmp_path: Path) -> Any:
+    """`replay album a-1`, from the database, or from what `export` prints of it."""
+
+    def call() -> list[list[str]]:
+        if request.param == "store":
+            return album.pipe("replay", "album", "a-1").rows
+        path = tmp_path / "a-1.json"
+        path.write_text(album.pipe("export", "album", "a-1").out)
+        return album.pipe("replay", "--file", str(path)).rows
+
+    return call
+
+
+def test_open_ones_are_where_a_replay_ends(album: Shop, replayed: Any) -> None:
+    run = ["run", "album", "a-1", "1", "waiting"]
+    assert replayed() == [run, ["end", "The record is open at steps 'cover', 'back', 'rest'."]]
+    answer(album, "cover", values.answer_of_error("OSError", "disk full"))  # it is to be sent again
+    answer(album, "back", values.answer_of("7"))
+    assert replayed() == [
+        run, ["step", "back", "task", "replayed"], ["end", "The record is open at steps 'cover', 'rest'."],
+    ]  # fmt: skip
+
+
+def test_what_they_answered_is_replayed(album: Shop, replayed: Any) -> None:
+    answer(album, "cover", values.answer_of('{"width":7}'))
+    answer(album, "back", values.answer_of(None))
+    _wake(album)
+    assert replayed() == [
+        ["run", "album", "a-1", "1", "complete"],
+        ["step", "cover", "task", "replayed"],
+        ["step", "back", "task", "replayed"],
+        ["step", "rest", "child", "replayed"],
+        ["end", "The code returns."],
+    ]
+
+
+def test_code_that_does_a_step_itself_does_not_follow(album: Shop, replayed: Any) -> None:
+    answer(album, "cover", values.answer_of("7"))
+
+    def today(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.do("cover", lambda: pytest.fail("a body was run"))
+
+    today.__qualname__ = album.durable.registry.get("album").fn.__qualname__
+    album.durable.workflow(name="album")(today)
+    said = "Step 'cover' is recorded as 'task', but the code now calls it as 'do'."
+    assert replayed()[-2][:2] == ["differs", said]

@@ -1,0 +1,122 @@
+"""Steps that others do, over HTTP: who does them, what they answer, and that nothing of it passes by the hook."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_durable import Step, WorkflowEvent, values
+from celery_durable.http import Shown
+from celery_durable.model import Ref
+from tests.http.conftest import Shop
+
+ALBUM = "/workflows/album/instances/a-1"
+
+
+@pytest.fixture
+def album(shop: Shop) -> Shop:
+    """The shop with an album a-1: two of its steps are done by tasks, and one by an order."""
+
+    @shop.durable.workflow(name="album")
+    def album(event: WorkflowEvent[None], step: Step) -> Any:
+        cover = step.submit_task("cover", "media.resize", timeout="1 hour", retries=1)
+        back = step.submit_task("back", "media.resize", timeout="2 hours")
+        order = step.submit_child("print", shop.durable.workflows["order"], {"order_id": "42"}, id="o-1")
+        return step.gather(cover, back, order)
+
+    album.create(id="a-1")
+    shop.work()
+    return shop
+
+
+def answer(shop: Shop, seq: int, payload: str) -> None:
+    """What comes back from the worker of the task at this place."""
+    assert shop.durable.operations.answer(Ref("album", "a-1", 1), f"task:{seq}:1:media.resize", payload)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
+    ids = [step.task_id for step in album.durable.operations.history("album", "a-1").steps]
+    current = api.get(ALBUM).json()["meta"]["currentStep"]
+    assert current == {
+        "stepKey": "cover", "name": "cover", "type": "task", "status": "waiting", "attempts": 1, "maxAttempts": 2,
+        "timeoutMs": 3_600_000, "nextRetryAt": None, "wakeAt": "2030-01-01T01:00:00Z", "waitEventType": None,
+        "task": "media.resize", "taskId": ids[0],
+    }  # fmt: skip
+    steps = api.get(f"{ALBUM}/history").json()["steps"]
+    child = {"workflowName": "order", "instanceId": "o-1"}
+    assert [(step["type"], step.get("task"), step.get("taskId"), step.get("child")) for step in steps] == [
+        ("task", "media.resize", ids[0], None), ("task", "media.resize", ids[1], None), ("child", None, None, child),
+    ]  # fmt: skip
+    found = api.get(f"{ALBUM}/explain").json()
+    assert (found["code"], found["facts"]["task_id"], found["facts"]["tasks_out"]) == ("WAITING_TASKS", ids[0], 2)
+
+
+def test_a_child_is_explained_with_how_it_stands(album: Shop, api: TestClient) -> None:
+    for seq in (1, 2):
+        answer(album, seq, values.answer_of("1"))
+    album.work()
+    found = api.get(f"{ALBUM}/explain").json()
+    assert found["code"] == "WAITING_CHILD"
+    assert found["facts"]["child"] == {"workflow": "order", "instance_id": "o-1", "status": "waiting"}
+    assert found["actions"] == ["celery -A <your app> durable explain order o-1"]
+
+
+def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
+    answer(album, 1, values.answer_of_error("OSError", "disk full"))
+    album.work()
+    answer(album, 2, values.answer_of('{"key":"secret"}'))
+
+    def redact(value: Any, shown: Shown) -> Any:
+        return "***" if (shown.kind, shown.name) in {("result", "back"), ("error", "cover")} else value
+
+    guarded = album.client(allow_anonymous=True, redact=redact)
+    events = guarded.get(f"{ALBUM}/history").json()["events"]
+    assert [event["payload"] for event in events] == [
+        {"error": {"name": "OSError", "message": "***"}},
+        "[redacted]",  # nobody has taken it, so nobody knows whose it is
+    ]
+    album.work()
+    events = guarded.get(f"{ALBUM}/history").json()["events"]
+    assert [event["payload"] for event in events][1] == {"output": "***"}
+    open_ = album.client().get(f"{ALBUM}/history").json()["events"]
+    assert [event["payload"] for event in open_][1] == {"output": {"key": "secret"}}
+
+
+@pytest.mark.parametrize(("verb", "more", "result"), [("set-result", {"result": [7]}, [7]), ("skip", {}, None)])
+def test_they_are_settled_by_hand_while_they_are_out(
+    album: Shop, api: TestClient, verb: str, more: dict[str, Any], result: Any
+) -> None:
+    answer(album, 2, values.answer_of("1"))
+    for step in ("cover", "print"):
+        said = api.post(f"{ALBUM}/{verb}", json={"step": step, "by": "eve", **more})
+        assert (said.status_code, said.json()) == (200, {"ok": True, "runNumber": 1})
+    album.work()
+    told = api.get(f"{ALBUM}/history", params={"includeRun": True}).json()
+    assert [step["result"] for step in told["steps"]] == [result, 1, result]
+    assert [(record["stepKey"], record["before"]) for record in told["run"]["audit"]] == [
+        ("cover", {"status": "waiting", "attempts": 1}),
+        ("print", {"status": "waiting", "attempts": 1}),
+    ]
+    ref = Ref("album", "a-1", 1)
+    assert not album.durable.operations.answer(ref, "task:1:1:media.resize", values.answer_of("8"))  # too late
+    assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
+
+
+def test_the_stream_tells_of_them(album: Shop, api: TestClient) -> None:
+    for seq in (1, 2):
+        answer(album, seq, values.answer_of("1"))
+    api.post("/workflows/order/instances/o-1/terminate", json={"reason": "no paper"})
+    album.work()
+    said = api.get(f"{ALBUM}/stream").text
+    steps = [json.loads(line[6:]) for line in said.splitlines() if line.startswith('data: {"stepKey"')]
+    assert {step["name"]: (step["type"], step["status"]) for step in steps} == {
+        "cover": ("task", "completed"), "back": ("task", "completed"), "print": ("child", "errored"),
+    }  # fmt: skip
+    assert steps[-1]["error"] == {
+        "name": "ChildTerminated",
+        "message": "Instance 'o-1' of workflow 'order' was terminated: no paper",
+    }
