@@ -185,38 +185,16 @@ class Step:
         results: list[Any] = self._host.call(call)
         return results
 
-    @overload
     def child(
         self,
         name: str,
         workflow: Typed[W, T],
         params: W | None = None,
         *,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> T: ...
-    @overload
-    def child(
-        self,
-        name: str,
-        workflow: Defined,
-        params: Any = None,
-        *,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Any: ...
-    def child(
-        self,
-        name: str,
-        workflow: Defined,
-        params: Any = None,
-        *,
         id: str | None = None,  # the public name
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> Any:
+    ) -> T:
         """Have an instance of another workflow do this step, and return its output; hibernate meanwhile.
 
         The instance is created in the commit that records the step. ``id``: its id, by default one derived from this
@@ -225,7 +203,8 @@ class Step:
         and the child goes on. Raises StepFailed: with the name of the error that ended it; ``ChildTerminated``, when
         somebody terminated it; ``InstanceAlreadyExists``, when the id is taken; ``WorkflowParamsInvalid``.
         """
-        return self._host.call(_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        output: T = self._host.call(_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        return output
 
     @overload
     def submit(
@@ -316,38 +295,16 @@ class Step:
         call = _map_call(name, task, items, config, most=max_concurrency, return_exceptions=return_exceptions)
         return self._host.submit(call)
 
-    @overload
     def submit_child(
         self,
         name: str,
         workflow: Typed[W, T],
         params: W | None = None,
         *,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> StepFuture[T]: ...
-    @overload
-    def submit_child(
-        self,
-        name: str,
-        workflow: Defined,
-        params: Any = None,
-        *,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> StepFuture[Any]: ...
-    def submit_child(
-        self,
-        name: str,
-        workflow: Defined,
-        params: Any = None,
-        *,
         id: str | None = None,  # the public name
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> StepFuture[Any]:
+    ) -> StepFuture[T]:
         """As `child`, but as a branch; it is created when it is gathered."""
         return self._host.submit(_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
 

@@ -45,11 +45,21 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     step.do("count", count, "text").upper()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     step.submit("count", count, 5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
     step.sleep_until("until", "tomorrow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    step.child("approve", approve, Approval(approved=True))  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+    print(step.child("approve", approve, event.payload).amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    step.child("count", count, "text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    step.submit_child("approve", approve, 5)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+    step.task("resize", "media.resize", countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     answer = step.wait_for_event("wait", "approval", schema=Approval)
     step.log.info("decided", by=answer.payload.by)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     print(event.payload.amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     event.payload = answer  # type: ignore[misc,assignment]  # pyright: ignore[reportAttributeAccessIssue]
     return step.gather(step.submit("count", count, "text"))  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+@durable_workflow(name="approve")
+def approve(event: WorkflowEvent[OrderIn], step: Step) -> Approval:
+    return Approval(approved=True)
 
 
 @durable_workflow(name="wrong-event")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,8 @@ from celery_durable import (
     Durable,
     History,
     InstanceStatus,
+    LinearStep,
+    LinearWorkflow,
     NonRetryableError,
     Page,
     Published,
@@ -110,9 +112,24 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     assert_type(step.now(), datetime)
     assert_type(step.random(), float)
     assert_type(step.uuid(), str)
+
+    assert_type(step.task("resize", "media.resize", timeout="1 hour", retries=3), Any)
+    assert_type(step.child("report", report, "some words", id="r-1", timeout="1 hour", labels={"of": "o-1"}), list[int])
+    assert_type(step.child("again", order, event.payload), str)
+    assert_type(step.child("nothing given", nothing_given), Approval)
+    assert_type(step.child("packing", packing, event.payload), Any)
+    assert_type(step.child("of an app", durable.workflows["order"], 5), Any)
     step.log.debug("said")
     step.log.warning("said", category="orders", amount=5)
     return event.payload.order_id
+
+
+@durable_workflow(name="nothing-given")
+def nothing_given(event: WorkflowEvent[None], step: Step) -> Approval:
+    return Approval(approved=True)
+
+
+packing = LinearWorkflow("packing", 1, steps=[LinearStep("PACK")], params=OrderIn)
 
 
 @durable_workflow
@@ -126,6 +143,13 @@ def report(event: WorkflowEvent[str], step: Step) -> list[int]:
     assert_type(step.gather(one, step.submit("two", count, "b")), list[int])
     assert_type(step.gather(one, return_exceptions=True), list[int | Exception])
     assert_type(step.first("first", one, step.submit("three", count, "c")), int)
+
+    child = step.submit_child("child", nothing_given)
+    assert_type(child, StepFuture[Approval])
+    assert_type(child.result().approved, bool)
+    assert_type(step.submit_task("resize", "media.resize"), StepFuture[Any])
+    pages = [step.submit_child(f"page {word}", report, word) for word in event.payload.split()]
+    assert_type(step.gather(*pages), list[list[int]])
 
     # Branches of several kinds together: the results are of any of them.
     event_or_time = step.first(
