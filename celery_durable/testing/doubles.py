@@ -153,7 +153,7 @@ class Doubles:
         return self._add(Double(step, times=times, workflow=workflow, act=act))
 
     def force_step_timeout(self, step: str, *, times: int | None = None, workflow: str | None = None) -> Double:
-        """Have attempts of a step time out at once, before the body is called."""
+        """Have attempts of a step time out at once, before the body is called, or the Celery task does anything."""
         return self.mock_step_error(step, StepInterrupted, times=times, workflow=workflow)
 
     def crash_in_step(

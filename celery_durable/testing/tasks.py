@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from celery_durable import values
-from celery_durable.errors import StepInterrupted
+from celery_durable.errors import InstanceNotFound, StepInterrupted
 from celery_durable.model import Outgoing, Ref, item_of
 from celery_durable.operations import Operations
 from celery_durable.testing.doubles import Doubles
@@ -34,32 +34,28 @@ class SentTasks:
         for letter in list(self._out.values()):
             workflow, instance_id, run_number, asked = letter.content["answers"]
             ref = Ref(workflow, instance_id, run_number)
-            step = self._step(letter.id, ref, asked)
-            act = None if step is None else self._act(ref, step, letter)
-            if step is not None and act is None:
-                continue
-            del self._out[letter.id]
-            if step is None or act is None:  # it was sent anew meanwhile
-                continue
-            try:
-                payload = values.answer_of(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
-            except StepInterrupted:  # as if it had been lost: its step times out
-                continue
-            except HarnessMisuse:
-                raise
-            except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
-                payload = values.answer_of_error(type(exc).__name__, str(exc))
-            self._operations().answer(ref, asked, payload)
-            return True
+            step = self._asker(letter.id, ref, asked)
+            if step is None:
+                del self._out[letter.id]
+            elif (act := self._act(ref, step, letter)) is not None:
+                del self._out[letter.id]
+                self._operations().answer(ref, asked, self._said(act, letter, step))
+                return True
         return False
 
-    def _step(self, id_: str, ref: Ref, asked: str) -> str | None:
-        """The name of the step that waits for this task."""
+    def _asker(self, id_: str, ref: Ref, asked: str) -> str | None:
+        """The name of the step that waits for what a task answers; None where none does any more."""
+        try:
+            row = self._operations().get(ref.workflow, ref.instance_id).instance
+        except InstanceNotFound:
+            return None
+        if row.run_number != ref.run_number or row.status.is_terminal:
+            return None
         item = item_of(asked)
-        if item is not None:
+        if item is not None:  # without a look at the map, whose history has all its answers
             return item[0]
-        steps = self._operations().history(ref.workflow, ref.instance_id, run=ref.run_number).steps
-        return next((each.name for each in steps if each.task_id == id_), None)
+        steps = self._operations().history(ref.workflow, ref.instance_id).steps
+        return next((step.name for step in steps if step.is_waiting and step.task_id == id_), None)
 
     def _act(self, ref: Ref, step: str, letter: Outgoing) -> Callable[[], Any] | None:
         """What stands in for the task."""
@@ -68,6 +64,16 @@ class SentTasks:
             return partial(double.use, *letter.content["args"], **letter.content["kwargs"])
         double = self._doubles.of_step(ref.workflow, step)
         return None if double is None else partial(double.use, _no_body, _no_runner)
+
+    def _said(self, act: Callable[[], Any], letter: Outgoing, step: str) -> str:
+        try:
+            return values.answer_of(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
+        except StepInterrupted:
+            return values.answer_of_error("StepTimeout", f"Celery task {letter.name!r} did not answer in time")
+        except HarnessMisuse:
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
+            return values.answer_of_error(type(exc).__name__, str(exc))
 
 
 def _no_body() -> None:
