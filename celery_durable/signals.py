@@ -63,12 +63,12 @@ workflow_terminated = _signal("workflow_terminated", *_RUN, "reason")
 workflow_restarted = _signal("workflow_restarted", *_RUN, "reason")
 """A new run was begun. ``run_number``: its number."""
 step_started = _signal("step_started", *_STEP)
-"""An attempt at a step's body begins, or a sleep or a wait was recorded.
+"""An attempt at a step's body begins, a task is to be sent, a child was created, or a sleep or a wait was recorded.
 
-``type``: "do", "sleep", "waitForEvent", "linear".
+``type``: "do", "sleep", "waitForEvent", "task", "child", "linear".
 """
 step_completed = _signal("step_completed", *_STEP, "duration")
-"""A step has its result. ``duration``: how long the body ran, None for sleeps and waits."""
+"""A step has its result. ``duration``: how long the body ran, None where there is none."""
 step_retrying = _signal("step_retrying", *_STEP, "duration", "delay", *_ERROR)
 """An attempt failed, and there will be another one ``delay`` later."""
 step_failed = _signal("step_failed", *_STEP, "duration", *_ERROR)

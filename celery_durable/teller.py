@@ -115,7 +115,8 @@ def recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
         is_lost = write.status is StepStatus.CANCELLED
-        if not is_body and write.is_new and not is_lost and signals.step_started.receivers:
+        begins = (write.is_new and not is_lost) or _is_sent(write)
+        if not is_body and begins and signals.step_started.receivers:
             _tell(signals.step_started, claim.ref, **_step(write))
         signal = _RECORDED.get(write.status)
         if signal is None or not signal.receivers or (signal is signals.step_retrying and not _is_retry(write)):
@@ -126,6 +127,11 @@ def recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
         if signal is not signals.step_completed:
             more |= {"error_name": write.error_name, "error_message": write.error_message}
         _tell(signal, claim.ref, **more)
+
+
+def _is_sent(write: StepWrite) -> bool:
+    """An attempt of a Celery task that is under way from now on."""
+    return write.type is StepType.TASK and write.status is StepStatus.WAITING and write.error_name is None
 
 
 def _is_retry(write: StepWrite) -> bool:

@@ -93,6 +93,19 @@ def test_passes_and_steps_have_spans(traces: Traces) -> None:
     assert paid.status.status_code is StatusCode.UNSET
 
 
+def test_what_others_do_is_in_no_span_of_a_step(traces: Traces) -> None:
+    def order(event: WorkflowEvent[Any], step: Step) -> int:
+        return step.task("check", "stock.check") + step.do("count", int)
+
+    with DurableHarness([order]) as harness:
+        harness.mock_step_result("check", 7)
+        harness.create(order)
+        harness.run_until_idle()
+    assert [span.name for span in traces.spans if span.name.startswith("durable.step")] == ["durable.step count"]
+    passes = [attributes(span)["outcome"].partition(" ")[0] for span in traces.named("durable.pass order")]
+    assert passes == ["waiting", "complete"]
+
+
 def test_a_run_that_ends_by_an_error_shows_in_its_pass(traces: Traces) -> None:
     def failing(event: WorkflowEvent[Any], step: Step) -> None:
         raise LookupError("no such order")

@@ -23,6 +23,7 @@ from celery_durable import (
     StepFailed,
     StepTx,
     WorkflowEvent,
+    durable_workflow,
 )
 from celery_durable.contrib import prometheus
 from celery_durable.testing import DurableHarness
@@ -126,6 +127,32 @@ def test_steps_may_have_series_of_their_own(registry: CollectorRegistry) -> None
         harness.advance("10 seconds")
     metrics.disconnect()
     assert scraped(registry)["step_duration_seconds_count outcome=completed,step=charge,workflow=order"] == 1.0
+
+
+def test_what_others_do_is_no_duration_of_a_function(registry: CollectorRegistry) -> None:
+    @durable_workflow(name="measured-child")
+    def child(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("charge", str)
+
+    def parent(event: WorkflowEvent[None], step: Step) -> None:
+        step.task("resize", "media.resize", retries=1)
+        step.child("child", child)
+
+    metrics = prometheus.instrument(registry=registry, by_step=True)
+    with DurableHarness([parent, child]) as harness:
+        harness.mock_step_error("resize", OSError("disk full"), times=1)
+        harness.mock_step_result("resize", 7)
+        harness.create(parent)
+        harness.advance("1 minute")
+    metrics.disconnect()
+    found = scraped(registry)
+    assert {name for name in found if name.startswith("step_duration_seconds_count")} == {
+        "step_duration_seconds_count outcome=completed,step=charge,workflow=measured-child"
+    }
+    assert [found[f"runs_ended_total status=complete,workflow={name}"] for name in ("parent", "measured-child")] == [
+        1,
+        1,
+    ]
 
 
 def test_a_registry_has_the_metrics_once(metrics: prometheus.Metrics, registry: CollectorRegistry) -> None:
