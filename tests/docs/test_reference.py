@@ -52,7 +52,7 @@ def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Pa
             owners += (testing, DurableHarness, HarnessInstance, Messages, Gate, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
     for name in re.findall(r"`harness\.(\w+)", text):
-        assert name in {"clock", "attempts", "journal", "messages"} or hasattr(DurableHarness, name), name
+        assert name in {"clock", "attempts", "journal", "messages", "outbox"} or hasattr(DurableHarness, name), name
 
 
 def test_the_tables_of_errors_name_errors() -> None:

@@ -462,6 +462,11 @@ def test_a_person_understands(found: Diagnosis, code: Code, sentence: str, actio
     assert (found.code, found.sentence, list(found.actions)) == (code, sentence, actions)
 
 
+def test_every_code_has_its_sentence() -> None:
+    [cases] = test_a_person_understands.pytestmark
+    assert {case.values[1] for case in cases.args[1]} == set(Code)
+
+
 def test_ids_and_types_are_quoted_for_the_shell() -> None:
     wait = replace(WAIT, wait_event_type="it's")
     found = told(replace(ASLEEP, workflow="my order", instance_id="$(x)"), open_steps=(wait,))

@@ -10,7 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Retries, Step, StepFailed, StepTx, WorkflowEvent, durable_workflow
-from celery_durable.testing import DurableHarness, HarnessMisuse, NotCrashSafe, NotEnded, assert_crash_safe
+from celery_durable.testing import (
+    DurableHarness,
+    HarnessMisuse,
+    NotCrashSafe,
+    NotEnded,
+    NotReplayed,
+    assert_crash_safe,
+    assert_replays,
+)
 from celery_durable.testing.scenario import (
     advance_time_and_run_until_idle,
     assert_,
@@ -225,6 +233,37 @@ def test_doubles_stand_in_for_the_steps_of_a_child_too(make_harness: MakeHarness
     instance = harness.create(order, 100)
     harness.run_until_idle()
     assert instance.result() == {"checked": True, "bill": 107}
+
+
+def test_a_run_replays_wherever_it_stands(make_harness: MakeHarness) -> None:
+    harness = make_harness(order, billing)
+    harness.create_tables(rows)
+    instance = harness.create(order, 100, id="o-1")
+    harness.run_until_idle()
+    assert_replays(order, instance.history())  # open at the task
+    harness.mock_step_error("check", OSError("the stock is closed"), times=1)
+    harness.run_until_idle()
+    assert instance.step("check").next_retry_at is not None
+    assert_replays(order, instance.history())  # to be sent again
+    harness.mock_step_result("check", True)
+    harness.advance("1 minute")
+    assert_replays(order, instance.history())  # open at the child
+    harness.instance(billing, "bill-o-1").send_event("paid", 7)
+    harness.run_until_idle()
+    assert instance.result() == {"checked": True, "bill": 107}
+    assert_replays(order, instance.history())
+
+
+def test_a_step_that_another_one_does_now_does_not_replay(make_harness: MakeHarness) -> None:
+    def today(event: WorkflowEvent[int], step: Step) -> Any:
+        return step.child("check", billing, 1)
+
+    today.__name__ = today.__qualname__ = "order"
+    harness = make_harness(order, billing)
+    instance = harness.create(order, 100, id="o-1")
+    harness.run_until_idle()
+    with pytest.raises(NotReplayed, match="Step 'check' is recorded as 'task', but the code now calls it as 'child'"):
+        assert_replays(today, instance.history())
 
 
 # --- scenarios and crashes ----------------------------------------------------------------------
