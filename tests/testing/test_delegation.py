@@ -120,7 +120,7 @@ def test_a_task_times_out_at_once_where_a_double_says_so(make_harness: MakeHarne
     harness.run_until_idle()
     step = instance.step("thumb")
     assert (step.error.name, step.error.message) == (
-        "StepTimeout", "Celery task 'media.resize' did not answer within 1:00:00",
+        "StepTimeout", "Celery task 'media.resize' did not answer in time",
     )  # fmt: skip
     assert (step.next_retry_at, late.calls) == (begun + timedelta(seconds=30), 1)
     harness.mock_step_result("thumb", "small")
@@ -329,3 +329,38 @@ def test_a_child_that_commits_beside_its_step_is_found_through_its_parent() -> N
 
     with pytest.raises(NotCrashSafe, match=r"The side effects are \['work', 'work'\], and undisturbed \['work'\]"):
         assert_crash_safe(parent, workflows=[careless], setup=setup, side_effects=booked)
+
+
+def test_a_function_does_the_tasks_of_a_map() -> None:
+    @durable_workflow(name="album-of-pages")
+    def album(event: WorkflowEvent[int], step: Step) -> list[Any]:
+        got = step.map("convert", "pages.convert", range(event.payload), max_concurrency=2, return_exceptions=True)
+        return [each if isinstance(each, int) else each.error_name for each in got]
+
+    def convert(page: int) -> int:
+        if page == 3:
+            raise LookupError("no page")
+        return page * page
+
+    with DurableHarness([album]) as harness:
+        double = harness.mock_task("convert", convert)
+        handle = harness.create(album, 5)
+        harness.run_until_idle()
+        assert handle.result() == [0, 1, 4, "LookupError", 16]
+        assert (double.calls, handle.step("convert").items.failed) == (5, 1)
+
+
+def test_the_tasks_of_a_map_may_be_lost() -> None:
+    @durable_workflow(name="album-that-waits")
+    def album(event: WorkflowEvent[int], step: Step) -> list[Any]:
+        return step.map("convert", "pages.convert", range(event.payload), timeout="1 hour", retries=1)
+
+    with DurableHarness([album]) as harness:
+        handle = harness.create(album, 2)
+        harness.run_until_idle()
+        assert handle.explain().sentence.startswith(
+            'Waits for Celery tasks pages.convert, 0 of 2 have answered, at step "convert"'
+        )
+        harness.mock_task("convert", lambda page: page)
+        harness.advance("1 minute")
+        assert handle.result() == [0, 1]
