@@ -124,10 +124,10 @@ QUERIES = {
            OR s.status = 'DONE' AND (s.error_name IS NOT NULL OR s.result IS NULL)
            OR s.status = 'completed' AND (s.error_name IS NOT NULL
                OR (s.result IS NULL) <> (s.type = 'sleep') AND s.type <> 'map')
-           OR s.status = 'waiting' AND (s.type = 'do' OR s.type = 'task' AND s.wake_at IS NULL)
-               <> (s.next_retry_at IS NOT NULL)
-           OR s.status = 'waiting' AND (s.type = 'do' OR s.type = 'task' AND s.next_retry_at IS NOT NULL)
-               <> (s.wake_at IS NULL)
+           OR s.status = 'waiting' AND s.type <> 'task' AND (s.type = 'do') <> (s.next_retry_at IS NOT NULL)
+           OR s.status = 'waiting' AND (s.next_retry_at IS NULL) <> (s.wake_at IS NOT NULL)
+           OR s.status = 'waiting' AND s.type IN ('task', 'child')
+              AND (s.wake_at IS NOT NULL) <> (s.wait_event_type IS NOT NULL)
            OR s.status = 'pending' AND s.type <> 'do'""",
     "L1 a linear run stands at one step: before it all is done, after it all is to come": """
         SELECT a.instance_pk, a.step_key, b.step_key FROM workflow_step a JOIN workflow_step b

@@ -45,8 +45,11 @@ class Clients:
     def act(self) -> None:
         verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
         verbs += [self._rewind, self._retry, self._fork, self._emit]
-        name = self._dice.choice(self._schedule.names)
-        self._do(self._dice.choices(verbs, [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3])[0], name)
+        name, weights = self._dice.choice(self._schedule.names), [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3]
+        query = "SELECT instance_id FROM workflow_instance WHERE parent_id IS NOT NULL ORDER BY id"
+        if (made := self._raw.execute(query).fetchall()) and self._dice.random() < 0.25:
+            (name,), weights = self._dice.choice(made), [2, 2, 2, 2, 4, 0.7, 0.7, 0.3, 0]
+        self._do(self._dice.choices(verbs, weights)[0], name)
 
     def answer(self) -> None:
         """Send or emit something, as clients do also in calm times."""
@@ -70,7 +73,7 @@ class Clients:
             number = self._dice.randrange(self._sent)  # a client that repeats itself
         else:
             number = self._sent
-            wanted = self._wanted("NOT LIKE 'topic:%'")
+            wanted = self._wanted("NOT LIKE '%:%'")
             if wanted is not None:  # else few events would be waited for
                 name, type_ = wanted
                 number += EVENTS[number % len(EVENTS)] != type_

@@ -49,6 +49,7 @@ class Errands:
         for each in letters:
             if each not in refused:
                 self._story.sent[each.id] += 1
+                self._schedule.foreign.sent(each)
                 if each.kind is OutboxKind.EVENT and (is_calm or self._dice.random() >= self._schedule.losses):
                     self._letters.append(each.id)
         self._story.stats["letters sent"] += len(letters) - len(refused)
@@ -75,7 +76,8 @@ class Errands:
 
     def notes(self, event: OutboundEvent) -> str:
         """What becomes of the handler's call."""
-        how = "returns" if self._schedule.is_calm else self._dice.choice(["returns", "returns", "fails", "dies"])
+        hows = ["returns"] * 9 + ["fails"] if self._schedule.is_calm else ["returns", "fails", "dies"]
+        how = self._dice.choice(hows)
         self._story.noted[event.id] += how == "returns"
         return how
 

@@ -11,9 +11,9 @@ from collections import Counter
 from typing import Any
 
 from tests.engine import invariants
-from tests.simulation import letters, lines, topics
+from tests.simulation import delegates, letters, lines, topics
 from tests.simulation.linear import is_linear
-from tests.simulation.programs import expected
+from tests.simulation.programs import FAILS, expected
 
 _ROWS_OF_RUN = "s.instance_pk = i.id AND s.run_number = i.run_number"
 
@@ -83,6 +83,7 @@ QUERIES = {
     **lines.QUERIES,
     **topics.QUERIES,
     **letters.QUERIES,
+    **delegates.QUERIES,
 }
 
 _TABLES = ("instance", "run", "step", "event", "log")
@@ -139,7 +140,8 @@ def wrong_endings(database: sqlite3.Connection, story: Any) -> list[str]:
                 if json.loads(output) != should:
                     found.append(f"I8 the output of {instance} is {output}, its steps say {should}")
             case "errored":
-                if error != "WorkerCrashLoop" or faults < 5:
+                should_fail = any(op["key"] == FAILS for op in json.loads(params))
+                if not (should_fail if error == "ValueError" else error == "WorkerCrashLoop" and faults >= 5):
                     found.append(f"I8d {instance} is errored after {faults} faults: {error}: {message}")
             case "terminated":
                 if instance not in story.terminated:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from celery_durable.model import OutboundEvent, Outgoing, Ref
 from celery_durable.operations import Operations
 from celery_durable.runner import Runner
+from celery_durable.tasks.answers import Answers
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox, Unsent
 from celery_durable.testing.lanes import Crash, Lane
 from celery_durable.testing.process import Process
@@ -92,6 +93,21 @@ class Machine(Process):
             self.store.engine.dispose()
         self.runtime.begin(seed)
 
+    def operations(self) -> Operations:
+        """What this process does to instances from outside."""
+        capture = functools.partial(self.world.capture, self.runtime)
+        return Operations(self.store, self.world.settings, self.world.registry, self.runtime, capture)
+
+    def until_dead(self, work: Callable[[], str]) -> str:
+        """What ``work`` says, or "crashed" where the process died in it."""
+        try:
+            return work()
+        except BaseException:
+            if not self.runtime.is_dead:
+                raise
+            self.bury()
+            return "crashed"
+
 
 class Worker(Machine):
     """A runner process, and the message that it is at."""
@@ -120,13 +136,7 @@ class Worker(Machine):
     def _advance(self) -> str:
         ref = self.runtime.ref
         assert ref is not None
-        try:
-            return self.runner.advance(ref, claimed_by=self.claimed_by)
-        except BaseException:
-            if not self.runtime.is_dead:
-                raise
-            self.bury()
-            return "crashed"
+        return self.until_dead(lambda: self.runner.advance(ref, claimed_by=self.claimed_by))
 
     def _send(self, letters: Sequence[Outgoing]) -> Unsent:
         self.runtime.checkpoint("before-publish")
@@ -145,24 +155,28 @@ class Emitter(Machine):
 
     def emit(self, topic: str, payload: str, id_: str | None) -> Lane:
         """An emission that begins when its lane goes."""
-        operations = Operations(
-            self.store,
-            self.world.settings,
-            self.world.registry,
-            self.runtime,
-            functools.partial(self.world.capture, self.runtime),
-        )
-        self.lane = Lane(lambda: self._until_dead(lambda: operations.emit(topic, payload, id=id_)), name=self.name)
+        operations = self.operations()
+
+        def emit() -> str:
+            return f"{operations.emit(topic, payload, id=id_)} resumed"
+
+        self.lane = Lane(lambda: self.until_dead(emit), name=self.name)
         return self.lane
 
-    def _until_dead(self, emit: Callable[[], int]) -> str:
-        try:
-            return f"{emit()} resumed"
-        except BaseException:
-            if not self.runtime.is_dead:
-                raise
-            self.bury()
-            return "crashed"
+
+class Answerer(Machine):
+    """A worker that takes what tasks answer, from the messages of their callbacks."""
+
+    def begin(self, seed: int) -> None:
+        super().begin(seed)
+        self.runtime.may_die = True
+
+    def take(self, answer: dict[str, Any], asked: list[Any]) -> str:
+        """Take one: it has an "output", or an "error" with name and message."""
+        answers = Answers(self.operations, self.world.settings, self.runtime)
+        if "error" in answer:
+            return self.until_dead(lambda: answers.failed(answer["error"], asked))
+        return self.until_dead(lambda: answers.done(answer["output"], asked))
 
 
 class Postman(Machine):

@@ -2,8 +2,9 @@
 
 A step whose name begins with "book" writes one row into the ledger, in its own transaction; the ledger has no unique
 key, so that a write that happens twice shows. Branches have a "~" in their names, races begin with "race", steps that
-emit with "emit" and have the topic behind a dot, steps that send a task with "mail". A body
-returns the number of its execution: no two bodies return the same, so that mixed records show.
+emit with "emit" and have the topic behind a dot, steps that send a task with "mail", steps that a task does begin with
+"task", and those that another instance does with "child". A body returns the number of its execution: no two bodies
+return the same, so that mixed records show.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ ledger = sa.Table(
 
 EVENTS = ("go", "stop")
 TOPICS = ("news", "alarm")
+TASK = "work"
 RETRY_SECONDS = 5
+FAILS = "fail"
+"""The key of an operation that ends its program; only children have it."""
 
 
 class Host(Protocol):
@@ -50,6 +54,9 @@ class Host(Protocol):
     def workflow_of(self, instance: str) -> Any:
         """The workflow of an instance, as its handle."""
 
+    def linear_params(self, seed: int) -> dict[str, Any]:
+        """Parameters of a linear child."""
+
 
 def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
     """A few steps of all kinds."""
@@ -57,7 +64,7 @@ def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
 
 
 def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch: bool = False) -> Op:
-    leaves = {"do": 8, "sleep": 2, "wait": 4, "topic": 4}
+    leaves = {"do": 8, "sleep": 2, "wait": 4, "topic": 4, "task": 3, "child": 2}
     kinds = leaves if is_branch else leaves | {"emit": 1, "mail": 1, "send": 1, "create": 1, "gather": 2, "first": 2}
     kind = dice.choices(list(kinds), list(kinds.values()))[0]
     match kind:
@@ -74,6 +81,11 @@ def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch:
         case "topic":
             seconds = dice.choice([60, 600, 3600, None])
             return {"op": kind, "key": f"topic{name}", "topic": dice.choice(TOPICS), "seconds": seconds}
+        case "task":
+            seconds = dice.choice([5, 60, 600, 3600])
+            return {"op": kind, "key": f"task{name}", "seconds": seconds, "limit": dice.choice([0, 1, 2])}
+        case "child":
+            return _make_child(dice, name, instances)
         case "emit":
             return {"op": kind, "key": f"emit{name}.{dice.choice(TOPICS)}"}
         case "mail":
@@ -88,6 +100,16 @@ def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch:
                 _make_op(dice, f"{name}~{letter}", instances, is_branch=True) for letter in "abc"[: dice.randint(2, 3)]
             ]
             return {"op": kind, "key": f"{'race' if kind == 'first' else 'all'}{name}", "of": branches}
+
+
+def _make_child(dice: random.Random, name: str, instances: list[str]) -> Op:
+    """``id``: one that may be taken, or None; ``linear``: the seed of the parameters, None for a program."""
+    ops = [_make_op(dice, "0", instances, is_branch=True)]
+    if dice.random() < 0.25:
+        ops.append({"op": "fail", "key": FAILS})
+    child = {"op": "child", "key": f"child{name}", "ops": ops, "seconds": dice.choice([60, 3600, None, None])}
+    linear = dice.randrange(1000) if dice.random() < 0.25 else None
+    return child | {"linear": linear, "id": dice.choice([None, None, "c0", "c1"])}
 
 
 def make_definition(host: Host) -> WorkflowDefinition:
@@ -127,6 +149,13 @@ def make_definition(host: Host) -> WorkflowDefinition:
         tx.send_task("mail", op["key"])
         return host.execution()
 
+    def child(op: Op, instance: str, run: int) -> dict[str, Any]:
+        asked = {"name": op["key"], **_timeout(op)}
+        if op["linear"] is None:
+            return asked | {"workflow": defined, "params": op["ops"], "id": op["id"]}
+        id_ = f"l{instance}-{run}-{op['key']}".replace("~", "-")
+        return asked | {"workflow": host.workflow_of(id_), "params": host.linear_params(op["linear"]), "id": id_}
+
     def program(event: WorkflowEvent, step: Step) -> dict[str, Any]:
         where = event.instance_id, event.run_number
 
@@ -148,6 +177,12 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.wait_for_event(op["key"], op["type"], **_timeout(op)).payload
                 case "topic":
                     return step.wait_for_topic(op["key"], op["topic"], **_timeout(op)).payload
+                case "task":
+                    return step.task(op["key"], TASK, **_task_options(op))
+                case "child":
+                    return step.child(**child(op, *where))
+                case "fail":
+                    raise ValueError("as the program wants it")
                 case "first":
                     return step.first(op["key"], *(submit(branch) for branch in op["of"]))
 
@@ -161,6 +196,10 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.submit_wait_for_event(op["key"], op["type"], **_timeout(op))
                 case "topic":
                     return step.submit_wait_for_topic(op["key"], op["topic"], **_timeout(op))
+                case "task":
+                    return step.submit_task(op["key"], TASK, **_task_options(op))
+                case "child":
+                    return step.submit_child(**child(op, *where))
 
         told: dict[str, Any] = {}
         for op in event.payload:
@@ -181,7 +220,15 @@ def make_definition(host: Host) -> WorkflowDefinition:
 
 
 def _config(op: Op) -> StepConfig:
-    return StepConfig(retries=Retries(limit=op["limit"], delay=RETRY_SECONDS, backoff="constant"))
+    return StepConfig(retries=_retries(op))
+
+
+def _retries(op: Op) -> Retries:
+    return Retries(limit=op["limit"], delay=RETRY_SECONDS, backoff="constant")
+
+
+def _task_options(op: Op) -> dict[str, Any]:
+    return {"timeout": op["seconds"], "retries": _retries(op)}
 
 
 def _timeout(op: Op) -> dict[str, Any]:
@@ -215,4 +262,4 @@ def _recorded(steps: dict[str, Any], key: Any) -> Any:
         return f"STILL {status}"
     if error is not None:
         return f"failed: {error}"
-    return result["payload"] if isinstance(result, dict) else result
+    return result.get("payload", result) if isinstance(result, dict) else result

@@ -18,9 +18,10 @@ from celery_durable.store import sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.testing.lanes import Crash, current_lane
-from tests.simulation import invariants, letters, lines
+from tests.simulation import delegates, invariants, letters, lines
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
+from tests.simulation.foreign import Foreign
 from tests.simulation.linear import make_plan
 from tests.simulation.processes import Machine, Runtime, Worker
 from tests.simulation.programs import RETRY_SECONDS
@@ -48,7 +49,7 @@ class Schedule:
         self.plan = make_plan(self.dice)
         self.batch = self.dice.choice([1, 2])
         """Instances that one transaction of an emission hands out to."""
-        self._clients, self.errands = Clients(self), Errands(self)
+        self._clients, self.errands, self.foreign = Clients(self), Errands(self), Foreign(self)
         # Each schedule has faults of its own: with all of them at once most instances would not get far.
         self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
         self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
@@ -81,7 +82,8 @@ class Schedule:
             (self._restart_beat, some([0, 0.3])),
             (self._stray, some([0, 1])),
             (self.errands.go_on_emitting, 4),
-            (self.errands.hand_over, 3),
+            (self.errands.hand_over, 5),
+            (self.foreign.act, 6),
             (self._deploy, some([0, 0.5])),
         ]
         return [action for action, _ in table], [weight for _, weight in table]
@@ -104,6 +106,7 @@ class Schedule:
             broken += invariants.missed_events(self.world.raw, self.story)
             broken += invariants.wrong_counts(self.world.raw, self.story)
             broken += lines.wrong(self.world.raw, self.story) + letters.wrong(self.world.raw, self.story)
+            broken += delegates.wrong(self.world.raw, self.story)
             broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 
@@ -154,6 +157,8 @@ class Schedule:
         for each in due:
             self.tell(f"calm {each.ref}: {self._advance_calmly(worker, each.ref)}")
         self.errands.hand_all_over()
+        if self.dice.random() < 0.8:  # else some come too late
+            self.foreign.answer_all()
         if self.dice.random() < 0.3:
             self._clients.answer()
         return bool(published or due)
@@ -184,6 +189,8 @@ class Schedule:
             "JOIN workflow_run r ON r.instance_pk = i.id"
         ).fetchall():
             self._advance_calmly(self.world.workers[0], Ref(workflow, instance, run))
+        self.foreign.answer_all()
+        self.foreign.answer_again()
         after = invariants.dump(self.world.raw)
         return [f"I14 {table} changed when all was over" for table in before if before[table] != after[table]]
 
@@ -212,7 +219,7 @@ class Schedule:
             return
         if runtime.is_dead:
             raise Crash(name)
-        rarity = 5 if name.endswith("publish") else 1
+        rarity = 5 if name.endswith("publish") or runtime is self.world.answerer.runtime else 1
         if self.dice.random() < self._crashes * rarity:
             runtime.is_dead = True
             self.tell(f"{runtime.name} dies at {name}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import random
 import sqlite3
 import traceback
 from collections import Counter
@@ -25,8 +26,8 @@ from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
 from tests.simulation import invariants, witnesses
 from tests.simulation.clients import workflow_of
-from tests.simulation.linear import Plan, make_linear
-from tests.simulation.processes import Emitter, Machine, Postman, Runtime, Worker
+from tests.simulation.linear import Plan, make_linear, make_params
+from tests.simulation.processes import Answerer, Emitter, Machine, Postman, Runtime, Worker
 from tests.simulation.programs import authors, make_definition
 from tests.simulation.schedule import Schedule
 
@@ -60,7 +61,8 @@ class World:
         self.beats = [Machine(self, f"beat-{number}") for number in range(2)]
         self.emitters = [Emitter(self, f"emitter-{number}") for number in range(2)]
         self.postman = Postman(self, "postman")
-        self.machines = [self.clients, *self.workers, *self.beats, *self.emitters, self.postman]
+        self.answerer = Answerer(self, "answerer")
+        self.machines = [self.clients, *self.workers, *self.beats, *self.emitters, self.postman, self.answerer]
         self.operations = Operations(
             self.clients.store,
             self.settings,
@@ -122,12 +124,16 @@ class World:
     def deploy(self, plan: Plan) -> None:
         """Make this the code of the linear workflow."""
         self.registry.replace(make_linear(self, plan))
+        self.schedule.story.deployed.append([step for step, _ in plan])
 
     def execution(self) -> int:
         return len(self.schedule.story.bodies) + len(self.schedule.story.turns)
 
     def workflow_of(self, instance: str) -> Any:
         return SimpleNamespace(definition=self.registry.get(workflow_of(instance)))
+
+    def linear_params(self, seed: int) -> dict[str, Any]:
+        return make_params(random.Random(seed))
 
     def turns(self, context: LinearContext) -> int:
         self.schedule.turns(context)

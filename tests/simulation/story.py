@@ -18,6 +18,10 @@ class Story:
     """Of linear steps: instance, run, step, attempt and why the handler was called."""
     plans: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     """The steps that a linear run was begun with."""
+    deployed: list[list[str]] = field(default_factory=list)
+    """All the steps that linear runs may begin with, where nobody knows when a child was made."""
+    given: dict[tuple[str, int, str], list[dict[str, Any]]] = field(default_factory=dict)
+    """What was answered to an attempt of a task step: instance, run and event type."""
     sent: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     """Letters, by their ids: how often each was sent, and how often its handler has returned."""

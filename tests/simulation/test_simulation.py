@@ -92,6 +92,16 @@ def test_the_storms_have_every_fault_in_them() -> None:
         *("READY to RUNNING", "RUNNING to WAITING", "WAITING to READY", "WAITING to RUNNING", "RUNNING to DEAD"),
         *("Retry", "Dead", "LEASE_EXPIRED"),
         *("emission resumed", "emission crashed", "received from a topic"),
+        *("task lost", "task gives up", "answer taken", "answer noop", "answer crashed"),
+        *(f"task waiting to {status}" for status in ("waiting", "completed", "errored", "cancelled")),
+        *(f"child waiting to {status}" for status in ("completed", "errored", "cancelled")),
+        *(
+            "task errored: StepTimeout",
+            "child errored: StepTimeout",
+            "child errored: ValueError",
+            "child errored: Dead",
+        ),
+        *("child errored: ChildTerminated", "child errored: InstanceAlreadyExists"),
         *("letters sent", "letters lost", "letter delivered", "letter crashed", "letter tried again"),
     }
     assert expected <= {name for name, count in stats.items() if count}, stats

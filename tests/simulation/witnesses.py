@@ -5,7 +5,11 @@ author_emission  each emission that was begun; ``over``: when its row was remove
 author_meant     the waits that were open when it began, and had got nothing yet
 author_missed    those of them that were open still when it was over, and had got nothing
 author_emitted   each step that emits, when it was recorded, and how many waited then
-author_letter    each letter that was put into the outbox
+author_letter    each letter that was put into the outbox; ``asks``: the event type of the answer that it asks for
+author_attempt   each change of a step that others do; ``payload``: of the answer that it consumed, ``in_time``: how
+                 many answers had come by its deadline that nobody had consumed
+author_answer    each answer; ``asking``: how many steps waited for it
+author_end       each end of a child for which a step waited that had no answer
 """
 
 from __future__ import annotations
@@ -71,10 +75,63 @@ SCRIPT = f"""
     {_emitted("author_emits", "INSERT ON workflow_step WHEN NEW.status IS NOT NULL")}
     {_emitted("author_emits_later", "UPDATE ON workflow_step WHEN OLD.status <> NEW.status")}
 
-    CREATE TABLE author_letter (id, kind, pk, run, step_key);
+    CREATE TABLE author_letter (id, kind, pk, run, step_key, asks);
     CREATE TRIGGER author_writes AFTER INSERT ON workflow_outbox
     BEGIN
-        INSERT INTO author_letter VALUES (NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key);
+        INSERT INTO author_letter VALUES (
+            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.body, '$.answers[3]'));
+    END;
+
+    CREATE TABLE author_attempt (
+        pk, run, step_key, type, seq, old, new, old_asks, asks, attempts, more, most, deadline, next_deadline, due,
+        timeout, error, result, payload, in_time, at);
+    CREATE TRIGGER author_asks AFTER INSERT ON workflow_step
+      WHEN NEW.type IN ('task', 'child') AND NEW.status = 'waiting'
+    BEGIN
+        INSERT INTO author_attempt VALUES (
+            NEW.instance_pk, NEW.run_number, NEW.step_key, NEW.type, NEW.seq, 'new', NEW.status, NULL,
+            NEW.wait_event_type, NEW.attempts, NEW.attempts, NEW.max_attempts, NULL, NEW.wake_at, NULL,
+            NEW.timeout_ms * 1000, NULL, NULL, NULL, 0, author_now());
+    END;
+    CREATE TRIGGER author_asks_again AFTER UPDATE ON workflow_step WHEN OLD.type IN ('task', 'child')
+    BEGIN
+        INSERT INTO author_attempt VALUES (
+            NEW.instance_pk, NEW.run_number, NEW.step_key, NEW.type, NEW.seq, OLD.status, NEW.status,
+            OLD.wait_event_type, NEW.wait_event_type, NEW.attempts, NEW.attempts - OLD.attempts, NEW.max_attempts,
+            OLD.wake_at, NEW.wake_at, OLD.next_retry_at, NEW.timeout_ms * 1000, NEW.error_name, NEW.result,
+            (SELECT e.payload FROM workflow_event e WHERE e.instance_pk = OLD.instance_pk
+               AND e.run_number = OLD.run_number AND e.type = OLD.wait_event_type
+               AND e.consumed_by_step_key = OLD.step_key),
+            (SELECT count(*) FROM workflow_event e WHERE e.instance_pk = OLD.instance_pk
+               AND e.run_number = OLD.run_number AND e.type = OLD.wait_event_type
+               AND e.consumed_by_step_key IS NULL AND e.created_at <= OLD.wake_at),
+            author_now());
+    END;
+
+    CREATE TABLE author_answer (pk, run, type, payload, asking);
+    CREATE TRIGGER author_answers AFTER INSERT ON workflow_event
+      WHEN (NEW.type LIKE 'task:%' OR NEW.type LIKE 'child:%') AND NEW.consumed_by_step_key IS NULL
+    BEGIN
+        INSERT INTO author_answer
+        SELECT NEW.instance_pk, NEW.run_number, NEW.type, NEW.payload, count(*) FROM workflow_step s
+        JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
+        WHERE i.id = NEW.instance_pk AND i.run_number = NEW.run_number AND s.wait_event_type = NEW.type
+          AND s.status = 'waiting' AND i.status NOT IN ('complete', 'errored', 'terminated');
+    END;
+
+    CREATE TABLE author_end (pk, run, status, parent_pk, parent_run, type);
+    CREATE TRIGGER author_children AFTER UPDATE ON workflow_instance
+      WHEN NEW.parent_id IS NOT NULL AND OLD.status NOT IN ('complete', 'errored', 'terminated')
+        AND NEW.status IN ('complete', 'errored', 'terminated')
+    BEGIN
+        INSERT INTO author_end
+        SELECT NEW.id, NEW.run_number, NEW.status, s.instance_pk, s.run_number, s.wait_event_type FROM workflow_step s
+        JOIN workflow_instance p ON p.id = s.instance_pk AND p.run_number = s.run_number
+        WHERE s.instance_pk = NEW.parent_id AND s.run_number = NEW.parent_run_number
+          AND s.step_key = NEW.parent_step_key AND s.type = 'child' AND s.status = 'waiting'
+          AND p.status NOT IN ('complete', 'errored', 'terminated') AND NOT EXISTS (
+            SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk AND e.run_number = s.run_number
+              AND e.type = s.wait_event_type);
     END;
 """
 
@@ -84,5 +141,8 @@ WAITING = f"SELECT count(*) FROM {_OPEN} AND s.wait_event_type LIKE 'topic:%:' |
 COUNTS = """
     SELECT old || ' to ' || new, count(*) FROM author_arrow GROUP BY 1
     UNION ALL SELECT error, count(*) FROM author_arrow WHERE attempts = 1 GROUP BY 1
+    UNION ALL SELECT type || ' ' || old || ' to ' || new, count(*) FROM author_attempt GROUP BY 1
+    UNION ALL SELECT type || ' errored: ' || error_name, count(*) FROM workflow_step
+      WHERE type IN ('task', 'child') AND status = 'errored' GROUP BY 1
     UNION ALL SELECT 'received from a topic', count(*) FROM workflow_event WHERE type LIKE 'topic:%'"""
 """What came about, for whoever asks whether there is enough of everything."""
