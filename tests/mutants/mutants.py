@@ -36,6 +36,7 @@ _WAIT = "runner.boundary:Committer.commit_wait"
 _LINEAR_WAIT = "runner.linear:LinearPass._wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _POST = "tasks.outbox:Outbox._post"
+_SETTLE = "runner.boundary:Committer.settle"
 
 MUTANTS = (
     # --- the fence ------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ MUTANTS = (
     ),
     _m(
         "who is told of an end is not in its transaction",
-        ("runner.boundary:Committer.settle", "self._leave(tx, letters)", "None"),
+        (_SETTLE, "self._leave(tx, letters)", "None"),
         caught_by="tests/engine/test_endings.py::"
         "test_what_the_broker_did_not_take_at_the_end_is_sent_by_a_sweep[sqlite]",
     ),
@@ -417,6 +418,114 @@ MUTANTS = (
         "a rewind takes along what was emitted to waits that it opens anew",
         ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))", ""),
         caught_by="tests/engine/test_topics.py::test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew[sqlite]",
+    ),
+    # --- steps that others do -------------------------------------------------------------------
+    _m(
+        "an answer is taken that nobody waits for",
+        ("store.answers:answer", "row.status.is_terminal or not is_asked", "row.status.is_terminal"),
+    ),
+    _m("a second answer is taken beside the first", ("store.answers:_is_asked", "~given,", "")),
+    _m(
+        "an answer counts only while its instance sleeps",
+        ("store.answers:answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
+    ),
+    _m("an answer wakes nobody", ("store.answers:answer", "if is_awaited else []", "if False else []")),
+    _m(
+        "an answer to an earlier run is taken",
+        ("operations.steering:Steering.answer", "if row.run_number != ref.run_number:", "if False:"),
+    ),
+    _m(
+        "the child of an earlier run answers",
+        ("store.answers:_waiting_parent", 'i.run_number == param("run")', 'i.run_number >= param("run")'),
+    ),
+    _m(
+        "all attempts of a task have the same answers",
+        ("model.states:task_type", "{attempt}", "1"),
+        ("runner.delegation:Delegation._send", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
+    ),
+    _m(
+        "a task that is to be sent again waits for the answer that it had",
+        ("runner.delegation:Delegation._answer_of_task", ", event_type=None", ""),
+    ),
+    _m(
+        "a task that failed is sent again at once",
+        ("ledger:Ledger.decide_delegated", "if row.next_retry_at > now", "if False"),
+        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+    ),
+    _m(
+        "a task is sent once more than it may",
+        (
+            "runner.delegation:Delegation._answer_of_task",
+            "row.attempts >= policy.max_attempts",
+            "row.attempts > policy.max_attempts",
+        ),
+    ),
+    _m(
+        "all attempts of a task have the time of the first",
+        (
+            "runner.delegation:Delegation._send",
+            "wake_in=self._waits.span(",
+            "wake_at=None if attempt == 1 else branch.entry.row.created_at + branch.policy.timeout,\n"
+            "        wake_in=None if attempt > 1 else self._waits.span(",
+        ),
+    ),
+    _m(
+        "the letter of a task is not kept with its step",
+        ("runner.delegation:Delegation._send", "outgoing=[letter], ", ""),
+        ("runner.delegation:Delegation._send", "if sole:", "self._at.env.post([letter])\n    if sole:"),
+    ),
+    _m(
+        "the end of a child is told nobody",
+        (_SETTLE, "_Ended(self._answer(tx, ending))", "_Ended([])"),
+    ),
+    _m(
+        "the end of a linear child is told nobody",
+        ("runner.boundary:Committer._in_order", "dues += self._answer(tx, boundary.ending)", "pass"),
+    ),
+    _m(
+        "the end of a child is told after its commit",
+        (_SETTLE, "return _Ended(self._answer(tx, ending))", "return _Ended([])"),
+        (
+            _SETTLE,
+            "    self._end(work, letters, tell, single=is_single)",
+            "    self._end(work, letters, tell, single=is_single)\n"
+            "    self._store.transact(lambda tx: self._answer(tx, ending))",
+        ),
+        # Seen by the simulation too, but in one schedule of a thousand.
+        caught_by="tests/engine/test_children.py::"
+        "test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies[9-sqlite]",
+    ),
+    _m(
+        "the end of a child and its answer are two commits",
+        (_SETTLE, " and self.claim.parent is None", ""),
+        caught_by="tests/engine/test_children.py::test_an_end_whose_commit_is_in_doubt_answers_once[before-postgresql]",
+    ),
+    _m(
+        "the termination of a child is told nobody",
+        (
+            "operations.steering:Steering.terminate",
+            "self._answer(tx, parent, values.answer_of_termination(workflow, instance_id, reason))",
+            "[]",
+        ),
+    ),
+    _m(
+        "the end of a child that took too long is told nobody",
+        ("runner.boundary:Committer.terminate", "_Ended(self._answer(tx, ending, reason=reason))", "_Ended([])"),
+        caught_by="tests/engine/test_children.py::"
+        "test_a_child_that_is_ended_since_it_took_too_long_fails_its_step[sqlite]",
+    ),
+    _m(
+        "a child that failed is taken for done",
+        ("runner.endings:answer", "case Status.COMPLETE:", "case Status.COMPLETE | Status.ERRORED:"),
+    ),
+    _m(
+        "a child does not know which run has made it",
+        ("runner.makings:Makings.create", "self._claim.ref.run_number, by_step", "1, by_step"),
+    ),
+    _m(
+        "a retried step has the child that it had",
+        ("runner.delegation:Delegation._create", "-{claim.ref.run_number}", ""),
+        caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
     ),
     # --- the outbox -----------------------------------------------------------------------------
     _m(
