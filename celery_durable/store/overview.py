@@ -7,7 +7,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from celery_durable.model import Ref, Status, StepStatus, StepType, from_us
+from celery_durable.model import PRIVATE_TYPES, Ref, Status, StepStatus, StepType, from_us
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 
@@ -77,11 +77,15 @@ def leases(tx: Tx, *, limit: int) -> list[Lease]:
 
 
 def waits(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -> list[EventWait]:
-    """Open waits for events, those of the newest instances first."""
+    """Open waits for events that people send, those of the newest instances first."""
     i, s = tx.t.instance.c, tx.t.step.c
     current = (s.instance_pk == i.id, s.run_number == i.run_number)
     types, statuses = (StepType.WAIT, StepType.LINEAR), (StepStatus.WAITING, StepStatus.LINEAR_WAITING)
-    open_ = (s.type.in_([each.value for each in types]), s.status.in_([each.value for each in statuses]))
+    open_ = (
+        s.type.in_([each.value for each in types]),
+        s.status.in_([each.value for each in statuses]),
+        s.wait_event_type.not_like(PRIVATE_TYPES),
+    )
     since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")  # a linear step waits since it was called
     query = (
         sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)

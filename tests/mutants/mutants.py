@@ -36,6 +36,7 @@ _WAIT = "runner.boundary:Committer.commit_wait"
 _LINEAR_WAIT = "runner.linear:LinearPass._wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _POST = "tasks.outbox:Outbox._post"
+_MAPS = "tests/engine/test_maps.py::"
 _SETTLE = "runner.boundary:Committer.settle"
 
 MUTANTS = (
@@ -154,7 +155,7 @@ MUTANTS = (
     ),
     _m(
         "an event that came before the suspension is not seen",
-        ("store.claims:suspend", " and not _has_event_for(tx, claim, waits)", ""),
+        ("store.claims:suspend", "_has_event_for(tx, claim, waits) or ", ""),
         # Seen by the simulation too, but in one schedule of two thousand.
         caught_by="tests/store/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
     ),
@@ -526,6 +527,65 @@ MUTANTS = (
         "a retried step has the child that it had",
         ("runner.delegation:Delegation._create", "-{claim.ref.run_number}", ""),
         caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
+    ),
+    # --- maps -----------------------------------------------------------------------------------
+    _m(
+        "an item takes what an earlier attempt answers",
+        ("store.items:_answer", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        caught_by=_MAPS + "test_an_item_that_failed_is_tried_again_later_under_a_new_id[sqlite]",
+    ),
+    _m(
+        "an item is answered as often as somebody likes",
+        ("store.items:_answer", "_in(s, ItemStatus.SENT),", ""),
+        caught_by=_MAPS + "test_an_item_is_answered_once[sqlite]",
+    ),
+    _m(
+        "nobody is woken when the last item has answered",
+        (
+            "store.items:answer",
+            "wants = status is ItemStatus.FAILED or not (letters or _is_open(tx, map_))",
+            "wants = False",
+        ),
+        caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
+    ),
+    _m(
+        "every answer wakes the workflow",
+        ("store.items:answer", "if wants and is_asleep", "if is_asleep"),
+        caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
+    ),
+    _m(
+        "an answer sends nothing after it",
+        ("store.items:answer", "letters = send(tx, map_, room=1)", "letters = []"),
+        caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
+    ),
+    _m(
+        "a map sends all that it has",
+        ("store.items:send", "_MOST if room is None else max(room, 0)", "_MOST"),
+        caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
+    ),
+    _m(
+        "an item that is lost is not missed",
+        ("store.items:_to_judge", "sa.or_(_in(s, ItemStatus.FAILED), is_late)", "_in(s, ItemStatus.FAILED)"),
+        caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
+    ),
+    _m(
+        "what came while a map was about to sleep is not seen",
+        ("store.claims:suspend", " or any(wait.look(tx, guarded.now) for wait in waits if wait.look)", ""),
+        caught_by="tests/store/test_claims.py::test_a_wait_may_look_for_itself_under_the_lock[sqlite-True-After.DUE]",
+    ),
+    _m(
+        "a run that goes on beyond a map has no items",
+        ("store.runs:copy_steps", "(tx.t.step, tx.t.item)", "(tx.t.step,)"),
+        caught_by=_MAPS + "test_a_rewind_beyond_a_map_keeps_its_results[sqlite]",
+    ),
+    _m(
+        "a retry does all items again",
+        (
+            "store.runs:_plant",
+            "_copy(tx, tx.t.item, seed, seed.retried, is_done, pk=pk, run_number=run_number)",
+            "pass",
+        ),
+        caught_by=_MAPS + "test_a_retry_does_again_only_what_failed[sqlite]",
     ),
     # --- the outbox -----------------------------------------------------------------------------
     _m(

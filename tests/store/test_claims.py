@@ -284,6 +284,19 @@ def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: Worl
     assert world.try_claim(ref) is not None
 
 
+@pytest.mark.parametrize(("has_come", "after"), [(True, After.DUE), (False, After.WAITING)])
+def test_a_wait_may_look_for_itself_under_the_lock(world: World, has_come: bool, after: After) -> None:
+    claim = world.claim(world.create())
+    seen = []
+
+    def look(_: Any, now: Any) -> bool:
+        seen.append(now)
+        return has_come
+
+    assert world.suspend(claim, OpenWait(world.now + seconds(60), look=look)) is after
+    assert seen == [world.now]
+
+
 @pytest.mark.parametrize("other", ["another type", "consumed", "too late"])
 def test_an_event_that_cannot_serve_the_wait_lets_the_instance_sleep(world: World, other: str) -> None:
     ref = world.create()
