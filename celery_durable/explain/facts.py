@@ -55,6 +55,8 @@ class Facts:
     """How many of the run's Celery tasks have answered."""
     unsent: frozenset[str] = frozenset()
     """Ids of those of its Celery tasks that have not left the outbox."""
+    unsent_items: Mapping[str, int] = field(default_factory=dict)
+    """How many tasks of its maps have not left the outbox, by step key."""
     children: Mapping[Child, Status] = field(default_factory=dict)
     """How the instances stand that do its open steps; without those that are not there any more."""
     heartbeats: tuple[Heartbeat, ...] = ()

@@ -126,8 +126,13 @@ def _map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
         f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
         f"step {quoted(step.name)}; what is silent until then is judged {when(facts, step.wake_at)}."
     )
+    actions = [do(facts.instance, "show")]
+    if unsent := facts.unsent_items.get(step.step_key, 0):
+        sentence += f" {unsent} have not left yet: the broker does not take them, or no dispatcher sends them."
+        actions = [f"celery -A {YOUR_APP} durable outbox", doctor()]
     known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
-    return said(facts, Code.WAITING_TASKS, sentence, do(facts.instance, "show"), **known)
+    known["tasks_unsent"] = unsent
+    return said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
 
 
 def _sent_at(step: StepRecord) -> datetime | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -111,7 +112,8 @@ class LogLevel(StrEnum):
 
 
 _TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
-_ITEM_PATTERN = re.compile(r"item:(?P<place>\d{1,9}):(?P<attempt>\d{1,9}):(?P<key>.+)", re.DOTALL)
+_ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)")
+_TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _LONGEST_TYPE = 255
 PRIVATE_TYPES = "%:%"
 """All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
@@ -128,14 +130,22 @@ def topic_of(event_type: str | None) -> str | None:
     return _subject(event_type, _TOPIC, 2)
 
 
-def task_type(task: str, seq: int, attempt: int) -> str:
-    """The event type of the answer to one attempt of a task step: what an earlier attempt answers is for nobody."""
-    return f"{_TASK}{seq}:{attempt}:{task}"[:_LONGEST_TYPE]
+def task_type(task: str, pk: int, seq: int, attempt: int) -> str:
+    """The event type of the answer to one attempt of a task step: what an earlier attempt answers is for nobody.
+
+    Nor is what is answered to an instance that was deleted, and made again under its id: ``pk`` is its key.
+    """
+    return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_LONGEST_TYPE]
 
 
 def task_of(event_type: str | None) -> str | None:
     """The name of the task in an event type that `task_type` made; None for others."""
-    return _subject(event_type, _TASK, 3)
+    return _subject(event_type, _TASK, 4)
+
+
+def is_for_a_task(event_type: str) -> bool:
+    """Whether `task_type` may have made it: what comes from outside may be anything."""
+    return _TASK_PATTERN.fullmatch(event_type) is not None
 
 
 def task_id(event_type: str, pk: int, run_number: int) -> str:
@@ -154,15 +164,25 @@ def child_of(event_type: str | None) -> tuple[str, str] | None:
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 
 
-def item_type(step_key: str, place: int, attempt: int) -> str:
-    """What the task of one attempt at an item of a map answers to; no event is of this type."""
-    return f"item:{place}:{attempt}:{step_key}"
+@dataclass(frozen=True, slots=True)
+class ItemRef:
+    """One attempt at an item of a map; ``pk``: the key of its instance."""
 
+    pk: int
+    step_key: str
+    place: int
+    attempt: int
 
-def item_of(event_type: str) -> tuple[str, int, int] | None:
-    """Step key, place and attempt in what `item_type` made; None for anything else, which may come from outside."""
-    found = _ITEM_PATTERN.fullmatch(event_type)
-    return None if found is None else (found["key"], int(found["place"]), int(found["attempt"]))
+    @property
+    def type(self) -> str:
+        """What its task answers to; no event is of this type."""
+        return f"item:{self.pk}:{self.place}:{self.attempt}:{self.step_key}"
+
+    @classmethod
+    def read(cls, type_: str) -> ItemRef | None:
+        """What a type says; None for anything else, which may come from outside."""
+        found = _ITEM_PATTERN.fullmatch(type_)
+        return None if found is None else cls(int(found[1]), found[4], int(found[2]), int(found[3]))
 
 
 def is_answer(event_type: str) -> bool:

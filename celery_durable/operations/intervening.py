@@ -131,6 +131,7 @@ class Intervening(Verbs):
         if step.status is not StepStatus.ERRORED or source.failure is None or key not in source.failure.keys:
             raise StepNotOpen(row.workflow, row.instance_id, row.run_number, key, step.status)
         seed = seed_without_failure(row, source)
+        seed = dataclasses.replace(seed, retried=tuple(each for each in seed.retried if each != key))  # copied below
         due = instances.restart(tx, row, grace=self._grace, commit_id=wish.commit_id, reason=wish.reason, seed=seed)
         runs.copy_steps(tx, seed, [key], pk=row.pk, run_number=due.ref.run_number)
         return dataclasses.replace(row, run_number=due.ref.run_number), step, [due]

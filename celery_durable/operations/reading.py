@@ -26,6 +26,7 @@ from celery_durable.model import (
     Published,
     Status,
     StepRecord,
+    StepType,
 )
 from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, read_row
 from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published
@@ -147,6 +148,9 @@ class Reading(Verbs):
                 heartbeats=beats,
                 answered=history.answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.present(tx, [step.task_id for step in open_ if step.task_id is not None]),
+                unsent_items=outbox.count_by_step(
+                    tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
+                ),
                 children=instances.statuses(tx, [step.child for step in open_ if step.child is not None]),
             )
 

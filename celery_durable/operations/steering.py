@@ -14,11 +14,11 @@ from celery_durable.errors import (
 from celery_durable.model import (
     Due,
     InstanceRow,
-    Parent,
+    ItemRef,
     Ref,
     Status,
     Wake,
-    item_of,
+    is_for_a_task,
 )
 from celery_durable.operations.verbs import Verbs, Versions, lock_row, possible
 from celery_durable.store import answers, instances, items
@@ -86,7 +86,9 @@ class Steering(Verbs):
             row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
             meant[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
-            return True, self._answer(tx, parent, values.answer_of_termination(workflow, instance_id, reason))
+            payload = values.answer_of_termination(workflow, instance_id, reason)
+            event_id = self._runtime.new_id()
+            return True, answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)
 
         def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
             row = lock_row(tx, workflow, instance_id)
@@ -99,21 +101,15 @@ class Steering(Verbs):
             teller.terminated(Ref(workflow, instance_id, meant[0]), reason=reason)
         self._wake(dues)
 
-    def _answer(self, tx: Tx, parent: Parent | None, payload: str) -> list[Due]:
-        """Tell the step whose child has ended."""
-        asker = answers.lock_parent(tx, parent)
-        if asker is None:
-            return []
-        event_id = self._runtime.new_id()
-        return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace) or []
-
     def answer(self, ref: Ref, event_type: str, payload: str) -> bool:
         """Take what a Celery task answers to the step, or the item of a map, that waits for it; once.
 
         ``payload``: as `values.answer_of` makes it. False: the step, its run or its instance is not there any more, or
         has an answer.
         """
-        event_id, item = self._runtime.new_id(), item_of(event_type)
+        event_id, item = self._runtime.new_id(), ItemRef.read(event_type)
+        if item is None and not is_for_a_task(event_type):
+            return False
 
         def work(tx: Tx) -> items.Taken | None:
             try:

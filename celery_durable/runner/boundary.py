@@ -317,12 +317,14 @@ class Committer:
         key: str,
         commit_id: str,
         sleeps: bool,
+        recall: str | None = None,
     ) -> Committed:
         """Look for an event under the lock and record what follows from it, in one transaction.
 
         ``write`` makes the rows from the event that was found, or from the time; none leaves the wait as it is.
         ``topic``: what it waits on, where its events are not sent but emitted. ``sleeps``: nothing else is open, so an
-        unsatisfied wait lets the instance go in the same commit.
+        unsatisfied wait lets the instance go in the same commit. ``recall``: a letter that need not leave any more
+        where the time is over.
         """
 
         def work(tx: Tx) -> Committed:
@@ -336,6 +338,8 @@ class Committer:
                 if event is not None:
                     journal.consume(tx, self.claim, guarded, event, key=key)
                 rows = [self._write(tx, guarded, each) for each in made]
+                if recall is not None and event is None and until <= guarded.now:
+                    outbox.remove(tx, [recall])
                 if topic is not None and made and not made[0].is_final:
                     waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)
                 elif topic is not None and made:
@@ -466,12 +470,9 @@ class Committer:
 
     def _answer(self, tx: Tx, ending: Ending, *, reason: str | None = None) -> list[Due]:
         """Tell the step whose child this is, in the transaction that ends it; its instance is locked already."""
-        asker = answers.lock_parent(tx, self.claim.parent)
-        if asker is None:
-            return []
         payload = endings.answer(self.claim.ref, ending, reason=reason)
         event_id = self._store.runtime.new_id()
-        return answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace) or []
+        return answers.answer_parent(tx, self.claim.parent, payload=payload, event_id=event_id, grace=self._grace)
 
     def _leave(self, tx: Tx, letters: list[Outgoing]) -> tuple[Outgoing, ...]:
         """Put what is sent at the end of the run into the outbox."""

@@ -11,10 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from celery_durable import values
-from celery_durable.errors import NonRetryableError
 from celery_durable.ledger import Await, Replay, Run, Wait
 from celery_durable.model import StepRow, StepStatus, child_of, child_type, task_id, task_of, task_type
-from celery_durable.runner.attempts import idempotency_key
 from celery_durable.runner.boundary import Boundary
 from celery_durable.runner.branches import Branch
 from celery_durable.runner.makings import AuthorWriteFailed
@@ -23,10 +21,11 @@ from celery_durable.runner.waits import Awaited, Settle, Waits, until_wake
 from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.store.journal import Arrived, StepWrite
-from celery_durable.values import PayloadLimits, StepPolicy, outgoing_task
+from celery_durable.values import AnsweredError, PayloadLimits, StepPolicy, outgoing_task
 
 TASK_POLICY = StepPolicy(limit=0, timeout=timedelta(days=1))
 """Of task steps, where their author says nothing: Celery has retries of its own."""
+_OWN_CHILD = "child:"
 _ANY = PayloadLimits(2**31, 10_000)
 
 
@@ -53,7 +52,7 @@ class Delegation:
         """Record that this attempt is out, and have it sent."""
         assert branch.policy.timeout is not None
         claim = self._at.lease.claim
-        event_type = task_type(task_name(call.signature), branch.entry.seq, attempt)
+        event_type = task_type(task_name(call.signature), claim.pk, branch.entry.seq, attempt)
         letter = outgoing_task(
             call.signature,
             (),
@@ -78,28 +77,31 @@ class Delegation:
     def _answer_of_task(self, branch: Branch, row: StepRow) -> Awaited:
         assert row.wait_event_type is not None
 
-        def failed(settle: Settle, name: str, message: str) -> StepWrite:
+        def failed(settle: Settle, error: AnsweredError) -> StepWrite:
             """As with a body: tried again, or failed for good."""
-            policy, error = branch.policy, (name, message)
+            policy, told = branch.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
-            if is_used_up or name == NonRetryableError.__name__:
-                return settle(StepStatus.ERRORED, error=error, attempts=row.attempts)
+            if is_used_up or error.is_final:
+                return settle(StepStatus.ERRORED, error=told, attempts=row.attempts)
             pause = self._waits.span(branch, policy.delay_after(row.attempts), "retry")
             # Nothing is out any more: what this attempt may yet answer is for nobody.
             return settle(
-                StepStatus.WAITING, error=error, attempts=row.attempts, retry_in=pause, wake_at=None, event_type=None
+                StepStatus.WAITING, error=told, attempts=row.attempts, retry_in=pause, wake_at=None, event_type=None
             )
 
         def arrived(event: Arrived, settle: Settle) -> StepWrite:
             if (error := values.error_in(event.payload)) is not None:
-                return failed(settle, *error)
+                return failed(settle, error)
             return settle(StepStatus.COMPLETED, result=_output(event), attempts=row.attempts)
 
         def late(settle: Settle) -> StepWrite:
             name = task_of(row.wait_event_type)
-            return failed(settle, "StepTimeout", f"Celery task {name!r} did not answer within {branch.policy.timeout}")
+            text = f"Celery task {name!r} did not answer within {branch.policy.timeout}"
+            return failed(settle, AnsweredError("StepTimeout", text))
 
-        return Awaited(row.wait_event_type, timedelta(0), arrived, late)
+        claim = self._at.lease.claim
+        letter = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
+        return Awaited(row.wait_event_type, timedelta(0), arrived, late, recall=letter)
 
     # --- child workflows ------------------------------------------------------------------------
 
@@ -116,8 +118,8 @@ class Delegation:
         """Record the step and create the instance, in one commit of its own: it tells whether the id is free."""
         claim, settings = self._at.lease.claim, self._at.env.settings
         instance_id = call.instance_id
-        if instance_id is None:  # with the run: a retried step goes on under its old key, and its child is there
-            instance_id = f"{idempotency_key(self._at.lineage, branch.key)}-{claim.ref.run_number}"
+        if instance_id is None:  # of this run alone: a retried step's earlier child, or a namesake's, is still there
+            instance_id = task_id(f"{_OWN_CHILD}{branch.key}", claim.pk, claim.ref.run_number)
         timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
         write = self._at.write(
             branch,
@@ -144,7 +146,7 @@ def _answer_of_child(row: StepRow) -> Awaited:
 
     def arrived(event: Arrived, settle: Settle) -> StepWrite:
         if (error := values.error_in(event.payload)) is not None:
-            return settle(StepStatus.ERRORED, error=error, attempts=1)
+            return settle(StepStatus.ERRORED, error=(error.name, error.message), attempts=1)
         return settle(StepStatus.COMPLETED, result=_output(event), attempts=1)
 
     def late(settle: Settle) -> StepWrite:

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable import values
-from celery_durable.errors import NonRetryableError
 from celery_durable.ledger import Await, Replay, Run, Wait
 from celery_durable.model import StepRow, StepStatus, task_type
 from celery_durable.runner.boundary import Boundary
@@ -24,7 +23,7 @@ from celery_durable.step import MapCall
 from celery_durable.store import items
 from celery_durable.store.claims import Guarded, OpenWait
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import Fallen, Map
+from celery_durable.store.items import Fallen, Map, Verdict
 from celery_durable.store.journal import StepWrite
 
 
@@ -72,7 +71,7 @@ class Maps:
             StepStatus.WAITING,
             attempts=1,
             wake_in=map_.timeout,
-            event_type=task_type(task_name(call.task), branch.entry.seq, 0),
+            event_type=task_type(task_name(call.task), map_.pk, branch.entry.seq, 0),
         )
 
         def send(tx: Tx, _: Guarded) -> list[StepWrite]:
@@ -101,8 +100,8 @@ class Maps:
         )
 
         def judge(tx: Tx, guarded: Guarded) -> list[StepWrite]:
-            for fallen in items.to_judge(tx, map_, now=guarded.now):
-                self._judge(tx, branch, map_, fallen, now=guarded.now)
+            fallen = items.to_judge(tx, map_, now=guarded.now)
+            items.judge(tx, map_, [self._verdict(branch, each, now=guarded.now) for each in fallen])
             stands = items.standing(tx, map_, now=guarded.now)
             room = None if map_.at_once is None else map_.at_once - stands.sent
             boundary.outgoing = items.send(tx, map_, room=room)
@@ -110,28 +109,37 @@ class Maps:
             if stands.open:
                 assert stands.next_at is not None
                 return [settle(StepStatus.WAITING, wake_at=stands.next_at)]
-            return [settle(StepStatus.COMPLETED), *self._at.race_writes(branch, commit_id)]
+            failed = None if call.return_exceptions else items.first_error(tx, map_)
+            end = settle(StepStatus.COMPLETED) if failed is None else settle(StepStatus.ERRORED, **_blame(failed))
+            return [end, *self._at.race_writes(branch, commit_id)]
 
         boundary = Boundary([settle(StepStatus.WAITING, wake_at=row.wake_at)], self._at.take_logs(), look=judge)
         self._commit(branch, map_, boundary)
 
-    def _judge(self, tx: Tx, branch: Branch, map_: Map, fallen: Fallen, *, now: datetime) -> None:
+    def _verdict(self, branch: Branch, fallen: Fallen, *, now: datetime) -> Verdict:
+        """An item's attempt has failed: as with a body, it is tried again, or has failed for good."""
         policy, answer = branch.policy, fallen.answer
         if answer is None:
-            text = f"item {fallen.place}: no answer within {policy.timeout}"
-            answer = values.answer_of_error("StepTimeout", text)
-        name, _ = values.error_in(answer) or ("", "")
+            answer = values.answer_of_error("StepTimeout", f"no answer within {policy.timeout}")
+        error = values.error_in(answer)
         is_used_up = policy.max_attempts is not None and fallen.attempts >= policy.max_attempts
-        if is_used_up or name == NonRetryableError.__name__:
-            items.give_up(tx, map_, fallen, answer=answer)
-        else:
-            pause = self._waits.span(branch, policy.delay_after(fallen.attempts), "retry")
-            items.try_again(tx, map_, fallen, at=now + pause, answer=answer)
+        if is_used_up or error is None or error.is_final:
+            return Verdict(fallen, answer, None)
+        pause = self._waits.span(branch, policy.delay_after(fallen.attempts), "retry")
+        return Verdict(fallen, answer, now + pause)
 
     def _commit(self, branch: Branch, map_: Map, boundary: Boundary) -> None:
         self._at.committed(branch, self._at.guarded(lambda: self._at.committer.commit(boundary)))
         if branch.wait is not None:
             branch.wait = _until(map_, branch.wait.due_at)
+
+
+def _blame(failed: tuple[int, str, int]) -> dict[str, Any]:
+    """What the step's row says of the first item that has failed."""
+    place, answer, attempts = failed
+    error = values.error_in(answer)
+    assert error is not None
+    return {"error": values.storable_error(error.name, f"item {place}: {error.message}"), "attempts": attempts}
 
 
 def _until(map_: Map, due_at: datetime) -> OpenWait:

@@ -111,7 +111,9 @@ class Pass:
                 self._at.race = None
         row = self._at.ledger.row(entry.key)
         if row is None:
-            self._suspend(branches)
+            # One that has ended, and no verdict: its commit was in doubt, and took it along. The next pass reads it.
+            is_over = any(self._at.settled_row(branch) for branch in branches)
+            self._suspend([] if is_over else branches)
             raise AssertionError("unreachable")
         key = Codec().decode(row.result or "null")
         if key not in by_key:
@@ -260,16 +262,17 @@ class Pass:
                 return decoded(branch.name, branch.fn.result, row.result or "null")
 
     def _results(self, branch: Branch, call: MapCall, row: StepRow) -> list[Any]:
-        """What the items of a map came to; the first that failed is raised, unless failures are wanted too."""
+        """What the items of a map came to; of those that failed, if failures are wanted too, the failure."""
         results: list[Any] = []
         for place, (answer, attempts) in enumerate(self._maps.answers(branch, row)):
-            if (error := values.error_in(answer)) is None:
+            error = values.error_in(answer)
+            if error is None:
                 results.append(values.output_in(answer))
                 continue
-            kind = _FAILURES.get(error[0], StepFailed)
-            failure = kind(f"{branch.name}[{place}]", *error, attempts)
-            failure.failed_keys, failure.failed_place = (branch.key,), self._at.ledger.place
-            if not call.return_exceptions:
+            kind = _FAILURES.get(error.name, StepFailed)
+            failure = kind(f"{branch.name}[{place}]", error.name, error.message, attempts)
+            if not call.return_exceptions:  # they were, when it was recorded
+                failure.failed_keys, failure.failed_place = (branch.key,), self._at.ledger.place
                 raise failure
             results.append(failure)
         return results

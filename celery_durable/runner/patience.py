@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, StepRow, StepStatus, span
-from celery_durable.store import journal
+from celery_durable.model import Claim, StepRow, StepStatus, StepType, span
+from celery_durable.store import items, journal
 from celery_durable.store.claims import OpenWait
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import Loaded
@@ -59,6 +59,8 @@ class Patience:
             return True
         if row.wait_event_type is None or row.wake_at is None:
             return False
+        if row.type is StepType.MAP:
+            return items.is_over(tx, self._claim.pk, self._claim.ref.run_number, row.step_key)
         return journal.oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
 
 

@@ -32,6 +32,7 @@ class Awaited:
     """What a step waits for, and what is recorded when it has come (``arrived``) or when its time is over (``late``).
 
     ``is_recorded``: the row waits for this very type. ``topic``: where its events are not sent but emitted.
+    ``recall``: the letter that asks for it, which need not leave any more when its time is over.
     """
 
     event_type: str
@@ -40,6 +41,7 @@ class Awaited:
     late: Callable[[Settle], StepWrite]
     is_recorded: bool = True
     topic: str | None = None
+    recall: str | None = None
 
 
 class Waits:
@@ -118,6 +120,7 @@ class Waits:
                 key=branch.key,
                 commit_id=commit_id,
                 sleeps=sleeps,
+                recall=awaited.recall,
             )
 
         wake_at = None if row is None else row.wake_at

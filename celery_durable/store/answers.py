@@ -92,3 +92,9 @@ def answer(tx: Tx, asker: Asker, *, payload: str, event_id: str, grace: timedelt
     instances.insert_event(tx, row, type_=asker.event_type, payload=payload, event_id=event_id)
     is_awaited = instances.is_awaited(tx, row, asker.event_type)
     return [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if is_awaited else []
+
+
+def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[Due]:
+    """Tell the step whose child has ended in this transaction, which has locked both; answers with whom it wakes."""
+    asker = lock_parent(tx, parent)
+    return [] if asker is None else answer(tx, asker, payload=payload, event_id=event_id, grace=grace) or []

@@ -14,12 +14,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.errors import NonRetryableError
 from celery_durable.model import (
     OPEN_ITEMS,
     Due,
     InstanceRow,
     ItemCounts,
+    ItemRef,
     ItemStatus,
     Outgoing,
     Status,
@@ -27,7 +27,6 @@ from celery_durable.model import (
     StepType,
     Wake,
     from_us,
-    item_type,
     task_id,
     to_us,
 )
@@ -140,7 +139,7 @@ def send(tx: Tx, map_: Map, *, room: int | None) -> list[Outgoing]:
     letters, marks = [], []
     for row in found:
         attempt = row.attempts + 1
-        asked = item_type(map_.step_key, row.place, attempt)
+        asked = ItemRef(map_.pk, map_.step_key, row.place, attempt).type
         id_ = task_id(asked, map_.pk, map_.run_number)
         letters.append(
             answering_task(row.body, id_=id_, answers=(map_.workflow, map_.instance_id, map_.run_number, asked))
@@ -168,15 +167,21 @@ def _as(
 # --- judge, in a pass ---------------------------------------------------------------------------
 
 
+def _has_fallen(s: Store) -> sa.ColumnElement[bool]:
+    is_late = sa.and_(_in(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
+    return sa.or_(_in(s, ItemStatus.FAILED), is_late)
+
+
+@statement
+def _any_to_judge(s: Store) -> Any:
+    return sa.select(s.tables.item.c.place).where(*_of(s), _has_fallen(s)).limit(1)
+
+
 @statement
 def _to_judge(s: Store) -> Any:
     item = s.tables.item.c
-    is_late = sa.and_(_in(s, ItemStatus.SENT), item.due_at <= param("now_us", sa.BigInteger))
-    return (
-        sa.select(item.place, item.status, item.attempts, item.answer)
-        .where(*_of(s), sa.or_(_in(s, ItemStatus.FAILED), is_late))
-        .order_by(item.place)
-    )
+    columns = (item.place, item.status, item.attempts, item.answer)
+    return sa.select(*columns).where(*_of(s), _has_fallen(s)).order_by(item.place)
 
 
 @statement
@@ -229,19 +234,31 @@ def to_judge(tx: Tx, map_: Map, *, now: datetime) -> list[Fallen]:
     ]
 
 
-def try_again(tx: Tx, map_: Map, fallen: Fallen, *, at: datetime, answer: str) -> None:
-    """Have an item sent again, not before ``at``."""
-    tx.run(_mark, **_as(map_, fallen.place, ItemStatus.PENDING, attempts=fallen.attempts, due_at=at, answer=answer))
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to become of an item that has fallen: it is sent again, not ``again_at`` before, or (None) has failed."""
+
+    fallen: Fallen
+    answer: str
+    again_at: datetime | None
 
 
-def give_up(tx: Tx, map_: Map, fallen: Fallen, *, answer: str) -> None:
-    """End an item with an error."""
-    tx.run(_mark, **_as(map_, fallen.place, ItemStatus.DEAD, attempts=fallen.attempts, answer=answer))
+def judge(tx: Tx, map_: Map, verdicts: Sequence[Verdict]) -> None:
+    """Carry these out. A task that is late and has not even left need not do so any more."""
+    marks = []
+    for each in verdicts:
+        status = ItemStatus.DEAD if each.again_at is None else ItemStatus.PENDING
+        attempts, answer = each.fallen.attempts, each.answer
+        marks.append(_as(map_, each.fallen.place, status, attempts=attempts, due_at=each.again_at, answer=answer))
+    tx.run_many(_mark, marks)
+    late = [each.fallen for each in verdicts if each.fallen.answer is None]
+    refs = [ItemRef(map_.pk, map_.step_key, each.place, each.attempts) for each in late]
+    outbox.recall(tx, [task_id(ref.type, map_.pk, map_.run_number) for ref in refs])
 
 
 def wants_a_pass(tx: Tx, map_: Map, *, now: datetime) -> bool:
     """Whether there is something to do that no answer will bring about."""
-    if tx.run(_to_judge, **map_.where, now_us=to_us(now)).first() is not None:
+    if tx.run(_any_to_judge, **map_.where, now_us=to_us(now)).first() is not None:
         return True
     stands = standing(tx, map_, now=now)
     if not stands.open:
@@ -291,31 +308,32 @@ class Taken:
 def answer(
     tx: Tx,
     row: InstanceRow,
-    item: tuple[str, int, int],
+    item: ItemRef,
     *,
     payload: str,
     grace: timedelta,
 ) -> Taken | None:
     """Take what the task of an item of a locked instance answers; None where nobody waits for it, or has it already.
 
-    ``item``: step key, place and attempt.
+    Late or not, it counts until a pass has judged the item. While the instance is paused nothing is sent after it.
     """
-    key, place, attempt = item
+    key = item.step_key
     asking = tx.run(_asking, pk=row.pk, run=row.run_number, key=key).first()
-    if asking is None or row.status.is_terminal:
+    if asking is None or row.status.is_terminal or item.pk != row.pk:
         return None
     timeout = timedelta(milliseconds=asking.timeout_ms)
     map_ = Map(row.workflow, row.instance_id, row.pk, row.run_number, key, timeout)
     status = ItemStatus.DONE
     if (error := error_in(payload)) is not None:
-        is_last = asking.max_attempts is not None and attempt >= asking.max_attempts
-        status = ItemStatus.DEAD if is_last or error[0] == NonRetryableError.__name__ else ItemStatus.FAILED
-    given = {"nth": place, "attempt": attempt, "new_status": status.value, "new_answer": payload}
+        is_last = asking.max_attempts is not None and item.attempt >= asking.max_attempts
+        status = ItemStatus.DEAD if is_last or error.is_final else ItemStatus.FAILED
+    given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
     if tx.run(_answer, **map_.where, **given).rowcount == 0:
         return None
-    letters = send(tx, map_, room=1)
+    is_paused = row.status is Status.PAUSED or row.pause_requested
+    letters = [] if is_paused else send(tx, map_, room=1)
     outbox.insert(tx, letters, pk=row.pk, run_number=row.run_number, step_key=key, grace=grace)
-    wants = status is ItemStatus.FAILED or not (letters or _is_open(tx, map_))
+    wants = status is ItemStatus.FAILED or (not letters and is_over(tx, row.pk, row.run_number, key))
     is_asleep = row.status is Status.WAITING and row.claim_token is None
     dues = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
     return Taken(dues, letters)
@@ -326,8 +344,9 @@ def _any_open(s: Store) -> Any:
     return sa.select(s.tables.item.c.place).where(*_of(s), _in(s, *OPEN_ITEMS)).limit(1)
 
 
-def _is_open(tx: Tx, map_: Map) -> bool:
-    return tx.run(_any_open, **map_.where).first() is not None
+def is_over(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
+    """Whether no item of a map is under way any more, or to be sent."""
+    return tx.run(_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
 # --- read ---------------------------------------------------------------------------------------
@@ -339,6 +358,15 @@ def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, 
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.place))
     return [(row.answer, row.attempts) for row in rows]
+
+
+def first_error(tx: Tx, map_: Map) -> tuple[int, str, int] | None:
+    """Place, answer and attempts of the first item that has failed for good."""
+    item = tx.t.item.c
+    mine = (item.instance_pk == map_.pk, item.run_number == map_.run_number, item.step_key == map_.step_key)
+    query = sa.select(item.place, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
+    row = tx.execute(query.order_by(item.place).limit(1)).first()
+    return None if row is None else (row.place, row.answer, row.attempts)
 
 
 def counts(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:

@@ -20,6 +20,9 @@ from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import maybe_at
 from celery_durable.store.sweeps import Redispatch
 
+_CHUNK = 500
+_EACH = timedelta(milliseconds=10)
+
 
 @statement
 def _insert(s: Store) -> Any:
@@ -45,8 +48,9 @@ def insert(
     """Have these sent once ``tx`` has committed; ``pk``, ``run_number`` and ``step_key`` say by whom.
 
     The caller sends them after his commit (`tasks.outbox.Outbox.post`); what gets lost on the way a sweep sends
-    after ``grace``.
+    after ``grace``, and later the more there are: they take their time to be sent.
     """
+    grace += max(0, len(letters) - 1) * _EACH
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": span_us(grace)}
     rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in letters]
     tx.run_many(_insert, [source | row for row in rows])
@@ -94,6 +98,12 @@ def put_off(tx: Tx, letters: Sequence[Outgoing], *, delay: timedelta) -> None:
     o = tx.t.outbox
     wanted = (o.c.id.in_([each.id for each in letters]), o.c.poll_at.is_not(None))
     tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + span_us(delay)))
+
+
+def recall(tx: Tx, ids: Sequence[str]) -> None:
+    """Do not send these any more, if they have not left yet."""
+    for start in range(0, len(ids), _CHUNK):
+        remove(tx, ids[start : start + _CHUNK])
 
 
 def remove(tx: Tx, ids: Sequence[str]) -> None:
@@ -220,6 +230,16 @@ def present(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
     """Which of these have not been sent yet."""
     o = tx.t.outbox.c
     return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
+
+
+def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) -> dict[str, int]:
+    """How many letters of these steps have not been sent yet."""
+    if not step_keys:
+        return {}
+    o = tx.t.outbox.c
+    mine = (o.instance_pk == pk, o.run_number == run_number, o.step_key.in_(step_keys))
+    query = sa.select(o.step_key, sa.func.count().label("n")).where(*mine).group_by(o.step_key)
+    return {row.step_key: row.n for row in tx.execute(query)}
 
 
 def lock(tx: Tx, ids: Sequence[str]) -> list[Letter]:

@@ -99,7 +99,7 @@ def install_tasks(app: Celery, parts: Parts) -> None:
     @app.task(name=TASK_DONE, bind=True, **_ANSWERING)
     def task_done(self: Any, result: Any, *asked: Any) -> str:
         """Hand the result of a task to the step that had it sent."""
-        return _kept(self, parts.answers, lambda taking: taking.done(result, asked))
+        return _kept(self, parts.answers, (result, *asked), lambda taking: taking.done(result, asked))
 
     @app.task(name=TASK_FAILED, **_ANSWERING)
     def task_failed(source: Any, *rest: Any) -> str:
@@ -108,17 +108,18 @@ def install_tasks(app: Celery, parts: Parts) -> None:
         Called by Celery where the task failed, with its request: then it sends itself as a message, with the error.
         """
         task = app.tasks[TASK_FAILED]
-        if isinstance(source, Mapping):
-            return _kept(task, parts.answers, lambda taking: taking.failed(source, rest))
-        error, asked = error_of(source, rest)
-        if isinstance(source, str):
-            return _kept(task, parts.answers, lambda taking: taking.failed(error, asked))
-        task.apply_async((error, *asked), queue=parts.answers.queue)
+        error, asked = (source, rest) if isinstance(source, Mapping) else error_of(source, rest)
+        if isinstance(source, (str, Mapping)):
+            return _kept(task, parts.answers, (error, *asked), lambda taking: taking.failed(error, asked))
+        _send(task, parts.answers, (error, *asked))
         return "sent"
 
 
-def _kept(task: Any, answers: Answers, take: Callable[[Answers], str]) -> str:
-    """Take an answer; while that cannot be done its message goes back to the broker."""
+def _kept(task: Any, answers: Answers, message: tuple[Any, ...], take: Callable[[Answers], str]) -> str:
+    """Take an answer; while that cannot be done its message is sent anew.
+
+    It does not just go back: a broker may count how often a message does, and drop it then.
+    """
     try:
         return take(answers)
     except Exception as exc:
@@ -126,17 +127,21 @@ def _kept(task: Any, answers: Answers, take: Callable[[Answers], str]) -> str:
             raise
         logger.warning("An answer could not be taken, its message goes back to the broker: %s", exc)
         answers.rest()
-        raise Reject(exc, requeue=True) from exc
+        try:
+            _send(task, answers, message)
+        except Exception:  # noqa: BLE001  # each transport has its own errors
+            raise Reject(exc, requeue=True) from exc
+        return "sent anew"
 
 
-def _send_error(app: Celery, answers: Answers, error: dict[str, str], asked: tuple[Any, ...]) -> None:
-    app.tasks[TASK_FAILED].apply_async((error, *asked), queue=answers.queue, ignore_result=True)
+def _send(task: Any, answers: Answers, message: tuple[Any, ...]) -> None:
+    task.apply_async(message, queue=answers.queue(message[1:]), ignore_result=True)
 
 
 def answer_for_revoked(app: Celery, answers: Callable[[], Answers], request: Any, *, why: str) -> None:
     """A worker drops a task: tell the step that had it sent, if one did."""
     for error, asked in revoked(request, errback=TASK_FAILED, why=why):
-        _send_error(app, answers(), error, asked)
+        _send(app.tasks[TASK_FAILED], answers(), (error, *asked))
 
 
 def claimant(task_id: str | None, node: str | None) -> str:

@@ -40,6 +40,7 @@ Send = Callable[[Sequence[Outgoing]], Unsent]
 """Sends, and answers with what did not leave."""
 
 _REST = timedelta(seconds=1)
+_PART = 200
 _LEASE = timedelta(minutes=5)
 _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential", max_delay=timedelta(minutes=10))
 
@@ -79,6 +80,18 @@ class Outbox:
                 return sent
 
     def _post(self, letters: Sequence[Outgoing]) -> Unsent:
+        """Send, and forget what was sent, a part at a time: of many letters a crash repeats only some."""
+        lost: list[Outgoing] = []
+        refused: list[Outgoing] = []
+        for start in range(0, len(letters), _PART):
+            unsent = self._post_part(letters[start : start + _PART])
+            refused += unsent.refused
+            if unsent.lost:
+                lost += [*unsent.lost, *letters[start + _PART :]]
+                break
+        return Unsent(lost, refused)
+
+    def _post_part(self, letters: Sequence[Outgoing]) -> Unsent:
         unsent = self._send(letters)
         kept = {each.id for each in (*unsent.lost, *unsent.refused)}
         done = [each.id for each in letters if each.kind is OutboxKind.TASK and each.id not in kept]

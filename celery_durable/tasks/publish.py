@@ -184,8 +184,10 @@ class Publisher:
         asked = body.get("answers")
         if asked is None:
             return {}
-        options = {"queue": self._queue(), "serializer": "json", "priority": 0, "ignore_result": True}
-        done, failed = (self._app.signature(name, args=tuple(asked), options=options) for name in self._answers)
+        queue = self._queue()
+        options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
+        args = (*asked, queue)  # a worker with workflows of its own has another queue of its own
+        done, failed = (self._app.signature(name, args=args, options=options) for name in self._answers)
         return {"link": done, "link_error": failed}
 
     def run_eagerly(self, dues: Sequence[Due]) -> None:

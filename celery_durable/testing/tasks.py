@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound, StepInterrupted
-from celery_durable.model import Outgoing, Ref, item_of
+from celery_durable.model import ItemRef, Outgoing, Ref
 from celery_durable.operations import Operations
 from celery_durable.testing.doubles import Doubles
 from celery_durable.testing.errors import HarnessMisuse
@@ -51,9 +51,9 @@ class SentTasks:
             return None
         if row.run_number != ref.run_number or row.status.is_terminal:
             return None
-        item = item_of(asked)
+        item = ItemRef.read(asked)
         if item is not None:  # without a look at the map, whose history has all its answers
-            return item[0]
+            return item.step_key
         steps = self._operations().history(ref.workflow, ref.instance_id).steps
         return next((step.name for step in steps if step.is_waiting and step.task_id == id_), None)
 

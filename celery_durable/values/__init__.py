@@ -4,7 +4,14 @@ A value is refused with an error that names it and the remedy; payloads are name
 (``$.items[3].when``), never by content.
 """
 
-from celery_durable.values.answers import answer_of, answer_of_error, answer_of_termination, error_in, output_in
+from celery_durable.values.answers import (
+    AnsweredError,
+    answer_of,
+    answer_of_error,
+    answer_of_termination,
+    error_in,
+    output_in,
+)
 from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
@@ -26,6 +33,7 @@ from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, S
 __all__ = [
     "LONGEST_ID",
     "UNSET",
+    "AnsweredError",
     "Backoff",
     "Codec",
     "CursorPart",

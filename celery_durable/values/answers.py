@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
+from celery_durable.errors import NonRetryableError
 from celery_durable.values.names import storable_error
 from celery_durable.values.payloads import PayloadLimits, encode
 
@@ -16,10 +18,11 @@ def answer_of(output: str | None) -> str:
     return f'{{"output":{output or "null"}}}'
 
 
-def answer_of_error(name: str, message: str) -> str:
-    """An answer that tells of an error."""
+def answer_of_error(name: str, message: str, *, is_final: bool = False) -> str:
+    """An answer that tells of an error; ``is_final``: another attempt would come to the same."""
     name, message = storable_error(name, message)
-    return encode({"error": {"name": name, "message": message}}, what="Answer", limits=_ANY)
+    final = {"final": True} if is_final else {}
+    return encode({"error": {"name": name, "message": message, **final}}, what="Answer", limits=_ANY)
 
 
 def answer_of_termination(workflow: str, instance_id: str, reason: str | None) -> str:
@@ -28,10 +31,22 @@ def answer_of_termination(workflow: str, instance_id: str, reason: str | None) -
     return answer_of_error("ChildTerminated", f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}")
 
 
-def error_in(answer: str) -> tuple[str, str] | None:
-    """Name and message of the error that an answer tells of, if it does."""
+@dataclass(frozen=True, slots=True)
+class AnsweredError:
+    """The error that an answer tells of."""
+
+    name: str
+    message: str
+    is_final: bool = False
+
+
+def error_in(answer: str) -> AnsweredError | None:
+    """The error that an answer tells of, if it does."""
     error = json.loads(answer).get("error")
-    return None if error is None else (error["name"], error["message"])
+    if error is None:
+        return None
+    is_final = bool(error.get("final")) or error["name"] == NonRetryableError.__name__
+    return AnsweredError(error["name"], error["message"], is_final)
 
 
 def output_in(answer: str) -> Any:

@@ -322,6 +322,27 @@ def test_a_termination_whose_commit_is_in_doubt_answers_once(world: World, order
     assert (instance.output[1], len(instance.events())) == ("ChildTerminated", 1)
 
 
+@everywhere
+def test_an_instance_that_is_made_again_has_a_child_of_its_own(world: World, billing) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> Any:
+        return step.child("bill", billing, Bill(cents=100)).cents
+
+    instance = order.run()
+    first = instance.step("bill").child.instance_id
+    instance.terminate()
+    world.advance(60)
+    world.operations.prune(older_than=timedelta(0), workflow="order")
+    world.accepted.pop(0)
+    again = order.run(id=instance.id)
+    second = again.step("bill").child.instance_id
+    assert first != second
+    billing.of(first).send("paid", 1)
+    billing.of(second).send("paid", 2)
+    world.run_until_idle()
+    assert again.output == 102
+
+
 @on_one_database
 def test_a_child_of_a_child(world: World, billing) -> None:
     @world.workflow

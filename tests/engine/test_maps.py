@@ -37,7 +37,7 @@ def mapping(world: World, count: int = 4, name: str = "press", **options: Any) -
         try:
             got = step.map("convert", convert.s("png"), range(count), **options)
         except StepFailed as exc:
-            return [type(exc).__name__, exc.step, exc.error_name, exc.attempts]
+            return [type(exc).__name__, exc.error_name, exc.error_message, exc.attempts]
         return [str(each) if isinstance(each, Exception) else each for each in got]
 
     return press
@@ -72,14 +72,14 @@ def test_so_many_are_out_at_a_time(world: World) -> None:
     answer(world, world.sent[1], "b")
     world.sweeper.sweep()
     assert pages(world.sent) == [0, 1]  # it has left the transaction, and leaves the outbox when its grace is over
-    world.advance(world.settings.grace)
+    world.advance(3)
     world.sweeper.sweep()
     assert pages(world.sent) == [0, 1, 2]
     assert instance.row.version == version  # nobody woke the workflow for it
     for nth, letter in enumerate(world.sent):  # more come meanwhile
         if nth != 1:
             answer(world, letter, pages([letter])[0])
-        world.advance(world.settings.grace)
+        world.advance(3)
         world.run_until_idle()
     assert instance.output == [0, "b", 2, 3, 4]
 
@@ -125,7 +125,7 @@ def test_the_first_failure_is_raised_when_all_have_ended(world: World) -> None:
     assert instance.status == "waiting"
     answer(world, world.sent[3], error=OSError("disk still full"))
     world.run_until_idle()
-    assert instance.output == ["StepFailed", "convert[1]", "OSError", 2]
+    assert instance.output == ["StepFailed", "OSError", "item 1: disk still full", 2]
     assert instance.step("convert").items.failed == 2
 
 
@@ -146,7 +146,7 @@ def test_what_gets_lost_is_sent_again_when_its_time_is_over(world: World) -> Non
     world.run_until_idle()
     assert pages(world.sent) == [0, 1, 1]
     world.run_after(3600)
-    assert instance.output == [StepTimeout.__name__, "convert[1]", "StepTimeout", 2]
+    assert instance.output == [StepTimeout.__name__, "StepTimeout", "item 1: no answer within 1:00:00", 2]
 
 
 def test_nothing_to_do_is_done_at_once(world: World) -> None:
@@ -212,7 +212,7 @@ def test_a_retry_does_again_only_what_failed(world: World) -> None:
     answer(world, world.sent[1], error=KeyError("no page"))
     answer(world, world.sent[2], "c")
     world.run_until_idle()
-    assert instance.error == "KeyError: 'no page'"
+    assert instance.error == "KeyError: item 1: 'no page'"
     world.operations.retry("press", instance.id)
     world.run_until_idle()
     assert pages(world.sent) == [0, 1, 2, 1]
@@ -299,6 +299,86 @@ def test_every_item_is_done_once_wherever_a_runner_dies(world: World, when: int)
     world.run_after(120)
     assert instance.output == [0, 1, 2]
     assert len({letter.id for letter in world.sent}) == 3
+
+
+@everywhere
+def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) -> None:
+    @world.workflow
+    def press(event: WorkflowEvent, step: Step) -> Any:
+        return step.gather(*(step.submit_map(name, convert.s("png"), range(2)) for name in ("text", "plates")))
+
+    instance = press.run()
+    for nth, letter in enumerate(world.sent):
+        answer(world, letter, nth, error=KeyError("no page") if nth in (1, 2) else None)
+    world.run_until_idle()
+    assert instance.status == "errored"
+    world.operations.retry("press", instance.id)
+    world.run_until_idle()
+    for letter in world.sent[4:]:
+        answer(world, letter, "again")
+    world.run_until_idle()
+    assert (instance.output, len(world.sent)) == ([[0, "again"], ["again", 3]], 6)
+
+
+@everywhere
+def test_a_map_that_wins_a_race_with_a_failure_can_be_retried(world: World) -> None:
+    @world.workflow
+    def press(event: WorkflowEvent, step: Step) -> Any:
+        many = step.submit_map("convert", convert.s("png"), range(1))
+        return step.first("sooner", many, step.submit_sleep("nap", "1 day"))
+
+    instance = press.run()
+    answer(world, world.sent[0], error=KeyError("no page"))
+    world.run_until_idle()
+    assert instance.error == "KeyError: item 0: 'no page'"
+    world.operations.retry("press", instance.id)
+    world.run_until_idle()
+    answer(world, world.sent[1], "done")
+    world.run_until_idle()
+    assert instance.output == ["done"]
+
+
+@on_one_database
+def test_people_may_settle_a_map_that_has_failed(world: World) -> None:
+    @world.workflow
+    def press(event: WorkflowEvent, step: Step) -> Any:
+        return step.map("convert", convert.s("png"), range(2))
+
+    instance = press.run()
+    answer(world, world.sent[0], "a")
+    answer(world, world.sent[1], error=KeyError("no page"))
+    world.run_until_idle()
+    world.operations.set_result("press", instance.id, "convert", ["a", "by hand"], by="ops")
+    world.run_until_idle()
+    assert instance.output == ["a", "by hand"]
+
+
+@everywhere
+def test_a_pause_sends_no_more_items(world: World) -> None:
+    instance = mapping(world, 3, max_concurrency=1).run()
+    instance.pause()
+    answer(world, world.sent[0], 0)
+    world.run_after(60)
+    assert pages(world.sent) == [0]
+    instance.resume()
+    world.run_until_idle()
+    assert pages(world.sent) == [0, 1]
+    for nth in (1, 2):
+        answer(world, world.sent[nth], nth)
+        world.run_after(60)
+    assert instance.output == [0, 1, 2]
+
+
+def test_a_map_that_has_all_answers_does_not_overstay(world: World) -> None:
+    @world.workflow(max_suspend_duration="1 hour")
+    def press(event: WorkflowEvent, step: Step) -> Any:
+        return step.map("convert", convert.s("png"), range(1))
+
+    instance = press.run()
+    world.advance(3599)
+    answer(world, world.sent[0], "done")
+    world.run_after(10)
+    assert instance.output == ["done"]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

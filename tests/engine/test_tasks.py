@@ -266,6 +266,72 @@ def test_an_answer_whose_commit_is_in_doubt_is_taken_once(world: World, media, w
     assert (instance.output, len(instance.events())) == ("done", 1)
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("kind", ["task", "event", "map", "child"])
+def test_a_race_whose_commit_was_in_doubt_is_decided(world: World, kind: str) -> None:
+    """The winner's row was found, and its verdict with it: the race must not wait for the loser."""
+
+    @world.workflow
+    def kid(event: WorkflowEvent, step: Step) -> int:
+        return step.wait_for_event("go", "go").payload
+
+    @world.workflow
+    def media(event: WorkflowEvent, step: Step) -> Any:
+        racer: Any = {
+            "task": lambda: step.submit_task("racer", resize.s(1)),
+            "event": lambda: step.submit_wait_for_event("racer", "go"),
+            "map": lambda: step.submit_map("racer", resize, [1]),
+            "child": lambda: step.submit_child("racer", kid, id="kid-1"),
+        }[kind]()
+        step.first("sooner", step.submit_sleep("nap", "30 days"), racer)
+        return "decided"
+
+    instance = media.run()
+    for letter in world.sent:
+        answer(world, letter, 1)
+    if kind == "child":
+        world.instance("kid", "kid-1").send("go", 1)
+        world.messages[:] = [due for due in world.messages if due.ref.workflow == "kid"]
+        world.worker.advance(world.messages.pop(0).ref)
+    if kind == "event":
+        instance.send("go", 1)
+    world.messages.clear()
+    ways = []
+    for nth in (1, 2, 3):
+        with cut_commit(world.worker.store, when="after", nth=nth) as cut:
+            instance.advance()
+        ways += cut
+        world.messages.clear()
+    assert ways
+    world.run_after(60)
+    assert instance.output == "decided"
+
+
+@everywhere
+def test_what_is_answered_to_an_instance_that_was_deleted_is_for_nobody(world: World, media) -> None:
+    instance = media.run(300)
+    instance.terminate()
+    world.advance(60)
+    world.operations.prune(older_than=timedelta(0), workflow="media")
+    again = media.run(7, id=instance.id)
+    assert not answer(world, world.sent[0], "of the one before")
+    answer(world, world.sent[1], "its own")
+    world.run_until_idle()
+    assert again.output == "its own"
+    world.accepted.pop(0)
+
+
+@on_one_database
+def test_a_message_that_was_overtaken_by_its_time_does_not_leave(world: World, media) -> None:
+    world.is_broker_away = True
+    media.run(300)
+    world.run_after(3600)
+    world.run_after(30)
+    world.is_broker_away = False
+    world.run_after(3600)
+    assert len(world.sent) == 1
+
+
 def test_a_pause_keeps_the_answer(world: World, media) -> None:
     instance = media.run(300)
     instance.pause()

@@ -35,7 +35,7 @@ _LET_GO = "runner.boundary:Committer.let_go"
 _WAIT = "runner.boundary:Committer.commit_wait"
 _LINEAR_WAIT = "runner.linear:LinearPass._wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
-_POST = "tasks.outbox:Outbox._post"
+_POST = "tasks.outbox:Outbox._post_part"
 _MAPS = "tests/engine/test_maps.py::"
 _SETTLE = "runner.boundary:Committer.settle"
 
