@@ -354,6 +354,21 @@ def test_people_may_settle_a_map_that_has_failed(world: World) -> None:
 
 
 @everywhere
+def test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody(world: World) -> None:
+    press = mapping(world, 1)
+    instance = press.run()
+    instance.terminate()
+    world.advance(60)
+    world.operations.prune(older_than=timedelta(0), workflow="press")
+    world.accepted.pop(0)
+    again = press.run(id=instance.id)
+    assert not answer(world, world.sent[0], "of the one before")
+    answer(world, world.sent[1], "its own")
+    world.run_until_idle()
+    assert again.output == ["its own"]
+
+
+@everywhere
 def test_a_pause_sends_no_more_items(world: World) -> None:
     instance = mapping(world, 3, max_concurrency=1).run()
     instance.pause()

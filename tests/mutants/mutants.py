@@ -505,7 +505,7 @@ MUTANTS = (
         "the termination of a child is told nobody",
         (
             "operations.steering:Steering.terminate",
-            "self._answer(tx, parent, values.answer_of_termination(workflow, instance_id, reason))",
+            "answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)",
             "[]",
         ),
     ),
@@ -525,7 +525,7 @@ MUTANTS = (
     ),
     _m(
         "a retried step has the child that it had",
-        ("runner.delegation:Delegation._create", "-{claim.ref.run_number}", ""),
+        ("runner.delegation:Delegation._create", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
         caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
     ),
     # --- maps -----------------------------------------------------------------------------------
@@ -543,7 +543,7 @@ MUTANTS = (
         "nobody is woken when the last item has answered",
         (
             "store.items:answer",
-            "wants = status is ItemStatus.FAILED or not (letters or _is_open(tx, map_))",
+            "wants = status is ItemStatus.FAILED or (not letters and is_over(tx, row.pk, row.run_number, key))",
             "wants = False",
         ),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
@@ -555,7 +555,7 @@ MUTANTS = (
     ),
     _m(
         "an answer sends nothing after it",
-        ("store.items:answer", "letters = send(tx, map_, room=1)", "letters = []"),
+        ("store.items:answer", "[] if is_paused else send(tx, map_, room=1)", "[]"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
@@ -565,7 +565,7 @@ MUTANTS = (
     ),
     _m(
         "an item that is lost is not missed",
-        ("store.items:_to_judge", "sa.or_(_in(s, ItemStatus.FAILED), is_late)", "_in(s, ItemStatus.FAILED)"),
+        ("store.items:_has_fallen", "sa.or_(_in(s, ItemStatus.FAILED), is_late)", "_in(s, ItemStatus.FAILED)"),
         caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
     ),
     _m(
@@ -586,6 +586,11 @@ MUTANTS = (
             "pass",
         ),
         caught_by=_MAPS + "test_a_retry_does_again_only_what_failed[sqlite]",
+    ),
+    _m(
+        "an item takes what is answered to a namesake that was deleted",
+        ("store.items:answer", " or item.pk != row.pk", ""),
+        caught_by=_MAPS + "test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody[sqlite]",
     ),
     # --- the outbox -----------------------------------------------------------------------------
     _m(

@@ -28,7 +28,7 @@ QUERIES = {
     "D5 an attempt of a task has a type and a deadline of its own": """
         SELECT pk, run, step_key, seq, attempts, asks, next_deadline - at, timeout FROM author_attempt
         WHERE type = 'task' AND new = 'waiting' AND asks IS NOT NULL
-          AND (asks <> 'task:' || seq || ':' || attempts || ':work' OR next_deadline <> at + timeout)
+          AND (asks <> 'task:' || pk || ':' || seq || ':' || attempts || ':work' OR next_deadline <> at + timeout)
         UNION ALL
         SELECT pk, run, step_key, seq, count(*), asks, NULL, NULL FROM author_attempt
         WHERE new = 'waiting' AND asks IS NOT NULL GROUP BY pk, run, asks HAVING count(*) > 1""",
