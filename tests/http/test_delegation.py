@@ -34,7 +34,8 @@ def album(shop: Shop) -> Shop:
 
 def answer(shop: Shop, seq: int, payload: str) -> None:
     """What comes back from the worker of the task at this place."""
-    assert shop.durable.operations.answer(Ref("album", "a-1", 1), f"task:{seq}:1:media.resize", payload)
+    key = shop.durable.operations.get("album", "a-1").instance.pk
+    assert shop.durable.operations.answer(Ref("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize", payload)
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
