@@ -18,7 +18,7 @@ from celery_durable.runner.boundary import Boundary
 from celery_durable.runner.branches import Branch
 from celery_durable.runner.delegation import task_name
 from celery_durable.runner.progress import Progress
-from celery_durable.runner.waits import Waits, until_wake
+from celery_durable.runner.waits import Waits
 from celery_durable.step import MapCall
 from celery_durable.store import items
 from celery_durable.store.claims import Guarded, OpenWait
@@ -79,7 +79,10 @@ class Maps:
             boundary.outgoing = items.send(tx, map_, room=map_.at_once)
             return [write]
 
-        boundary = Boundary([write], self._at.take_logs(), look=send, sleep=until_wake if sole else None)
+        def asleep(rows: list[StepRow]) -> list[OpenWait]:
+            return [_until(map_, row.wake_at) for row in rows if row.wake_at is not None]
+
+        boundary = Boundary([write], self._at.take_logs(), look=send, sleep=asleep if sole else None)
         if sole:
             self._at.defer(boundary)
             return

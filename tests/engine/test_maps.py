@@ -222,6 +222,25 @@ def test_a_retry_does_again_only_what_failed(world: World) -> None:
     assert instance.output == ["a", "b", "c"]
 
 
+@on_one_database
+def test_a_retry_with_code_that_leaves_out_what_failed_has_nothing_left_to_do(world: World) -> None:
+    def press(count: int) -> Any:
+        @world.workflow(name="press")
+        def press(event: WorkflowEvent, step: Step) -> Any:
+            return step.map("convert", convert.s("png"), range(count))
+
+        return press
+
+    instance = press(3).run()
+    for nth, letter in enumerate(world.sent):
+        answer(world, letter, nth, error=KeyError("no page") if nth == 2 else None)
+    world.run_until_idle()
+    press(2)
+    world.operations.retry("press", instance.id)
+    world.run_until_idle()
+    assert (instance.output, len(world.sent)) == ([0, 1], 3)
+
+
 @everywhere
 def test_a_rewind_beyond_a_map_keeps_its_results(world: World) -> None:
     @world.workflow
