@@ -86,6 +86,8 @@ class Steering(Verbs):
             row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
             meant[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
+            if parent is None:
+                return True, []
             payload = values.answer_of_termination(workflow, instance_id, reason)
             event_id = self._runtime.new_id()
             return True, answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)

@@ -470,6 +470,8 @@ class Committer:
 
     def _answer(self, tx: Tx, ending: Ending, *, reason: str | None = None) -> list[Due]:
         """Tell the step whose child this is, in the transaction that ends it; its instance is locked already."""
+        if self.claim.parent is None:
+            return []
         payload = endings.answer(self.claim.ref, ending, reason=reason)
         event_id = self._store.runtime.new_id()
         return answers.answer_parent(tx, self.claim.parent, payload=payload, event_id=event_id, grace=self._grace)

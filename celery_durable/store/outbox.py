@@ -21,7 +21,7 @@ from celery_durable.store.journal import maybe_at
 from celery_durable.store.sweeps import Redispatch
 
 _CHUNK = 500
-_EACH = timedelta(milliseconds=10)
+_PER_HUNDRED = timedelta(seconds=1)
 
 
 @statement
@@ -48,9 +48,9 @@ def insert(
     """Have these sent once ``tx`` has committed; ``pk``, ``run_number`` and ``step_key`` say by whom.
 
     The caller sends them after his commit (`tasks.outbox.Outbox.post`); what gets lost on the way a sweep sends
-    after ``grace``, and later the more there are: they take their time to be sent.
+    after ``grace``, and later where there are hundreds: they take their time to be sent.
     """
-    grace += max(0, len(letters) - 1) * _EACH
+    grace += len(letters) // 100 * _PER_HUNDRED
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": span_us(grace)}
     rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in letters]
     tx.run_many(_insert, [source | row for row in rows])

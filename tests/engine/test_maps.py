@@ -20,7 +20,7 @@ everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "maria
 app = Celery("press", set_as_current=False)
 
 
-@app.task(name="press.convert")
+@app.task(name="press.convert", shared=False)
 def convert(page: int, to: str) -> str:
     """Never run here."""
 

@@ -19,7 +19,7 @@ everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "maria
 app = Celery("media", set_as_current=False)
 
 
-@app.task(name="media.resize")
+@app.task(name="media.resize", shared=False)
 def resize(width: int, *, crop: bool = False) -> dict[str, int]:
     """Never run here."""
 

@@ -97,11 +97,11 @@ def build(config: Config) -> Celery:
     )
     durable = Durable(app, runtime=Treacherous(config))
     traces = Traces(config)
-    app.task(name="media.double")(_double)
-    app.task(name="media.fail")(_fail)
-    app.task(name="media.die")(_die)
+    app.task(name="media.double", shared=False)(_double)
+    app.task(name="media.fail", shared=False)(_fail)
+    app.task(name="media.die", shared=False)(_die)
 
-    @app.task(name="media.hold")
+    @app.task(name="media.hold", shared=False)
     def hold(number: int) -> int:
         config.path("held").touch()
         wait_for(config.path("go"))

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import Due, Ref, Status, StepStatus, Wake
+from celery_durable.model import Due, Parent, Ref, Status, StepStatus, Wake
 from celery_durable.store import history, instances, runs
 from celery_durable.store.claims import Ending
 from celery_durable.store.instances import RESUMING, STARTING
@@ -54,7 +54,7 @@ def test_a_new_instance_with_a_start_time_waits_for_it(world: World) -> None:
 
 
 def test_an_instance_remembers_the_step_that_created_it(world: World) -> None:
-    world.create("child", parent=(7, 2, "spawn"))
+    world.create("child", parent=Parent(7, 2, "spawn"))
     i = world.store.tables.instance.c
     query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key)
     assert world.store.read(lambda tx: tx.execute(query).one()) == (7, 2, "spawn")
