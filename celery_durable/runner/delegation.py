@@ -23,8 +23,8 @@ from celery_durable.store.claims import OpenWait
 from celery_durable.store.journal import Arrived, StepWrite
 from celery_durable.values import AnsweredError, PayloadLimits, StepPolicy, outgoing_task
 
-TASK_POLICY = StepPolicy(limit=0, timeout=timedelta(days=1))
-"""Of task steps, where their author says nothing: Celery has retries of its own."""
+TASK_POLICY = StepPolicy(limit=0)
+"""Of task steps, where their author says nothing of retries: Celery has its own. A timeout every call has."""
 _OWN_CHILD = "child:"
 _ANY = PayloadLimits(2**31, 10_000)
 

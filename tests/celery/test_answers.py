@@ -159,6 +159,17 @@ def test_a_task_that_never_answers_is_waited_for(app: Celery, ask) -> None:
     assert instance.explain().code == "WAITING_TASKS"
 
 
+def test_an_error_goes_to_the_queue_of_who_has_asked(app: Celery, durable: Durable) -> None:
+    """The worker that did the task may have workflows of its own, and a queue and a database for them."""
+    asked = ("ask", "i-1", 1, "task:1:1:1:x")
+    theirs = f"theirs-{app.conf.durable_queue}"
+    app.tasks[TASK_FAILED](object(), LookupError("no 7"), None, *asked, theirs)
+    (message,) = messages(app, theirs)
+    (error, *rest), _, _ = message.decode()
+    assert (error, rest) == ({"name": "LookupError", "message": "no 7"}, [*asked, theirs])
+    assert messages(app) == []
+
+
 @pytest.mark.parametrize("asked", [(), ("ask",), ("ask", 7, 1, "task:1:1:x"), ("ask", "i-1", "one", "x"), ("a",) * 9])
 def test_a_message_that_nobody_can_read_is_dropped(app: Celery, durable: Durable, asked: Any) -> None:
     for name, what in ((TASK_DONE, 1), (TASK_FAILED, {"name": "E", "message": "m"}), (TASK_FAILED, "task-id")):

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from celery import Celery, chain
 
 from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
+from celery_durable.model import OutboxKind, Outgoing
 from celery_durable.runtime import Runtime
 from celery_durable.store.outbox import begin
-from celery_durable.tasks.outbox import Deliveries, Handler
+from celery_durable.tasks.outbox import Deliveries, Handler, Outbox, Unsent
 from tests.engine.world import SerializationFailure, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -278,3 +279,35 @@ def test_a_worker_without_the_handler_leaves_the_event_for_one_that_has_it(world
     world.run_after(5)
     post.handlers = handlers
     assert post.deliver() == ["delivered"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: bool) -> None:
+    """So that a crash repeats some of them, and no sweep takes for lost what is still being sent."""
+    world.is_broker_away = True
+
+    def send(tx: StepTx) -> None:
+        for number in range(450):
+            tx.send_task("shop.mail", number)
+
+    sending(world, send).run()
+    parts = []
+
+    def take(letters: Any) -> Unsent:
+        parts.append((len(letters), len(outbox(world))))
+        return Unsent(lost=letters if is_lost and len(parts) == 2 else ())
+
+    posting = Outbox(world.store, world.settings, take)
+    posting.post([Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
+    if is_lost:
+        assert (parts, len(outbox(world))) == ([(200, 450), (200, 250)], 250)
+    else:
+        assert (parts, len(outbox(world))) == ([(200, 450), (200, 250), (50, 50)], 0)
+
+
+def test_a_sweep_leaves_many_letters_more_time_to_be_sent(world: World) -> None:
+    sending(world, lambda tx: [tx.send_task("shop.mail", number) for number in range(300)][:0]).create()
+    world.is_broker_away = True
+    world.worker.advance(world.messages.pop(0).ref)
+    later = {row.poll_at - row.created_at for row in outbox(world)}
+    assert later == {(world.settings.grace + timedelta(seconds=3)) // timedelta(microseconds=1)}
