@@ -1,6 +1,6 @@
 """The nouns: statuses, references and rows, as frozen data. Instants are aware UTC datetimes, lengths timedeltas."""
 
-from celery_durable.model.authors import CreateOptions, OutboundEvent, ReceivedEvent, WorkflowEvent
+from celery_durable.model.authors import CreateOptions, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.instants import EPOCH, from_us, iso, span, span_us, to_us
 from celery_durable.model.records import (
     EXPORT_VERSION,
@@ -17,18 +17,25 @@ from celery_durable.model.records import (
     ItemCounts,
     LogRecord,
     Page,
+    ParentStep,
     Published,
     StepRecord,
     Waiter,
 )
+from celery_durable.model.references import TaskReference
 from celery_durable.model.rows import (
     HEARTBEAT,
+    SUPPORTED_POOLS,
+    SWEEP_TASK,
+    SWEPT_WITHIN,
     Claim,
     Due,
     Heartbeat,
     InstanceRow,
     LogLine,
+    Look,
     Origin,
+    Outage,
     OutboxKind,
     Outgoing,
     Parent,
@@ -38,6 +45,7 @@ from celery_durable.model.rows import (
     RunRow,
     StepRow,
 )
+from celery_durable.model.scopes import Scope
 from celery_durable.model.states import (
     ENDED_STEPS,
     LEASE_EXPIRED,
@@ -46,6 +54,7 @@ from celery_durable.model.states import (
     PRIVATE_TYPES,
     TERMINAL,
     WAITING_STEPS,
+    AnswerResult,
     ItemRef,
     ItemStatus,
     Kind,
@@ -75,8 +84,12 @@ __all__ = [
     "OPEN_ITEMS",
     "OPEN_STEPS",
     "PRIVATE_TYPES",
+    "SUPPORTED_POOLS",
+    "SWEEP_TASK",
+    "SWEPT_WITHIN",
     "TERMINAL",
     "WAITING_STEPS",
+    "AnswerResult",
     "AuditRecord",
     "Begun",
     "Child",
@@ -99,23 +112,29 @@ __all__ = [
     "LogLevel",
     "LogLine",
     "LogRecord",
+    "Look",
+    "OnLost",
     "Origin",
+    "Outage",
     "OutboundEvent",
     "OutboxKind",
     "Outgoing",
     "Page",
     "Parent",
+    "ParentStep",
     "Plan",
     "PlannedStep",
     "Published",
     "ReceivedEvent",
     "Ref",
     "RunRow",
+    "Scope",
     "Status",
     "StepRecord",
     "StepRow",
     "StepStatus",
     "StepType",
+    "TaskReference",
     "Waiter",
     "Wake",
     "WorkflowEvent",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 P_co = TypeVar("P_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
+
+OnLost = Literal["resend", "fail", "wait"]
+"""What becomes of a task that is lost with its worker or queue: sent again, ended as TaskLost, left to its timeout."""
 
 
 @dataclass(frozen=True, slots=True)

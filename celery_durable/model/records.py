@@ -68,6 +68,16 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
+class ParentStep:
+    """The step of another instance's run that created an instance, as `Step.child` does."""
+
+    workflow: str
+    instance_id: str
+    run_number: int
+    step_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ItemCounts:
     """How far a map has come: ``failed`` for good; what is neither is under way, or still to be sent."""
 
@@ -172,7 +182,7 @@ class History:
     """What happened in one run: steps in call order, events in order of arrival.
 
     ``origin``: the run that this one continues, whose steps its first ones were. ``audit``: what people did to steps.
-    ``labels``: the instance's, as they are now.
+    ``labels``: the instance's, as they are now. ``parent``: the step whose child it is.
     """
 
     workflow: str
@@ -189,6 +199,7 @@ class History:
     origin: Origin | None = None
     audit: tuple[AuditRecord, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    parent: ParentStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +220,7 @@ class InstanceDetails:
     """
 
     instance: InstanceRow
+    tag: str
     status: InstanceStatus
     params: Any
     started_at: datetime | None
@@ -235,6 +247,7 @@ class HistoryPage:
     origin: Origin | None = None
     audit: tuple[AuditRecord, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    parent: ParentStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

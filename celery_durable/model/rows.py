@@ -80,6 +80,8 @@ class Claim:
     run_at: datetime
     """Since when it had been due."""
     parent: Parent | None = None
+    sent_at: datetime | None = None
+    """When the last hint of it had been sent; None: the claim came by another way."""
 
     @property
     def latency(self) -> timedelta:
@@ -179,11 +181,21 @@ class InstanceRow:
     created_at: datetime
     updated_at: datetime
     kind: Kind = Kind.REPLAY
+    sent_at: datetime | None = None
+    """When the last hint of it was sent; None: none is under way."""
 
     @property
     def ref(self) -> Ref:
         """The current run."""
         return Ref(self.workflow, self.instance_id, self.run_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An instance at one moment. ``tag``: opaque, another one after every change; no other instance ever has it."""
+
+    instance: InstanceRow
+    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +224,29 @@ class RunRow:
     origin: Origin | None = None
 
 
+SUPPORTED_POOLS = frozenset({"prefork", "threads", "solo"})
+"""The pools on which leases, timers and commits are tested to hold."""
 HEARTBEAT = timedelta(seconds=10)
 """How often a process that sweeps or works says that it lives."""
+SWEEP_TASK = "celery_durable.sweep"
+"""The heartbeat of the `sweep` task, wherever it ran last: it belongs to no process."""
+SWEPT_WITHIN = 3 * HEARTBEAT
+"""How long ago a process may have looked for due work that still does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What keeps a dispatcher from its work, as it last said: a queue that refuses, or a server that is away.
+
+    ``where``: the queue's name, the broker's URL with the password masked, or "database". ``error``: the last error in
+    the server's own words, with its class.
+    """
+
+    what: Literal["queue", "broker", "database"]
+    where: str
+    since: datetime
+    error: str
+    failures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +267,15 @@ class Heartbeat:
     """When it last looked for due work; None where that is not its business."""
     next_wake_at: datetime | None
     """When it expected to find the next; None: nothing in sight."""
+    outages: tuple[Outage, ...] = ()
+    """What keeps it from its work now."""
+    pool: str | None = None
+    """A worker's pool; None where that is not known, or the process is no worker."""
+
+    @property
+    def runs_workflows(self) -> bool:
+        """Whether it is a worker on a pool that runs workflows; others leave what comes to their queues."""
+        return self.kind == "worker" and (self.pool is None or self.pool in SUPPORTED_POOLS)
 
     def is_live(self, now: datetime) -> bool:
         """Whether it has been seen lately: it may miss two heartbeats."""
@@ -241,4 +283,4 @@ class Heartbeat:
 
     def sweeps(self, now: datetime) -> bool:
         """Whether it has looked for due work lately."""
-        return self.swept_at is not None and now - self.swept_at <= 3 * HEARTBEAT
+        return self.swept_at is not None and now - self.swept_at <= SWEPT_WITHIN

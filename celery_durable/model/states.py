@@ -93,6 +93,19 @@ class ItemStatus(StrEnum):
 OPEN_ITEMS = (ItemStatus.PENDING, ItemStatus.SENT, ItemStatus.FAILED)
 
 
+class AnswerResult(StrEnum):
+    """What became of what a Celery task answered."""
+
+    TAKEN = "taken"
+    NOT_AWAITED = "not awaited"  # nothing waits for it any more, or has an answer already
+    FORGED = "forged"  # its token is not the attempt's
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a step waits for it no more, because of this answer."""
+        return self is AnswerResult.TAKEN
+
+
 class Wake(StrEnum):
     """Why an instance was made due. For people only: what decides is time and rows (LAW 5)."""
 

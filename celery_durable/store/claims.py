@@ -44,7 +44,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
 def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     i = s.tables.instance.c
     parent = [i.parent_id, i.parent_run_number, i.parent_step_key]
-    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, *parent]
+    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, i.sent_at, *parent]
 
 
 @statement
@@ -67,6 +67,17 @@ def _take(s: Store) -> Any:
         )
     )
     return taken.returning(*_claimed_columns(s)) if s.database.update_returns else taken
+
+
+@statement
+def _claimed(s: Store) -> Any:
+    """What this transaction has claimed. It locks nothing: InnoDB locks each index entry by which a row is found.
+
+    The update may have found the row by another index than the unique one, which everybody else locks first: to lock
+    that now would be a deadlock.
+    """
+    i = s.tables.instance.c
+    return sa.select(*_claimed_columns(s)).where(i.workflow == param("workflow"), i.instance_id == param("instance"))
 
 
 @statement
@@ -101,7 +112,9 @@ def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta, ki
     if tx.store.database.update_returns:
         row = found.first()
         return None if row is None else _as_claim(row, ref, token, lease)
-    return find_claim(tx, ref, token=token, lease=lease) if found.rowcount else None
+    if found.rowcount == 0:
+        return None
+    return _as_claim(tx.run(_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
 
 
 def find_claim(tx: Tx, ref: Ref, *, token: str, lease: timedelta) -> Claim | None:
@@ -120,6 +133,7 @@ def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim:
         created_at=from_us(row.created_at),
         claimed_at=from_us(row.lease_until) - lease,
         run_at=from_us(row.run_at),
+        sent_at=None if row.sent_at is None else from_us(row.sent_at),
         parent=None if row.parent_id is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key),
     )
 
@@ -141,12 +155,12 @@ def _postpone(s: Store) -> Any:
             i.c.run_number == param("run"),
             *still_due(s),
         )
-        .values(poll_at=s.clock() + param("delay_us", type_=sa.BigInteger))
+        .values(poll_at=s.clock() + param("delay_us", type_=sa.BigInteger), sent_at=None)
     )
 
 
 def postpone(tx: Tx, ref: Ref, *, delay: timedelta) -> None:
-    """Let the sweep look again after ``delay``, if it is still due: this worker leaves it, another may take it."""
+    """Let the sweep send it again after ``delay``, if it is still due: this worker leaves it, another may take it."""
     tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=span_us(delay))
 
 
@@ -293,6 +307,7 @@ def _release(s: Store) -> Any:
             status=param("status"),
             run_at=param("run_us", type_=sa.BigInteger),
             poll_at=param("poll_us", type_=sa.BigInteger),
+            sent_at=param("sent_us", type_=sa.BigInteger),
             wake=param("wake"),
             priority=0,
             dispatches=0,
@@ -316,9 +331,10 @@ def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *
     return release(tx, claim, guarded, grace=grace)
 
 
-def release(tx: Tx, claim: Claim, guarded: Guarded, *, grace: timedelta) -> After:
-    """Hand the instance on, due at once: the pass used up its time, or its worker stops."""
-    return _let_go(tx, claim, guarded, Status.ACTIVE, run_at=guarded.now, poll_at=guarded.now + grace, wake=Wake.RESUME)
+def release(tx: Tx, claim: Claim, guarded: Guarded, *, grace: timedelta, rest: timedelta = timedelta(0)) -> After:
+    """Hand the instance on, due after ``rest``: the pass used up its time, is stuck, or its worker stops."""
+    due_at = guarded.now + rest
+    return _let_go(tx, claim, guarded, Status.ACTIVE, run_at=due_at, poll_at=due_at + grace, wake=Wake.RESUME)
 
 
 def _let_go(
@@ -335,6 +351,7 @@ def _let_go(
         status=status.value,
         run_us=to_us(run_at),
         poll_us=None if after is After.PAUSED else to_us(poll_at),
+        sent_us=to_us(run_at) if after is After.DUE else None,
         wake=wake.value,
     )
     if done.rowcount == 0:
@@ -370,6 +387,7 @@ def _end(s: Store) -> Any:
             status=param("status"),
             run_at=None,
             poll_at=None,
+            sent_at=None,
             pause_requested=sa.false(),
             version=i.c.version + 1,
             updated_at=s.clock(),

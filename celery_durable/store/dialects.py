@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -15,6 +17,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from celery_durable.errors import UnsupportedDatabase
+from celery_durable.runtime import steady
+from celery_durable.store.cooperative import make_cooperative
+from celery_durable.store.watchdog import Line, line_of
 
 logger = logging.getLogger("celery_durable.store")
 
@@ -79,6 +84,7 @@ class Fault(Enum):
     """What a database error means for the transaction that met it."""
 
     RETRY = auto()  # a deadlock, a serialization failure, a lock not had: nothing happened, do it again
+    NO_WRITES = auto()  # the server takes none now: a standby, read-only, or its disk is full; nothing happened
     LOST = auto()  # the connection is gone: whatever was under way, nobody knows
     UNIQUE = auto()  # a unique constraint was violated
     CONSTRAINT = auto()  # another constraint was, or an earlier error was ignored: the transaction cannot commit
@@ -90,6 +96,9 @@ _PG_RETRY = frozenset({"40001", "40P01", "55P03"})
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
 _MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
+# Read-only since it was demoted or by its operator; no room on its disk.
+_PG_NO_WRITES = frozenset({"25006", "53100"})
+_MARIA_NO_WRITES = frozenset({1021, 1114, 1290, 1836})
 _SQLITE_RETRY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SQLITE_UNIQUE = frozenset({sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY})
 
@@ -106,6 +115,8 @@ def fault_of(error: exc.DBAPIError) -> Fault:
         or (sqlite_code is not None and sqlite_code & 0xFF in _SQLITE_RETRY)
     ):
         return Fault.RETRY
+    if sqlstate in _PG_NO_WRITES or code in _MARIA_NO_WRITES:
+        return Fault.NO_WRITES
     if error.connection_invalidated or sqlstate in _PG_LOST or (sqlstate or "").startswith("08") or code in _MARIA_LOST:
         return Fault.LOST
     if isinstance(error, exc.OperationalError) and sqlstate is None and code is None and sqlite_code is None:
@@ -175,6 +186,52 @@ def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any
     return mysql.insert(table).values(values).prefix_with("IGNORE")
 
 
+def smallest_by(
+    database: Database,
+    table: sa.Table,
+    group: str,
+    value: str,
+    *,
+    prefix: Mapping[str, int],
+    where: Callable[[Any], Sequence[sa.ColumnElement[bool]]],
+    cte: str,
+) -> Any:
+    """The smallest ``value`` of each ``group`` as columns ``name`` and ``at``, by a few searches of an index.
+
+    The index is over the columns of ``prefix``, which have these values, the group and the value; where it is partial
+    also on ``where``.
+    MariaDB scans an index loosely for GROUP BY, but searches no range from an outer row; PostgreSQL and SQLite the
+    other way round, so they are led from one group to the next. The value may be NULL: a group without any.
+    """
+    if database is MARIADB:
+        c = table.c
+        # Any other condition, also on the prefix, may cost it the loose scan.
+        grouped = sa.select(c[group].label("name"), sa.func.min(c[value]).label("at"))
+        grouped = grouped.group_by(*(c[name] for name in prefix), c[group])
+        return grouped.having(*(c[name] == _literal(number) for name, number in prefix.items())) if prefix else grouped
+
+    def of(other: Any) -> list[sa.ColumnElement[bool]]:
+        led = [other.c[name] == _literal(number) for name, number in prefix.items()]
+        return [*led, *where(other.c), other.c[value].is_not(None)]
+
+    first, following, its = table.alias(), table.alias(), table.alias()
+
+    def next_group(rows: Any, *after: sa.ColumnElement[bool]) -> Any:
+        one = sa.select(rows.c[group]).where(*of(rows), *after).order_by(rows.c[group])
+        return one.limit(sa.literal_column("1"))
+
+    groups = sa.select(next_group(first).scalar_subquery().label("name")).cte(cte, recursive=True)
+    after = next_group(following, following.c[group] > groups.c.name).correlate(groups).scalar_subquery()
+    groups = groups.union_all(sa.select(after).where(groups.c.name.is_not(None)))
+    smallest = sa.select(its.c[value]).where(*of(its), its.c[group] == groups.c.name).order_by(its.c[value])
+    at = smallest.limit(sa.literal_column("1")).correlate(groups).scalar_subquery().label("at")
+    return sa.select(groups.c.name, at).where(groups.c.name.is_not(None))
+
+
+def _literal(number: int) -> sa.ColumnElement[Any]:
+    return sa.literal_column(str(number))
+
+
 def insert_or_update(
     database: Database, table: sa.Table, values: dict[str, Any], key: tuple[str, ...], keep: tuple[str, ...] = ()
 ) -> Any:
@@ -200,6 +257,11 @@ def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
 
 _LOCK_TIMEOUT_SECONDS = 5
 _SQLITE_BUSY_SECONDS = 30
+_CONNECT_SECONDS = 3
+"""For each address; and as long again for what is asked of a server on a new connection."""
+
+_LIBPQ = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""What drivers of libpq pass on: a connection that went silent while it was idle is found out."""
 
 
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
@@ -213,20 +275,16 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
     if database is POSTGRESQL:
-        connect_args: dict[str, Any] = {"connect_timeout": 5}
+        connect_args: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+        if url.get_driver_name() in ("psycopg", "psycopg2"):
+            connect_args |= _LIBPQ
         if url.get_driver_name() == "psycopg":
-            connect_args |= {
-                "prepare_threshold": 0 if prepared_statements else None,
-                "keepalives_idle": 30,
-                "keepalives_interval": 10,
-                "keepalives_count": 3,
-                "tcp_user_timeout": 30_000,
-            }
+            connect_args["prepare_threshold"] = 0 if prepared_statements else None
         if prepared_statements:
             connect_args["options"] = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS}s"
     else:
         connect_args = {
-            "connect_timeout": 5,
+            "connect_timeout": _CONNECT_SECONDS,
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
@@ -240,9 +298,59 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
         max_overflow=-1,
         pool_recycle=1800,
     )
+    if database is POSTGRESQL:
+        event.listen(engine, "connect", make_cooperative, insert=True)
     if database is POSTGRESQL and not prepared_statements:
         event.listen(engine, "begin", _bound_lock_waits)
+    if url.get_driver_name() == "pymysql":
+        event.listen(engine, "do_connect", _connect_watched)
+    event.listen(engine, "connect", _watch_first_statements, insert=True)
+    event.listen(engine, "connect", _have_first_statements)
     return engine
+
+
+_LINE = "celery_durable.line"
+
+
+def _watch_first_statements(connection: Any, record: Any) -> None:
+    """Before SQLAlchemy asks a new connection for its version and sets its isolation."""
+    line = line_of(connection, is_brief=True)
+    if line is not None:
+        line.begin(steady() + _CONNECT_SECONDS)
+        record.info[_LINE] = line
+
+
+def _have_first_statements(_: Any, record: Any) -> None:
+    line = record.info.pop(_LINE, None)
+    if line is not None:
+        line.end()
+        line.close()
+
+
+def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
+    """PyMySQL's connect_timeout ends with the TCP connection: a server that accepts and says nothing hangs it.
+
+    Its read_timeout would hold for every statement to come. So it gets a socket that is watched.
+    """
+    if args or params.get("unix_socket") or "host" not in params:
+        return None  # SQLAlchemy connects
+    connection = dialect.loaded_dbapi.connect(**params, defer_connect=True)
+    try:
+        sock = socket.create_connection((connection.host, connection.port), _CONNECT_SECONDS)
+    except OSError as error:
+        text = f"Can't connect to the server on {connection.host!r} ({error})"
+        raise dialect.loaded_dbapi.OperationalError(2003, text) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.settimeout(None)
+    line = Line(sock.fileno())
+    line.begin(steady() + _CONNECT_SECONDS)
+    try:
+        connection.connect(sock)
+    finally:
+        line.end()
+        line.close()
+    return connection
 
 
 def _bound_lock_waits(connection: sa.Connection) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import EmissionMismatch
-from celery_durable.model import TERMINAL, Due, Ref, Status, StepStatus, Wake, span_us, topic_of
-from celery_durable.store import dialects, waiters
+from celery_durable.model import TERMINAL, Due, Ref, Scope, Status, StepStatus, Wake, span_us, topic_of
+from celery_durable.store import dialects, scopes, waiters
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
 
@@ -57,6 +57,7 @@ def _begin(s: Store) -> Any:
         "id": param("id", sa.String),
         "topic": param("topic", sa.String),
         "payload": param("payload", sa.Text),
+        "scope": param("scope", sa.Text),
         "after_pk": 0,
         "last_pk": param("last", sa.BigInteger),
         "resumed": 0,
@@ -88,14 +89,15 @@ def _end(s: Store) -> Any:
     return sa.delete(s.tables.emission).where(s.tables.emission.c.id == param("id"))
 
 
-def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta) -> bool:
+def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta, scope: Scope | None = None) -> bool:
     """Note what is to be handed out, to those who wait now; False where nobody does, and nothing is written.
 
     One of this id that is under way is gone on with. A sweep looks after it when nobody has for ``lease``.
     """
     last = tx.run(_last, topic=topic).scalar()
     if last is not None:
-        tx.run(_begin, id=emission_id, topic=topic, payload=payload, last=last, poll_us=span_us(lease))
+        text = None if scope is None else scope.to_text()
+        tx.run(_begin, id=emission_id, topic=topic, payload=payload, scope=text, last=last, poll_us=span_us(lease))
     found = tx.run(_find, id=emission_id).first()
     if found is None:
         return False
@@ -130,8 +132,7 @@ def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) ->
     emission = tx.run(_lock, id=emission_id).first()
     if emission is None:
         return None
-    pks = tx.run(_next, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH).scalars()
-    batch = [int(pk) for pk in pks]
+    batch = _batch(tx, emission)
     received, dues = _serve(tx, emission, batch, grace=grace) if batch else ((), ())
     resumed = emission.resumed + len(received)
     if len(batch) < BATCH:
@@ -139,6 +140,24 @@ def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) ->
         return Progress(resumed, emission.last_pk, is_over=True, dues=dues, received=received)
     tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=span_us(lease))
     return Progress(resumed, batch[-1], is_over=False, dues=dues, received=received)
+
+
+def _batch(tx: Tx, emission: Any) -> list[int]:
+    """The next instances. Those out of the emitter's scope are passed over, by whoever hands out."""
+    if emission.scope is None:
+        found = tx.run(_next, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH)
+        return [int(pk) for pk in found.scalars()]
+    w, i = tx.t.waiter.c, tx.t.instance.c
+    query = (
+        sa.select(w.instance_pk)
+        .join(tx.t.instance, i.id == w.instance_pk)
+        .where(w.topic == emission.topic, w.instance_pk > emission.after_pk, w.instance_pk <= emission.last_pk)
+        .where(*scopes.conditions(tx.t, Scope.from_text(emission.scope)))
+        .distinct()
+        .order_by(w.instance_pk)
+        .limit(BATCH)
+    )
+    return [int(pk) for pk in tx.execute(query).scalars()]
 
 
 def _serve(
@@ -167,6 +186,8 @@ def _serve(
         "status": Status.ACTIVE.value,
         "run_at": now,
         "poll_at": now + span_us(grace),
+        # Without a grace nobody sends it but the sweep.
+        "sent_at": now if grace else None,
         "dispatches": 0,
         "wake": Wake.WAKE.value,
         "priority": RESUMING,

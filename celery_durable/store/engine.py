@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
+import math
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,20 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.orm import Session, SessionTransaction
 
-from celery_durable.errors import ConfigInvalid, SchemaOutdated, StepTxMisuse, StoreMismatch, Superseded
+from celery_durable.errors import (
+    ConfigInvalid,
+    SchemaOutdated,
+    StepTxMisuse,
+    StoreMismatch,
+    StoreUnavailable,
+    Superseded,
+)
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects
+from celery_durable.store.connections import Connections
 from celery_durable.store.dialects import CLOCK_PARAM, Database, Fault, fault_of
 from celery_durable.store.schema import REVISION, Tables, build_tables
+from celery_durable.store.watchdog import LOOP, ORDINARY, Bound, Window
 
 T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")
@@ -147,12 +155,16 @@ class Store:
         self.tables = build_tables(schema, prefix)
         self.runtime = runtime or Runtime()
         self._statements: Lent = {}
-        # By thread. Not a threading.local: it would let go of a connection whose thread ended, or that a
-        # fork left behind, and the pool would then speak to the server over a socket that is the parent's.
-        self._kept: dict[int, sa.Connection] = {}
+        self._connections = Connections(
+            self.engine,
+            is_ours=self._owns_engine,
+            has_sockets=not self.database.has_one_writer,
+            shares=self.database.fuses_writes,
+        )
         self._is_checked = False
+        self.id: str | None = None
+        """Of the database, once `identity.store_id` has read it."""
         self._session_threads: set[int] = set()
-        _stores.add(self)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -192,15 +204,26 @@ class Store:
     # --- transactions ---------------------------------------------------------------------------
 
     def transact(
-        self, work: Callable[[Tx], T], *, resolve: Callable[[Tx], T | None] | None = None, single: bool = False
+        self,
+        work: Callable[[Tx], T],
+        *,
+        resolve: Callable[[Tx], T | None] | None = None,
+        single: bool = False,
+        bound: Bound | None = ORDINARY,
     ) -> T:
         """Run ``work`` in one transaction, again where the database says that nothing happened.
 
         ``work`` may run several times. When the connection is lost so that nobody knows whether the commit
         was applied, ``resolve`` looks from a new transaction: what it returns is the result, None means
         that nothing was applied. ``single``: work is one statement wherever the database fuses writes,
-        so it runs in autocommit on the kept connection: one round trip.
+        so it runs in autocommit on the kept connection: one round trip. ``bound``: how long the database may take;
+        None where the author's statements are among ours.
         """
+        return self._transact(work, resolve, Window(bound), single=single)
+
+    def _transact(
+        self, work: Callable[[Tx], T], resolve: Callable[[Tx], T | None] | None, window: Window, *, single: bool
+    ) -> T:
         if threading.get_ident() in self._session_threads:
             raise StepTxMisuse(
                 "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
@@ -208,18 +231,23 @@ class Store:
             )
         for left in reversed(range(_TRIES)):
             try:
-                return self._once(work, single=single)
+                return self._once(work, self._deadline(window), single=single)
             except _Unknown as unknown:
                 _tell_unknown(unknown.cause)
-                if resolve is not None:
-                    found = self.transact(resolve)
+                if resolve is not None and not window.is_over:
+                    found = self._transact(resolve, None, window, single=False)
                     if found is not None:
                         return found
-                if left == 0:
+                if left == 0 or window.is_over:
                     raise unknown.cause from None
             except exc.DBAPIError as error:
                 self._explain(error)
-                if left == 0 or fault_of(error) not in (Fault.RETRY, Fault.LOST):
+                fault = fault_of(error)
+                if fault is Fault.NO_WRITES:  # the server that takes them now may be another one
+                    self._connections.renew()
+                    logger.warning("The database takes no writes now: %s", str(error.orig).strip())
+                    raise
+                if left == 0 or window.is_over or fault not in (Fault.RETRY, Fault.LOST):
                     raise
                 logger.info("A transaction is repeated: %s", error.orig)
             self.runtime.back_off(_TRIES - left)
@@ -230,16 +258,23 @@ class Store:
         """Whether a step's session of this process has SQLite's only write lock: a write would wait for its end."""
         return bool(self._session_threads)
 
-    def attempt(self, work: Callable[[Tx], T]) -> T:
+    def attempt(self, work: Callable[[Tx], T], *, bound: Bound | None = LOOP) -> T:
         """Run ``work`` in one transaction, once: for what may as well be left out. Raises whatever happens."""
-        return self._once(work, single=False)
+        return self._once(work, self._deadline(Window(bound)), single=False)
 
-    def _once(self, work: Callable[[Tx], T], *, single: bool) -> T:
+    @staticmethod
+    def _deadline(window: Window) -> float:
+        """Of the next try; raises StoreUnavailable if earlier statements have used up the caller's time limit."""
+        if window.is_over:
+            raise StoreUnavailable
+        return window.next()
+
+    def _once(self, work: Callable[[Tx], T], deadline: float, *, single: bool) -> T:
         if single and self.database.fuses_writes:
-            with self.kept() as tx:
+            with self.kept(deadline) as tx:
                 return work(tx)
-        self._check_once()
-        with self._connect() as conn:
+        self._check_once(deadline)
+        with self._connections.for_transaction(deadline) as conn:
             transaction = conn.begin()
             try:
                 result = work(Tx(conn, self))
@@ -257,41 +292,42 @@ class Store:
             return result
 
     @contextmanager
-    def kept(self) -> Iterator[Tx]:
+    def kept(self, deadline: float = math.inf) -> Iterator[Tx]:
         """The calling thread's own autocommit connection; dropped when an error shows that it is lost.
 
         Raises _Unknown for a lost connection: a single statement may or may not have been applied.
         """
-        conn = self._kept_connection()
+        self._check_once(deadline)
+        kept = self._connections.take(deadline)
         try:
             self.runtime.checkpoint("before-commit")
-            yield Tx(conn, self)
+            yield Tx(kept.conn, self)
             self.runtime.checkpoint("after-commit")
         except exc.DBAPIError as error:
-            self._drop_kept()
+            self._connections.drop(kept)
             if fault_of(error) is Fault.LOST:
                 raise _Unknown(error) from error
             raise
         except BaseException:
-            self._drop_kept()  # perhaps in the middle of a statement: the pool finds out
+            self._connections.drop(kept)  # perhaps in the middle of a statement: the pool finds out
             raise
-        finally:
-            if not self._owns_engine:
-                self._drop_kept()  # a shared pool is its owner's to fill
+        self._connections.give_back(kept)
 
-    def read(self, work: Callable[[Tx], T]) -> T:
+    def read(self, work: Callable[[Tx], T], *, bound: Bound | None = ORDINARY) -> T:
         """Run ``work``, which only reads; again, once, where the connection was lost or the file was locked."""
+        window = Window(bound)
 
-        def once(_: object = None) -> T:
-            self._check_once()
-            with self._wrapping(), self._connect(isolation_level="AUTOCOMMIT") as conn:
+        def once() -> T:
+            deadline = self._deadline(window)
+            self._check_once(deadline)
+            with self._connections.for_reading(deadline) as conn:
                 return work(Tx(conn, self))
 
         try:
             return once()
         except exc.DBAPIError as error:
             self._explain(error)
-            if not self.is_transient(error):
+            if window.is_over or not self.is_transient(error):
                 raise
             return once()
 
@@ -317,6 +353,7 @@ class Store:
 
     def open_session(self) -> Session:
         """A session for a step's own transaction, with the store's isolation also on a shared factory."""
+        self._connections.release()  # the session's is the second, beside the one that renews the lease
         if self.session_factory is None:
             session = Session(self.engine, expire_on_commit=False)
         else:
@@ -329,7 +366,7 @@ class Store:
             session.info[_THREAD] = threading.get_ident()
             self._session_threads.add(threading.get_ident())
         elif self.session_factory is not None:
-            with self._wrapping():
+            with self._connections.wrapping():
                 session.connection(execution_options={"isolation_level": "READ COMMITTED"})
         return session
 
@@ -369,7 +406,7 @@ class Store:
         # The instance's own verbs are refused to authors. A connection that cannot write must not be used again.
         end = type(session).invalidate if session.info.pop(_ABANDONED, False) else type(session).close
         try:
-            with self._wrapping():
+            with self._connections.wrapping():
                 end(session)
         except exc.DBAPIError as error:
             logger.info("A step's session was closed after its connection was lost: %s", error.orig)
@@ -396,7 +433,9 @@ class Store:
     @staticmethod
     def is_transient(error: BaseException) -> bool:
         """Whether nothing happened, and the same again may well succeed: a deadlock, a lost connection."""
-        return isinstance(error, exc.DBAPIError) and fault_of(error) in (Fault.RETRY, Fault.LOST)
+        if isinstance(error, exc.TimeoutError):  # of the application's pool
+            return True
+        return isinstance(error, exc.DBAPIError) and fault_of(error) in (Fault.RETRY, Fault.LOST, Fault.NO_WRITES)
 
     @staticmethod
     def is_unique_violation(error: BaseException) -> bool:
@@ -420,60 +459,16 @@ class Store:
 
         What a body that was left behind still holds is closed when it comes back.
         """
-        while self._kept:
-            self._kept.popitem()[1].close()
+        self._connections.close()
         if self._owns_engine:
             event.listen(self.engine.pool, "checkin", lambda _, record: record.invalidate())
             self.engine.dispose()
 
-    # --- connections ----------------------------------------------------------------------------
-
-    def _connect(self, **options: Any) -> sa.Connection:
-        with self._wrapping():
-            conn = self.engine.connect()
-            try:
-                return conn.execution_options(**options)
-            except BaseException:
-                conn.invalidate()
-                raise
-
-    @contextmanager
-    def _wrapping(self) -> Iterator[None]:
-        """Wrap the loss of a connection whose isolation level is set, or set back: SQLAlchemy lets it pass as it is.
-
-        In the second case the connection is also missing from the pool ever after, so that needs a new one.
-        """
-        driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
-        try:
-            yield
-        except driver_error as error:
-            self.engine.dispose()  # the pool has noticed nothing, and may hold more of the kind
-            raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
-
-    def _kept_connection(self) -> sa.Connection:
-        conn = self._kept.get(threading.get_ident())
-        if conn is None or conn.closed:
-            self._check_once()
-            conn = self._connect(isolation_level="AUTOCOMMIT")
-            self._kept[threading.get_ident()] = conn
-        return conn
-
-    def _drop_kept(self) -> None:
-        conn = self._kept.pop(threading.get_ident(), None)
-        if conn is not None:
-            conn.close()
-
-    def _check_once(self) -> None:
+    def _check_once(self, deadline: float) -> None:
         if not self._is_checked:
-            with self._connect() as conn:
+            with self._connections.borrowed(deadline) as conn:
                 dialects.check_server(conn)
             self._is_checked = True
-
-    def forget_connections(self) -> None:
-        """After a fork: the parent's connections are not ours to use or to close."""
-        _inherited.extend(self._kept.values())
-        self._kept = {}
-        self.engine.dispose(close=False)
 
 
 _THREAD = "celery_durable.thread"
@@ -523,16 +518,3 @@ def _place(url: sa.URL) -> tuple[Any, ...]:
     if backend == "sqlite":
         return backend, Path(url.database or "").resolve()
     return backend, url.host, url.port or _PORTS.get(backend), url.database
-
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_inherited: list[sa.Connection] = []
-"""The parent's connections, held for ever: when one is collected, the pool sends a ROLLBACK down its socket."""
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forget_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)

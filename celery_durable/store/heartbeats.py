@@ -1,7 +1,7 @@
 """Who sweeps, who works, and what they know: a row per process that it renews each ten seconds.
 
-For people who ask why nothing moves, and for nothing else: nobody decides anything by these rows, so they are written
-without locks and at best effort.
+For people who ask why nothing moves; of all that is decided only the search for lost tasks asks for them
+(`roll_calls`). They are written without locks and at best effort.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from celery_durable.model import Heartbeat, from_us, span_us
+from celery_durable.model import SWEPT_WITHIN, Heartbeat, Outage, from_us, span_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import maybe_at
@@ -23,11 +23,15 @@ KEPT = timedelta(hours=1)
 """How long the row of a process stays that is heard of no more."""
 
 _MOST = 1000
+_LONGEST_ERROR = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a process says of itself. ``swept_ago``, ``wakes_in``: on its own steady clock, told as lengths of time."""
+    """What a process says of itself. ``swept_ago``, ``wakes_in``: on its own steady clock, as lengths of time.
+
+    ``outages``: with how long each has lasted instead of since when: by the database's clock a reader knows that.
+    """
 
     id: str
     kind: Literal["dispatcher", "worker"]
@@ -37,6 +41,8 @@ class Pulse:
     workflows: Sequence[str] = ()
     swept_ago: timedelta | None = None
     wakes_in: timedelta | None = None
+    pool: str | None = None
+    outages: Sequence[tuple[Outage, timedelta]] = ()
 
 
 @statement
@@ -53,6 +59,9 @@ def _beat(s: Store) -> Any:
         "seen_at": now,
         "swept_at": now - param("swept_us", sa.BigInteger),
         "next_wake_at": now + param("wakes_us", sa.BigInteger),
+        "pool": param("pool", sa.String),
+        "error": param("error", sa.Text),
+        "error_since": now - param("error_us", sa.BigInteger),
     }
     return dialects.insert_or_update(s.database, s.tables.heartbeat, values, ("id",), keep=("started_at",))
 
@@ -69,6 +78,32 @@ def upsert(tx: Tx, pulse: Pulse) -> None:
         workflows=json.dumps(list(pulse.workflows)),
         swept_us=None if pulse.swept_ago is None else span_us(pulse.swept_ago),
         wakes_us=None if pulse.wakes_in is None else span_us(pulse.wakes_in),
+        pool=None if pulse.pool is None else pulse.pool[:255],
+        error=json.dumps([_told(outage, lasts) for outage, lasts in pulse.outages]) if pulse.outages else None,
+        error_us=span_us(max(lasts for _, lasts in pulse.outages)) if pulse.outages else None,
+    )
+
+
+def _told(outage: Outage, lasts: timedelta) -> dict[str, Any]:
+    return {
+        "what": outage.what,
+        "where": outage.where,
+        "lasts_us": span_us(lasts),
+        "error": outage.error[:_LONGEST_ERROR],
+        "failures": outage.failures,
+    }
+
+
+def _outages(text: str | None, seen_at: datetime) -> tuple[Outage, ...]:
+    return tuple(
+        Outage(
+            what=each["what"],
+            where=each["where"],
+            since=seen_at - timedelta(microseconds=each["lasts_us"]),
+            error=each["error"],
+            failures=each["failures"],
+        )
+        for each in json.loads(text or "[]")
     )
 
 
@@ -83,11 +118,19 @@ def delete_old(tx: Tx) -> None:
     tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - span_us(KEPT)))
 
 
+def is_swept(tx: Tx, *, but: str) -> bool:
+    """Whether a process has looked for due work lately; the row ``but`` does not count."""
+    h = tx.t.heartbeat.c
+    since = tx.store.clock() - span_us(SWEPT_WITHIN)
+    return tx.execute(sa.select(h.id).where(h.id != but, h.swept_at >= since).limit(1)).first() is not None
+
+
 def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     """The database's time, and the processes, those seen last first."""
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
     h = tx.t.heartbeat
-    rows = tx.execute(sa.select(h).order_by(h.c.seen_at.desc(), h.c.id).limit(_MOST))
+    columns = [each for each in h.c if each.name not in ("held_tasks", "passed_markers")]  # which may be long
+    rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MOST))
     return now, tuple(
         Heartbeat(
             id=row.id,
@@ -100,6 +143,8 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
             seen_at=from_us(row.seen_at),
             swept_at=maybe_at(row.swept_at),
             next_wake_at=maybe_at(row.next_wake_at),
+            pool=row.pool,
+            outages=_outages(row.error, from_us(row.seen_at)),
         )
         for row in rows
     )

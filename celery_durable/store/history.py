@@ -23,6 +23,7 @@ from celery_durable.model import (
     LogRecord,
     Origin,
     RunRow,
+    Scope,
     Status,
     StepRecord,
     StepStatus,
@@ -34,7 +35,7 @@ from celery_durable.model import (
     task_of,
     topic_of,
 )
-from celery_durable.store import items, labels
+from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 from celery_durable.store.schema import Tables
@@ -98,9 +99,12 @@ def instances(
     before_pk: int | None,
     limit: int,
     labelled: Mapping[str, str] | None = None,
+    scope: Scope | None = None,
 ) -> list[tuple[int, InstanceSummary]]:
     """Instances with all these labels, newest first, that come after ``before_pk`` in this order; with their keys."""
-    query = listing(tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled)
+    query = listing(
+        tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled, scope=scope
+    )
     rows = tx.execute(query).all()
     labels_of = labels.of_many(tx, [row.id for row in rows])
     return [
@@ -130,6 +134,7 @@ def listing(
     before_pk: int | None,
     limit: int,
     labelled: Mapping[str, str] | None = None,
+    scope: Scope | None = None,
 ) -> sa.Select[Any]:
     """The query of a page: each choice of filters has an index that is read backwards, newest first."""
     i, r = t.instance, t.run
@@ -142,6 +147,7 @@ def listing(
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
         key = its.c.instance_pk  # the order, and where the page begins, of the index that has few rows
     query = query.order_by(key.desc()).limit(limit)
+    query = query.where(*scopes.conditions(t, scope))
     if workflow is not None:
         query = query.where(i.c.workflow == workflow)
     if status is not None:
@@ -191,7 +197,10 @@ def _with_items(
     told = []
     for record in records:
         result = record.result
-        if with_answers and record.type is StepType.MAP and record.status is StepStatus.COMPLETED and result is None:
+        if record.type is not StepType.MAP:
+            told.append(record)
+            continue
+        if with_answers and record.status is StepStatus.COMPLETED and result is None:
             found = items.answers(tx, pk, run_number, record.step_key)
             result = [json.loads(answer) for answer, _ in found]
         told.append(replace(record, items=counts.get(record.step_key), result=result))

@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable import values
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
@@ -19,7 +20,9 @@ from celery_durable.model import (
     Due,
     InstanceRow,
     Kind,
+    Look,
     Parent,
+    ParentStep,
     Plan,
     Ref,
     Status,
@@ -54,6 +57,7 @@ def _insert(s: Store) -> Any:
         "status": param("status", sa.String),
         "run_at": run_at,
         "poll_at": run_at + param("grace_us", sa.BigInteger),
+        "sent_at": sa.case((param("run_us", sa.BigInteger).is_(None), now), else_=sa.null()),
         "wake": Wake.RUN.value,
         "priority": STARTING,
         "dispatches": 0,
@@ -120,12 +124,17 @@ def insert(
     return True
 
 
+def read_clock(tx: Tx) -> datetime:
+    """The database's time, by which instances become due."""
+    return from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+
+
 # --- lock and read ------------------------------------------------------------------------------
 
 _COLUMNS = (
     "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claimed_by", "lease_until",
     "run_at", "poll_at", "wake", "priority", "dispatches", "crash_count", "pause_requested", "version", "queue",
-    "created_at", "updated_at",
+    "sent_at", "created_at", "updated_at",
 )  # fmt: skip
 
 
@@ -146,6 +155,19 @@ def _read(s: Store) -> Any:
     return _select(s)
 
 
+@statement
+def _look(s: Store) -> Any:
+    i, st = s.tables.instance.c, s.tables.step.c
+    steps = sa.select(sa.func.count()).where(st.instance_pk == i.id, st.run_number == i.run_number)
+    return _select(s).add_columns(steps.scalar_subquery().label("steps"))
+
+
+@statement
+def _count_steps(s: Store) -> Any:
+    st = s.tables.step.c
+    return sa.select(sa.func.count()).where(st.instance_pk == param("pk"), st.run_number == param("run"))
+
+
 def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     """Lock an instance's row and read it; raises InstanceNotFound."""
     return _instance(tx.run(_lock, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
@@ -154,6 +176,22 @@ def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     """Read an instance's row without locking it; raises InstanceNotFound."""
     return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def look(tx: Tx, workflow: str, instance_id: str) -> Look:
+    """Read an instance's row with its tag, without locking it; raises InstanceNotFound."""
+    found = tx.run(_look, workflow=workflow, instance=instance_id).first()
+    row = _instance(found, workflow, instance_id)
+    return Look(row, _tag(row, 0 if found is None else found.steps))
+
+
+def tag(tx: Tx, row: InstanceRow) -> str:
+    """The tag of an instance whose row is locked."""
+    return _tag(row, tx.run(_count_steps, pk=row.pk, run=row.run_number).scalar_one())
+
+
+def _tag(row: InstanceRow, steps: int) -> str:
+    return values.version_tag(row.pk, row.run_number, row.version, steps)
 
 
 def statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
@@ -172,6 +210,16 @@ def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     )
     row = tx.execute(query).first()
     return None if row is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key)
+
+
+def parent_step(tx: Tx, pk: int) -> ParentStep | None:
+    """The step that created an instance; None also where the parent is deleted."""
+    i, p = tx.t.instance.c, tx.t.instance.alias("parent").c
+    query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
+    row = tx.execute(query.where(i.id == pk, p.id == i.parent_id)).first()
+    if row is None:
+        return None
+    return ParentStep(row.workflow, row.instance_id, row.parent_run_number, row.parent_step_key)
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:
@@ -202,6 +250,7 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         pause_requested=bool(row.pause_requested),
         version=row.version,
         queue=row.queue,
+        sent_at=maybe_at(row.sent_at),
         created_at=from_us(row.created_at),
         updated_at=from_us(row.updated_at),
     )
@@ -226,6 +275,7 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> Due:
         status=Status.ACTIVE.value,
         run_at=now,
         poll_at=now + span_us(grace),
+        sent_at=now,
         dispatches=0,
         wake=wake.value,
         priority=RESUMING,
@@ -238,16 +288,16 @@ def pause(tx: Tx, row: InstanceRow) -> bool:
     if row.claim_token is not None:
         _change(tx, row, pause_requested=True)
     elif row.status is not Status.PAUSED:
-        _change(tx, row, status=Status.PAUSED.value, poll_at=None)
+        _change(tx, row, status=Status.PAUSED.value, poll_at=None, sent_at=None)
         return True
     return False
 
 
 def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
     """End a pause: due now, to look what came true meanwhile; but a start that was put off keeps its time (None)."""
-    now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+    now = read_clock(tx)
     if row.priority == STARTING and row.run_at is not None and row.run_at > now:
-        _change(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at))
+        _change(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at), sent_at=None)
         return None
     return make_due(tx, row, wake=Wake.RESUME, grace=grace)
 
@@ -266,6 +316,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         status=Status.TERMINATED.value,
         run_at=None,
         poll_at=None,
+        sent_at=None,
         pause_requested=False,
         retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
     )
@@ -296,6 +347,7 @@ def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
         status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
         run_at=now,
         poll_at=None if is_paused else now + span_us(grace),
+        sent_at=None if is_paused else now,
         wake=Wake.RESUME.value,
         priority=RESUMING,
         dispatches=0,
@@ -340,6 +392,7 @@ def restart(
         status=Status.ACTIVE.value,
         run_at=now,
         poll_at=now + span_us(grace),
+        sent_at=now,
         wake=Wake.RUN.value,
         priority=STARTING,
         dispatches=0,
@@ -416,6 +469,13 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
     inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
     new = inserted.first()
     return None if new is None else Sent(row.run_number, new.seq, new.created_at)
+
+
+def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
+    """Whether the current run was sent an event with this id."""
+    e = tx.t.event.c
+    ours = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return tx.execute(sa.select(e.seq).where(*ours).limit(1)).first() is not None
 
 
 def was_sent(tx: Tx, row: InstanceRow, sent: Sent, *, event_id: str) -> bool:

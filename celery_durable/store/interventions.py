@@ -49,6 +49,27 @@ def settle(
         )
 
 
+def finish_linear(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
+    """Make a step of a locked linear instance's run done with a result that somebody gave, and the next one ready.
+
+    After the last one nothing is open: the runner that comes next completes the instance.
+    """
+    st, now = tx.t.step, tx.store.clock()
+    done = {"status": StepStatus.DONE.value, "result": result, "next_retry_at": None, "finished_at": now}
+    done |= {"wake_at": None, "wait_event_type": None, "error_name": None, "error_message": None}
+    ready = {"status": StepStatus.READY.value, "next_retry_at": now}
+    for seq, was, values in (
+        (step.seq, step.status, done),
+        (step.seq + 1, StepStatus.LINEAR_PENDING, ready),
+    ):
+        tx.execute(
+            sa.update(st)
+            .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
+            .where(st.c.seq == seq, st.c.status == was.value)
+            .values(commit_id=commit_id, **values)
+        )
+
+
 def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
     """Take back the attempts whose bodies run now, ``but`` one: taking their claim away is no failure of theirs."""
     st = tx.t.step

@@ -1,8 +1,8 @@
 """The items of maps: which Celery tasks are out, which are to be sent, and what came of those that have answered.
 
-An answer is written by whoever takes it, who also sends the next item that is due: the instance sleeps on. It is
-woken when all have answered, or one has failed that may be tried again; what then is to be done its pass decides.
-Everything happens under the lock of the instance's row.
+The attempt of a task step is an item too, at place 0 of its step, from when it is sent until it is answered or judged.
+All that changes an item but a loss (`losses` counts up) happens under the lock of the instance's row, see
+`task_answers`; a loss holds the item's row alone, so a verdict locks what it judges.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     OPEN_ITEMS,
-    Due,
-    InstanceRow,
     ItemCounts,
     ItemRef,
     ItemStatus,
+    OnLost,
     Outgoing,
-    Status,
-    StepStatus,
-    StepType,
-    Wake,
+    Ref,
+    TaskReference,
     from_us,
     task_id,
     to_us,
 )
-from celery_durable.store import instances, outbox
+from celery_durable.store import dialects, outbox
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.values import answering_task, error_in
+from celery_durable.store.identity import store_id
+from celery_durable.values import answering_task, route_in
 
 _OPEN = [status.value for status in OPEN_ITEMS]
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """The map step of a run. ``timeout``: of each attempt. ``at_once``: how many may be out, None: all."""
+    """The map or task step of a run. ``timeout``: of each attempt. ``at_once``: how many may be out, None: all."""
 
     workflow: str
     instance_id: str
@@ -48,13 +46,19 @@ class Map:
     step_key: str
     timeout: timedelta
     at_once: int | None = None
+    on_lost: OnLost = "resend"
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(self.workflow, self.instance_id, self.run_number)
 
     @property
     def where(self) -> dict[str, Any]:
         return {"pk": self.pk, "run": self.run_number, "key": self.step_key}
 
 
-def _of(s: Store) -> list[sa.ColumnElement[bool]]:
+def of_step(s: Store) -> list[sa.ColumnElement[bool]]:
+    """The items of the step that `Map.where` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -79,7 +83,9 @@ def _insert(s: Store) -> Any:
         "place": param("place"),
         "status": ItemStatus.PENDING.value,
         "attempts": 0,
+        "losses": 0,
         "body": param("body"),
+        "on_lost": param("on_lost"),
     }
     return sa.insert(s.tables.item).values(values).inline()
 
@@ -95,7 +101,11 @@ def insert(tx: Tx, map_: Map, bodies: Sequence[str]) -> None:
     if any(place >= len(bodies) or bodies[place] != body for place, body in kept.items()):
         tx.execute(sa.delete(item).where(*mine))
         kept = {}
-    new = [{"place": place, "body": body} for place, body in enumerate(bodies) if place not in kept]
+    new = [
+        {"place": place, "body": body, "on_lost": map_.on_lost}
+        for place, body in enumerate(bodies)
+        if place not in kept
+    ]
     tx.run_many(_insert, [map_.where | each for each in new])
 
 
@@ -108,7 +118,7 @@ def _ready(s: Store) -> Any:
     is_ready = sa.or_(item.due_at.is_(None), item.due_at <= s.clock())
     return (
         sa.select(item.place, item.attempts, item.body, s.clock().label("now_us"))
-        .where(*_of(s), _in(s, ItemStatus.PENDING), is_ready)
+        .where(*of_step(s), _in(s, ItemStatus.PENDING), is_ready)
         .order_by(item.place)
         .limit(param("limit", sa.Integer))
     )
@@ -119,7 +129,7 @@ def _mark(s: Store) -> Any:
     item = s.tables.item
     return (
         sa.update(item)
-        .where(*_of(s), item.c.place == param("nth", sa.Integer))
+        .where(*of_step(s), item.c.place == param("nth", sa.Integer))
         .values(
             status=param("new_status", sa.String),
             attempts=param("new_attempts", sa.Integer),
@@ -127,6 +137,22 @@ def _mark(s: Store) -> Any:
             answer=param("new_answer", sa.Text),
         )
     )
+
+
+@statement
+def _mark_sent(s: Store) -> Any:
+    item = s.tables.item
+    new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
+    return sa.update(item).where(*of_step(s), item.c.place == param("nth", sa.Integer)).values(new | _FRESH)
+
+
+_FRESH: dict[str, Any] = {"status": ItemStatus.SENT.value, "losses": 0, "answer": None}
+"""Of every attempt that begins."""
+
+
+def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
+    """What is another with each attempt."""
+    return {name: item.c[name] for name in ("attempts", "due_at", "token", "sent_at", "queue", "priority")}
 
 
 _MOST = 2**31 - 1
@@ -138,16 +164,49 @@ def send(tx: Tx, map_: Map, *, room: int | None) -> list[Outgoing]:
     found = tx.run(_ready, **map_.where, limit=limit).all() if limit else []
     letters, marks = [], []
     for row in found:
-        attempt = row.attempts + 1
+        attempt, now = row.attempts + 1, from_us(row.now_us)
         asked = ItemRef(map_.pk, map_.step_key, row.place, attempt).type
-        id_ = task_id(asked, map_.pk, map_.run_number)
-        letters.append(
-            answering_task(row.body, id_=id_, answers=(map_.workflow, map_.instance_id, map_.run_number, asked))
-        )
-        deadline = from_us(row.now_us) + map_.timeout
-        marks.append(_as(map_, row.place, ItemStatus.SENT, attempts=attempt, due_at=deadline))
-    tx.run_many(_mark, marks)
+        reference = TaskReference(store_id(tx), map_.ref, asked, tx.store.runtime.new_secret())
+        letters.append(answering_task(row.body, id_=task_id(asked, map_.pk, map_.run_number), answers=reference))
+        marks.append(map_.where | {"nth": row.place} | _sending(row.body, reference, attempt, now=now, map_=map_))
+    tx.run_many(_mark_sent, marks)
     return letters
+
+
+def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime, map_: Map) -> dict[str, Any]:
+    queue, priority = route_in(body)
+    return {
+        "attempts": attempt,
+        "due_at": to_us(now + map_.timeout),
+        "token": reference.token,
+        "sent_at": to_us(now),
+        "queue": queue,
+        "priority": priority,
+    }
+
+
+def send_task(tx: Tx, step: Map, body: str, *, event_type: str, attempt: int, now: datetime) -> Outgoing:
+    """Record that this attempt of a task step is out; answers with its letter, for the outbox.
+
+    ``body``: as `values.stored_task` makes it.
+    """
+    reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
+    values = (
+        key | {"body": body, "on_lost": step.on_lost} | _FRESH | _sending(body, reference, attempt, now=now, map_=step)
+    )
+    tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
+    return answering_task(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+
+
+def forget(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
+    """A task step waits for its attempt no more."""
+    tx.run(_forget, pk=pk, run=run_number, key=step_key)
+
+
+@statement
+def _forget(s: Store) -> Any:
+    return sa.delete(s.tables.item).where(*of_step(s))
 
 
 def _as(
@@ -174,14 +233,15 @@ def _has_fallen(s: Store) -> sa.ColumnElement[bool]:
 
 @statement
 def _any_to_judge(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*_of(s), _has_fallen(s)).limit(1)
+    return sa.select(s.tables.item.c.place).where(*of_step(s), _has_fallen(s)).limit(1)
 
 
 @statement
 def _to_judge(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.place, item.status, item.attempts, item.answer)
-    return sa.select(*columns).where(*_of(s), _has_fallen(s)).order_by(item.place)
+    # Locked: who reports a loss has not locked the instance, and what he has written by now is judged instead.
+    return sa.select(*columns).where(*of_step(s), _has_fallen(s)).order_by(item.place).with_for_update()
 
 
 @statement
@@ -194,7 +254,7 @@ def _standing(s: Store) -> Any:
     )
     first = sa.func.min(sa.case((is_timer, item.due_at)))
     count = sa.func.count().label("n")
-    return sa.select(item.status, count, first.label("first_us")).where(*_of(s)).group_by(item.status)
+    return sa.select(item.status, count, first.label("first_us")).where(*of_step(s)).group_by(item.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,89 +327,17 @@ def wants_a_pass(tx: Tx, map_: Map, *, now: datetime) -> bool:
     return not is_full and tx.run(_ready, **map_.where, limit=1).first() is not None
 
 
-# --- answers ------------------------------------------------------------------------------------
-
-
-@statement
-def _asking(s: Store) -> Any:
-    st = s.tables.step.c
-    return sa.select(st.max_attempts, st.timeout_ms).where(
-        st.instance_pk == param("pk"),
-        st.run_number == param("run"),
-        st.step_key == param("key"),
-        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
-    )
-
-
-@statement
-def _answer(s: Store) -> Any:
-    item = s.tables.item
-    return (
-        sa.update(item)
-        .where(
-            *_of(s),
-            _in(s, ItemStatus.SENT),
-            item.c.place == param("nth", sa.Integer),
-            item.c.attempts == param("attempt", sa.Integer),
-        )
-        .values(status=param("new_status", sa.String), answer=param("new_answer", sa.Text), due_at=None)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """An answer was taken: ``dues`` is to be woken, ``letters`` are to be sent."""
-
-    dues: list[Due]
-    letters: list[Outgoing]
-
-
-def answer(
-    tx: Tx,
-    row: InstanceRow,
-    item: ItemRef,
-    *,
-    payload: str,
-    grace: timedelta,
-) -> Taken | None:
-    """Take what the task of an item of a locked instance answers; None where nobody waits for it, or has it already.
-
-    Late or not, it counts until a pass has judged the item. While the instance is paused nothing is sent after it.
-    """
-    key = item.step_key
-    asking = tx.run(_asking, pk=row.pk, run=row.run_number, key=key).first()
-    if asking is None or row.status.is_terminal or item.pk != row.pk:
-        return None
-    timeout = timedelta(milliseconds=asking.timeout_ms)
-    map_ = Map(row.workflow, row.instance_id, row.pk, row.run_number, key, timeout)
-    status = ItemStatus.DONE
-    if (error := error_in(payload)) is not None:
-        is_last = asking.max_attempts is not None and item.attempt >= asking.max_attempts
-        status = ItemStatus.DEAD if is_last or error.is_final else ItemStatus.FAILED
-    given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
-    if tx.run(_answer, **map_.where, **given).rowcount == 0:
-        return None
-    is_paused = row.status is Status.PAUSED or row.pause_requested
-    letters = [] if is_paused else send(tx, map_, room=1)
-    outbox.insert(tx, letters, pk=row.pk, run_number=row.run_number, step_key=key, grace=grace)
-    wants = status is ItemStatus.FAILED or (not letters and is_over(tx, row.pk, row.run_number, key))
-    is_asleep = row.status is Status.WAITING and row.claim_token is None
-    dues = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
-    return Taken(dues, letters)
+# --- read ---------------------------------------------------------------------------------------
 
 
 @statement
 def _any_open(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*_of(s), _in(s, *OPEN_ITEMS)).limit(1)
+    return sa.select(s.tables.item.c.place).where(*of_step(s), _in(s, *OPEN_ITEMS)).limit(1)
 
 
 def is_over(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
     """Whether no item of a map is under way any more, or to be sent."""
     return tx.run(_any_open, pk=pk, run=run_number, key=step_key).first() is None
-
-
-# --- read ---------------------------------------------------------------------------------------
 
 
 def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:

@@ -72,8 +72,13 @@ def _load(s: Store) -> Any:
 
 
 def load(tx: Tx, claim: Claim) -> Loaded:
-    """The run's parameters and steps, in call order. Reads only what the claim already protects."""
+    """The run's parameters and steps, in call order. Reads only what the claim already protects.
+
+    Raises Superseded where the instance was ended and deleted since the claim.
+    """
     rows = tx.run(_load, pk=claim.pk, run=claim.ref.run_number).all()
+    if not rows:
+        raise Superseded(str(claim.ref))
     first = rows[0]
     return Loaded(
         params=first.params,

@@ -28,7 +28,7 @@ _A_DAY_SECONDS = 86_400
 
 def upgrade(store: Store) -> tuple[str | None, str]:
     """Bring a store's tables up to date; answers with the revisions before (None: no tables) and after."""
-    return store.transact(lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix))
+    return store.transact(lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), bound=None)
 
 
 def upgrade_connection(

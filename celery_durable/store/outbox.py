@@ -15,10 +15,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, Outgoing, Ref, from_us, span_us
+from celery_durable.model import OutboxKind, Outgoing, Ref, Scope, from_us, span_us
+from celery_durable.redispatch import Redispatch
+from celery_durable.store import scopes
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import maybe_at
-from celery_durable.store.sweeps import Redispatch
 
 _CHUNK = 500
 _PER_HUNDRED = timedelta(seconds=1)
@@ -215,10 +216,10 @@ class Letter:
         return self.next_at is None
 
 
-def read(tx: Tx, *, given_up: bool, limit: int) -> list[Letter]:
+def read(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[Letter]:
     """What is there, oldest first; ``given_up``: only what was."""
     o = tx.t.outbox.c
-    return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit)
+    return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
 
 
 def count_given_up(tx: Tx) -> int:
@@ -242,11 +243,11 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
     return {row.step_key: row.n for row in tx.execute(query)}
 
 
-def lock(tx: Tx, ids: Sequence[str]) -> list[Letter]:
+def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[Letter]:
     """Those of these that are there, locked; after any commit in doubt was decided."""
     o = tx.t.outbox.c
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
-    return _letters(tx, o.id.in_(ids))
+    return _letters(tx, o.id.in_(ids), scope=scope)
 
 
 def retry(tx: Tx, ids: Sequence[str]) -> None:
@@ -256,13 +257,15 @@ def retry(tx: Tx, ids: Sequence[str]) -> None:
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
 
 
-def _letters(tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None) -> list[Letter]:
+def _letters(
+    tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None, scope: Scope | None = None
+) -> list[Letter]:
     o, i = tx.t.outbox, tx.t.instance
     columns = (o.c.id, o.c.kind, o.c.name, o.c.attempts, o.c.created_at, o.c.poll_at, o.c.error, o.c.run_number)
     query = (
         sa.select(*columns, i.c.workflow, i.c.instance_id)
         .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
-        .where(*where)
+        .where(*where, *scopes.conditions(tx.t, scope))
         .order_by(o.c.created_at, o.c.id)
         .limit(limit)
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import PRIVATE_TYPES, Ref, Status, StepStatus, StepType, from_us
+from celery_durable.model import PRIVATE_TYPES, Ref, Scope, Status, StepStatus, StepType, from_us
+from celery_durable.store import agendas, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import maybe_at
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
+_SOON = timedelta(minutes=1)
+"""What is due and has no hint under way is looked at within this time: a queue that refuses rests no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +47,41 @@ class Overdue:
     oldest: datetime | None
 
 
-def counts(tx: Tx) -> list[tuple[str, Status, int]]:
+def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int]]:
     """How many instances of each workflow are in each status; read from an index."""
     i = tx.t.instance.c
     query = sa.select(i.workflow, i.status, sa.func.count().label("n")).group_by(i.workflow, i.status)
+    query = query.where(*scopes.conditions(tx.t, scope))
     rows = tx.execute(query.order_by(i.workflow, i.status))
     return [(row.workflow, Status(row.status), row.n) for row in rows]
 
 
-def overdue(tx: Tx) -> Overdue:
-    """What a worker should have taken by now."""
-    i = tx.t.instance.c
-    where = (
-        # priority and poll_at for the index: what sleeps or has ended is not looked at row by row.
-        i.priority.in_((0, 1)),
-        i.poll_at.is_not(None),
-        i.run_at <= tx.store.statement_clock(),
-        i.claim_token.is_(None),
-        i.status.in_(_LIVE),
-    )
-    row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(i.run_at).label("oldest")).where(*where)).one()
+def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
+    """What a worker should have taken by now: what has to be looked at soon, and what has a hint under way."""
+    i, now = tx.t.instance.c, tx.store.statement_clock()
+    is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
+    is_near = (priority, queue, is_soon) = agendas.near(tx, within=_SOON)
+    is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
+    due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
+    row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
     return Overdue(row.n, maybe_at(row.oldest))
 
 
-def leases(tx: Tx, *, limit: int) -> list[Lease]:
-    """Claims, those that end first first; also those that have ended and that no sweep has seen yet."""
+def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[Lease]:
+    """Claims, those that end first first; also those that have ended and that no sweep has seen yet.
+
+    ``lease``: how long a claim is good for; a claim's poll time is no further ahead.
+    """
     i = tx.t.instance.c
     columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
-    where = (i.priority.in_((0, 1)), i.poll_at.is_not(None), i.claim_token.is_not(None))
+    where = (*agendas.near(tx, within=lease), i.claim_token.is_not(None), *scopes.conditions(tx.t, scope))
     query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
     return [Lease(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)]
 
 
-def waits(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -> list[EventWait]:
+def waits(
+    tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
+) -> list[EventWait]:
     """Open waits for events that people send, those of the newest instances first."""
     i, s = tx.t.instance.c, tx.t.step.c
     current = (s.instance_pk == i.id, s.run_number == i.run_number)
@@ -90,7 +95,7 @@ def waits(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -
     query = (
         sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
         .join_from(tx.t.instance, tx.t.step, sa.and_(*current))
-        .where(i.status.in_((*_LIVE, Status.PAUSED.value)), *open_)
+        .where(i.status.in_((*_LIVE, Status.PAUSED.value)), *open_, *scopes.conditions(tx.t, scope))
         .order_by(i.id.desc(), s.seq, s.step_key)
         .limit(limit)
     )

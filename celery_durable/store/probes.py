@@ -13,7 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Due, Ref, Status, from_us, span_us, to_us
+from celery_durable.model import Due, Ref, Status, from_us, to_us
+from celery_durable.store import agendas
 from celery_durable.store.engine import Tx
 
 _CHUNK = 500
@@ -30,12 +31,11 @@ class Held:
     at: datetime
 
 
-def held_by(tx: Tx, node: str) -> list[Held]:
-    """What a node holds."""
+def held_by(tx: Tx, node: str, *, lease: timedelta) -> list[Held]:
+    """What a node holds. ``lease``: how long a claim is good for."""
     i = tx.t.instance.c
     columns = (i.id, i.workflow, i.instance_id, i.run_number, i.crash_count, tx.store.clock().label("now_us"))
-    # poll_at is there for the index: of the millions that sleep or have ended none is looked at.
-    where = (i.priority.in_((0, 1)), i.poll_at.is_not(None), i.status == Status.ACTIVE.value)
+    where = (*agendas.near(tx, within=lease), i.status == Status.ACTIVE.value)
     rows = tx.execute(sa.select(*columns).where(*where, i.claimed_by.endswith(f" {node}", autoescape=True)))
     return [
         Held(row.id, Ref(row.workflow, row.instance_id, row.run_number), row.crash_count, from_us(row.now_us))
@@ -46,7 +46,7 @@ def held_by(tx: Tx, node: str) -> list[Held]:
 def soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, Due]:
     """Up to ``limit`` runs that are worked on, due, or due ``within`` this time, by instance."""
     i = tx.t.instance.c
-    where = (i.priority.in_((0, 1)), i.poll_at <= tx.store.statement_clock() + span_us(within), i.status.in_(_LIVE))
+    where = (*agendas.near(tx, within=within), i.status.in_(_LIVE))
     rows = tx.execute(sa.select(i.id, i.workflow, i.instance_id, i.run_number, i.queue).where(*where).limit(limit))
     return {row.id: Due(Ref(row.workflow, row.instance_id, row.run_number), row.queue) for row in rows}
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import TERMINAL, Status, span_us
+from celery_durable.model import TERMINAL, Scope, Status, span_us
+from celery_durable.store import scopes
 from celery_durable.store.engine import Tx
 
 
@@ -24,12 +25,14 @@ class Ended:
     age: timedelta
     workflow: str | None = None
     statuses: Collection[Status] = TERMINAL
+    scope: Scope | None = None
 
     def conditions(self, tx: Tx) -> list[sa.ColumnElement[bool]]:
         i = tx.t.instance.c
         conditions = [
             i.status.in_(sorted(status.value for status in self.statuses)),
             i.updated_at <= tx.store.statement_clock() - span_us(self.age),
+            *scopes.conditions(tx.t, self.scope),
         ]
         return conditions if self.workflow is None else [i.workflow == self.workflow, *conditions]
 

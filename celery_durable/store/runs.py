@@ -7,7 +7,7 @@ verbatim, times and commit ids included; an event is copied as consumed only whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from celery_durable.model import (
     StepStatus,
     StepType,
     from_us,
+    to_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.journal import step_of
@@ -36,7 +37,9 @@ class Seed:
     """What a run begins with: copies of the steps ``keys`` of another, whose events it gets too.
 
     ``version``: the other instance's, above which a fork counts its own: copied events keep their places. ``retried``:
-    steps that are to be done again; of maps among them what is done stays done.
+    steps that are to be done again; of maps among them what is done stays done. ``plan``: the run's kind and version.
+    Of a linear run also all other rows, as they are to be inserted. ``resumed``: goes on with the events it consumed.
+    ``planned``: begins anew.
     """
 
     pk: int
@@ -45,6 +48,9 @@ class Seed:
     lineage: Lineage
     version: int
     retried: tuple[str, ...] = ()
+    plan: Plan = field(default_factory=Plan)
+    resumed: tuple[StepRow, ...] = ()
+    planned: tuple[StepRow, ...] = ()
 
 
 # --- begin --------------------------------------------------------------------------------------
@@ -85,6 +91,9 @@ def _insert_planned(s: Store) -> Any:
         "max_attempts": param("max_attempts"),
         "timeout_ms": param("timeout_ms"),
         "next_retry_at": sa.case((is_ready, s.clock())),
+        "wake_at": param("wake_at", sa.BigInteger),
+        "wait_event_type": param("event_type", sa.String),
+        "event_seq": param("event_seq", sa.BigInteger),
         "commit_id": param("commit_id"),
         "created_at": s.clock(),
     }
@@ -117,34 +126,56 @@ def begin(
         origin_step=None if origin is None else origin.step_key,
         lineage=None if seed is None else seed.lineage.text,
     )
-    if plan.steps:
-        _lay_out(tx, plan, pk=pk, run_number=number, commit_id=commit_id)
+    _insert_linear(tx, _steps_of(plan), pk=pk, run_number=number, commit_id=commit_id)
     if seed is not None:
-        _plant(tx, seed, pk=pk, run_number=number)
+        _plant(tx, seed, pk=pk, run_number=number, commit_id=commit_id)
 
 
-def _lay_out(tx: Tx, plan: Plan, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Insert the steps of a linear run: the first is ready, the others wait for their turn."""
+def _steps_of(plan: Plan) -> list[StepRow]:
+    """The steps of a linear run that begins: the first is ready, the others wait for their turn."""
+    return [
+        StepRow(
+            str(seq),
+            seq,
+            step.name,
+            StepType.LINEAR,
+            StepStatus.LINEAR_PENDING if seq else StepStatus.READY,
+            max_attempts=step.max_attempts,
+            timeout=step.timeout,
+        )
+        for seq, step in enumerate(plan.steps)
+    ]
+
+
+def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
     rows = [
         {
             "pk": pk,
             "run": run_number,
-            "key": str(seq),
-            "seq": seq,
+            "key": step.step_key,
+            "seq": step.seq,
             "name": step.name,
-            "status": (StepStatus.LINEAR_PENDING if seq else StepStatus.READY).value,
+            "status": step.status.value,
             "max_attempts": step.max_attempts,
             "timeout_ms": None if step.timeout is None else step.timeout // timedelta(milliseconds=1),
+            "wake_at": None if step.wake_at is None else to_us(step.wake_at),
+            "event_type": step.wait_event_type,
+            "event_seq": step.event_seq,
             "commit_id": commit_id,
         }
-        for seq, step in enumerate(plan.steps)
+        for step in steps
     ]
-    tx.run_many(_insert_planned, rows)
+    if rows:
+        tx.run_many(_insert_planned, rows)
 
 
-def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
-    """Copy a seed's steps, and all events of its run, into a new run."""
+def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int, commit_id: str) -> None:
+    """Copy a seed's steps, and all events of its run, into a new run.
+
+    An event stays consumed if its step is there by then, so what begins anew is inserted after the events.
+    """
     copy_steps(tx, seed, seed.keys, pk=pk, run_number=run_number)
+    _insert_linear(tx, seed.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
     _copy(tx, tx.t.item, seed, seed.retried, is_done, pk=pk, run_number=run_number)
     e, st = tx.t.event, tx.t.step.c
@@ -158,6 +189,7 @@ def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int) -> None:
     # What was emitted or answered to a wait of that run is not for one that a new run opens.
     source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES)))
     tx.execute(sa.insert(e).from_select(list(values), source))
+    _insert_linear(tx, seed.planned, pk=pk, run_number=run_number, commit_id=commit_id)
 
 
 def copy_steps(tx: Tx, seed: Seed, keys: Sequence[str], *, pk: int, run_number: int) -> None:
@@ -216,6 +248,8 @@ class Source:
     params: str
     lineage: Lineage
     failure: Failure | None
+    version: int | None
+    """Of the list of a linear run."""
     steps: tuple[StepRow, ...]
     """In call order, without results."""
 
@@ -224,7 +258,7 @@ def read(tx: Tx, row: InstanceRow) -> Source:
     """The current run of a locked instance, as far as a continuation needs it."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
-        sa.select(r.params, r.lineage, r.failure, r.created_at).where(
+        sa.select(r.params, r.lineage, r.failure, r.code_version, r.created_at).where(
             r.instance_pk == row.pk, r.run_number == row.run_number
         )
     ).one()
@@ -234,5 +268,6 @@ def read(tx: Tx, row: InstanceRow) -> Source:
         params=run.params,
         lineage=Lineage.read(run.lineage, ref=row.ref, began=from_us(run.created_at)),
         failure=Failure.read(run.failure),
+        version=run.code_version,
         steps=tuple(step_of(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

@@ -11,13 +11,16 @@ workflow_log       what authors and the engine say, capped per run.
 workflow_waiter    who waits on which topic: an index over the open steps, which are what decides. Only waits on
                    topics write it.
 workflow_item      one row per item of a map: the Celery task that does it, how far that has come, what it answered.
+                   And one, at place 0, for each attempt of a task step, as long as it is out.
 workflow_emission  an emit while it fans out: what to hand out, to whom, and how far it has come.
 workflow_label     what instances are found by: names with a text each. One without labels has no row here.
 workflow_outbox    what is to be sent once the transaction that wrote it has committed: Celery tasks, and named events
                    for a handler. A row that is done with is deleted.
-workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves; it has no
-                   part in any decision.
+workflow_queue     how far each queue has come: when the newest hint was sent that a worker has claimed from it.
+workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves, and for the search
+                   for lost tasks; it has no part in any other decision.
 workflow_published the newest value of each key that a run has published. No pass reads it.
+workflow_store     one row: the random id by which messages name this database.
 workflow_audit     what people did to single steps: who, what, when, why, and what the step had been.
 
 Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
@@ -86,6 +89,8 @@ class Tables:
     label: sa.Table
     published: sa.Table
     item: sa.Table
+    store: sa.Table
+    queue: sa.Table
 
 
 @functools.cache
@@ -116,6 +121,8 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
+        # When the last hint of it was sent; NULL: none is under way. Kept by the claim, which reports it.
+        sa.Column("sent_at", sa.BigInteger),
         sa.Column("parent_id", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
         sa.Column("parent_step_key", sa.String(280)),
@@ -125,13 +132,22 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("retention_until", sa.BigInteger),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         # The guard, one per step, updates no indexed column and stays on its page (HOT): nothing here names
-        # lease_until, claim_token or version.
+        # lease_until or version, and claim_token changes with the claim alone.
         sa.Index(
             f"{prefix}ix_workflow_instance_due",
             "priority",
+            "queue",  # a queue that takes nothing costs nothing, however much is due there
             "poll_at",
             postgresql_where=sa.text("poll_at IS NOT NULL"),
             sqlite_where=sa.text("poll_at IS NOT NULL"),
+        ),
+        # Hints under way, oldest first. A guard changes no column of it.
+        sa.Index(
+            f"{prefix}ix_workflow_instance_sent",
+            "queue",
+            "sent_at",
+            postgresql_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
+            sqlite_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
         ),
         # For lists, newest first.
         sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
@@ -238,6 +254,15 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("seen_at", sa.BigInteger, nullable=False),
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_wake_at", sa.BigInteger),
+        sa.Column("pool", sa.String(255)),
+        # The search for lost tasks (`store.roll_calls`): called by a dispatcher, answered by workers.
+        sa.Column("roll_call", sa.BigInteger),
+        sa.Column("answered_roll_call", sa.BigInteger),
+        sa.Column("held_tasks", long_text()),
+        sa.Column("passed_markers", long_text()),
+        # What keeps it from its work: a JSON list of outages, and since when the oldest lasts.
+        sa.Column("error", long_text()),
+        sa.Column("error_since", sa.BigInteger),
     )
     waiter = table(
         "workflow_waiter",
@@ -260,6 +285,22 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("due_at", sa.BigInteger),
         sa.Column("body", long_text(), nullable=False),
         sa.Column("answer", long_text()),
+        # Of the attempt that is out: what its answer has to name, and how often its message was lost.
+        sa.Column("token", sa.String(32)),
+        sa.Column("losses", sa.Integer, nullable=False),
+        # When and where its message was sent last; NULL where the task's own route decides.
+        sa.Column("sent_at", sa.BigInteger),
+        sa.Column("queue", sa.String(255)),
+        sa.Column("priority", sa.SmallInteger),
+        sa.Column("on_lost", sa.String(8), nullable=False),
+        # What is out, for the search for lost tasks.
+        sa.Index(
+            f"{prefix}ix_workflow_item_sent",
+            "status",
+            "sent_at",
+            postgresql_where=sa.text("status = 'sent'"),
+            sqlite_where=sa.text("status = 'sent'"),
+        ),
         sa.Index(f"{prefix}ix_workflow_item_status", "instance_pk", "run_number", "step_key", "status", "place"),
     )
     emission = table(
@@ -267,6 +308,8 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("id", sa.String(255), primary_key=True),
         sa.Column("topic", sa.String(100), nullable=False),
         sa.Column("payload", long_text(), nullable=False),
+        # Whom it may reach, where its emitter may not reach all.
+        sa.Column("scope", long_text()),
         sa.Column("after_pk", sa.BigInteger, nullable=False),
         sa.Column("last_pk", sa.BigInteger, nullable=False),
         sa.Column("resumed", sa.Integer, nullable=False),
@@ -322,6 +365,19 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("value", long_text(), nullable=False),
         sa.Column("updated_at", sa.BigInteger, nullable=False),
     )
-    return Tables(
-        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published, item
+    store = table(
+        "workflow_store",
+        sa.Column("place", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("id", sa.String(32), nullable=False),
     )
+    queue = table(
+        "workflow_queue",
+        sa.Column("name", sa.String(255), primary_key=True),
+        sa.Column("claimed", sa.BigInteger, nullable=False),
+        sa.Column("claimed_before", sa.BigInteger),
+        sa.Column("noted_at", sa.BigInteger, nullable=False),
+    )
+    return Tables(
+        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published, item,
+        store, queue,
+    )  # fmt: skip

@@ -11,7 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import TERMINAL, Claim, StepStatus, Waiter, from_us, to_us
+from celery_durable.model import TERMINAL, Claim, Scope, StepStatus, Waiter, from_us, to_us
+from celery_durable.store import scopes
 from celery_durable.store.claims import Guarded
 from celery_durable.store.engine import Store, Tx, param, statement
 
@@ -60,7 +61,7 @@ def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
 
 
 def page(
-    tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int
+    tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
 ) -> list[tuple[tuple[int, str], Waiter]]:
     """Open waits on a topic that come after (instance key, step key), in that order; with these keys."""
     w, st, i = tx.t.waiter, tx.t.step, tx.t.instance
@@ -77,6 +78,7 @@ def page(
             st.c.wait_event_type.like(f"topic:%:{_escaped(topic)}", escape="!"),
             st.c.wake_at >= tx.store.statement_clock(),
             i.c.status.not_in([status.value for status in TERMINAL]),
+            *scopes.conditions(tx.t, scope),
         )
         .order_by(w.c.instance_pk, w.c.step_key)
         .limit(limit)

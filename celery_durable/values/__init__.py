@@ -12,8 +12,9 @@ from celery_durable.values.answers import (
     error_in,
     output_in,
 )
-from celery_durable.values.cursors import CursorPart, read_cursor, write_cursor
+from celery_durable.values.cursors import CursorPart, Cursors, version_tag
 from celery_durable.values.durations import Duration, aware, duration
+from celery_durable.values.failures import described, forbids_retry, text_of
 from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
 from celery_durable.values.labels import few_enough, label_changes, labels, read_labels
 from celery_durable.values.names import (
@@ -26,17 +27,26 @@ from celery_durable.values.names import (
     storable_error,
     topic,
 )
-from celery_durable.values.outgoing import answering_task, map_task, outgoing_event, outgoing_task
-from celery_durable.values.payloads import Codec, Misfit, PayloadLimits, encode
+from celery_durable.values.outgoing import (
+    answering_task,
+    map_task,
+    outgoing_event,
+    outgoing_task,
+    route_in,
+    stored_task,
+)
+from celery_durable.values.payloads import CHECKED, Codec, Misfit, PayloadLimits, encode
 from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
 
 __all__ = [
+    "CHECKED",
     "LONGEST_ID",
     "UNSET",
     "AnsweredError",
     "Backoff",
     "Codec",
     "CursorPart",
+    "Cursors",
     "Duration",
     "Hook",
     "Hooks",
@@ -50,11 +60,13 @@ __all__ = [
     "answer_of_termination",
     "answering_task",
     "aware",
+    "described",
     "duration",
     "encode",
     "error_in",
     "event_type",
     "few_enough",
+    "forbids_retry",
     "identifier",
     "instance_id",
     "label",
@@ -65,10 +77,12 @@ __all__ = [
     "outgoing_event",
     "outgoing_task",
     "output_in",
-    "read_cursor",
     "read_labels",
+    "route_in",
     "storable",
     "storable_error",
+    "stored_task",
+    "text_of",
     "topic",
-    "write_cursor",
+    "version_tag",
 ]

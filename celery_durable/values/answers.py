@@ -8,9 +8,7 @@ from typing import Any
 
 from celery_durable.errors import NonRetryableError
 from celery_durable.values.names import storable_error
-from celery_durable.values.payloads import PayloadLimits, encode
-
-_ANY = PayloadLimits(2**31, 10)
+from celery_durable.values.payloads import CHECKED, encode
 
 
 def answer_of(output: str | None) -> str:
@@ -22,7 +20,7 @@ def answer_of_error(name: str, message: str, *, is_final: bool = False) -> str:
     """An answer that tells of an error; ``is_final``: another attempt would come to the same."""
     name, message = storable_error(name, message)
     final = {"final": True} if is_final else {}
-    return encode({"error": {"name": name, "message": message, **final}}, what="Answer", limits=_ANY)
+    return encode({"error": {"name": name, "message": message, **final}}, what="Answer", limits=CHECKED)
 
 
 def answer_of_termination(workflow: str, instance_id: str, reason: str | None) -> str:

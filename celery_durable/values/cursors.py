@@ -1,45 +1,68 @@
 """Page cursors: opaque text that says where a list goes on, and nothing of what is listed.
 
-They come back from outside, so they are read as anything else from there: what this module did not write is refused.
+A cursor is sealed with a key of the store: it opens for the list, the filter and the caller that it was made for, and
+for nothing else. The seal is a keyed digest of both; the digest is also what the content is hidden under, so equal
+positions have equal cursors and no random number is needed.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
+from dataclasses import dataclass
 
 from celery_durable.errors import CursorInvalid
-from celery_durable.values.names import UNSTORABLE
 
 _LONGEST = 4096
-_LARGEST = 2**63 - 1
+_SEAL_BYTES = 16
 
 CursorPart = int | str
 
 
-def write_cursor(kind: str, *parts: CursorPart) -> str:
-    """The cursor of a list of this kind, after the item that ``parts`` name."""
-    text = json.dumps([kind, *parts], ensure_ascii=False, separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """The cursors of one list. ``secret``: the store's own. ``of``: the list, its filter and who may read it."""
+
+    secret: str
+    of: tuple[object, ...]
+
+    def write(self, *parts: CursorPart) -> str:
+        """The cursor after the item that ``parts`` name."""
+        text = json.dumps(parts, separators=(",", ":")).encode()
+        seal = self._seal(text)
+        return base64.urlsafe_b64encode(seal + self._hidden(text, seal)).decode().rstrip("=")
+
+    def read(self, cursor: str) -> list[CursorPart]:
+        """What `write` was given; raises CursorInvalid for all that it has not written."""
+        if len(cursor) > _LONGEST:
+            raise CursorInvalid(cursor)
+        try:
+            found = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        except ValueError as exc:
+            raise CursorInvalid(cursor) from exc
+        seal = found[:_SEAL_BYTES]
+        text = self._hidden(found[_SEAL_BYTES:], seal)
+        if not hmac.compare_digest(self._seal(text), seal):
+            raise CursorInvalid(cursor)
+        parts: list[CursorPart] = json.loads(text)
+        return parts
+
+    def _seal(self, text: bytes) -> bytes:
+        of = json.dumps(self.of, ensure_ascii=True).encode()
+        key = self._key(b"seal")
+        inner = hashlib.blake2b(of, key=key).digest()  # of one length: where it ends, the text begins
+        return hashlib.blake2b(inner + text, key=key, digest_size=_SEAL_BYTES).digest()
+
+    def _hidden(self, text: bytes, seal: bytes) -> bytes:
+        mask = hashlib.shake_256(self._key(b"mask") + seal).digest(len(text))
+        return bytes(a ^ b for a, b in zip(text, mask, strict=True))
+
+    def _key(self, use: bytes) -> bytes:
+        return hashlib.blake2b(self.secret.encode(), person=use).digest()
 
 
-def read_cursor(cursor: str, kind: str, *types: type[CursorPart]) -> list[CursorPart]:
-    """What `write_cursor` was given: whole numbers from 0 to 2**63 - 1, and storable text. Raises CursorInvalid."""
-    if len(cursor) > _LONGEST:
-        raise CursorInvalid(cursor)
-    try:
-        found = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError) as exc:
-        raise CursorInvalid(cursor) from exc
-    if not isinstance(found, list) or len(found) != 1 + len(types) or found[0] != kind:
-        raise CursorInvalid(cursor)
-    parts = found[1:]
-    if not all(_is(part, type_) for part, type_ in zip(parts, types, strict=True)):
-        raise CursorInvalid(cursor)
-    return parts
-
-
-def _is(part: object, type_: type[CursorPart]) -> bool:
-    if type_ is int:
-        return type(part) is int and 0 <= part <= _LARGEST
-    return isinstance(part, str) and not UNSTORABLE.search(part)
+def version_tag(*parts: int) -> str:
+    """An opaque text for these numbers: another one for others."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

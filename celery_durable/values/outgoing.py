@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from celery_durable.errors import TaskRefused
-from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.model import OutboxKind, Outgoing, TaskReference
 from celery_durable.values.names import LONGEST_ID, label
-from celery_durable.values.payloads import PayloadLimits, encode
+from celery_durable.values.payloads import CHECKED, PayloadLimits, encode
 
 _LATER = ("countdown", "eta")
 _KEPT = frozenset({
@@ -17,9 +17,8 @@ _KEPT = frozenset({
     "soft_time_limit", "time_limit",
 })  # fmt: skip
 """Options that mean the same whenever the task is sent."""
+_PRIORITIES = 256
 _CANVAS = ("chain", "group", "chord")
-_ANY = PayloadLimits(2**31, 10_000)
-"""Of what was checked before."""
 
 
 def outgoing_task(
@@ -29,12 +28,10 @@ def outgoing_task(
     *,
     id_: str,
     limits: PayloadLimits,
-    answers: Sequence[Any] = (),
 ) -> Outgoing:
     """A task to send: a Celery Signature, or a task or its name with ``args`` and ``kwargs``.
 
-    ``answers``: where what became of it is to be told, as `Answers` reads it; nothing: nowhere. Raises TaskRefused for
-    what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
+    Raises TaskRefused for what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
     """
     options: Mapping[str, Any] = {}
     if isinstance(what, Mapping) and "task" in what:  # a Signature is a dict
@@ -57,9 +54,12 @@ def outgoing_task(
         if option not in _KEPT:
             raise TaskRefused(name, f"option {option!r} cannot be kept. These can: {', '.join(sorted(_KEPT))}")
     body = {"args": list(args), "kwargs": dict(kwargs), "options": dict(options)}
-    if answers:
-        body["answers"] = list(answers)
     return Outgoing(id_, OutboxKind.TASK, name, encode(body, what=f"Task {name!r}", limits=limits))
+
+
+def stored_task(what: Any, *, limits: PayloadLimits) -> str:
+    """A task that does a step, as `answering_task` reads it; raises as `outgoing_task`."""
+    return _stored(outgoing_task(what, (), {}, id_="", limits=limits))
 
 
 def map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
@@ -72,15 +72,28 @@ def map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
         letter = outgoing_task(what, (), {}, id_="", limits=limits)
     else:
         letter = outgoing_task(what, (item,), {}, id_="", limits=limits)
-    return encode({"name": letter.name, **letter.content}, what=f"Task {letter.name!r}", limits=_ANY)
+    return _stored(letter)
 
 
-def answering_task(body: str, *, id_: str, answers: Sequence[Any]) -> Outgoing:
-    """The letter of a task that was stored, see `map_task`; ``answers``: as in `outgoing_task`."""
+def _stored(letter: Outgoing) -> str:
+    return encode({"name": letter.name, **letter.content}, what=f"Task {letter.name!r}", limits=CHECKED)
+
+
+def answering_task(body: str, *, id_: str, answers: TaskReference) -> Outgoing:
+    """The letter of a task that was stored, see `map_task` and `stored_task`; ``answers``: whom, and how."""
     content = json.loads(body)
     name = content.pop("name")
-    text = encode(content | {"answers": list(answers)}, what=f"Task {name!r}", limits=_ANY)
+    text = encode(content | {"answers": answers.to_json()}, what=f"Task {name!r}", limits=CHECKED)
     return Outgoing(id_, OutboxKind.TASK, name, text)
+
+
+def route_in(body: str) -> tuple[str | None, int | None]:
+    """The queue and the priority that a stored task names for itself; None: as Celery routes it."""
+    options = json.loads(body)["options"]
+    queue, priority = options.get("queue"), options.get("priority")
+    is_queue = isinstance(queue, str) and len(queue) <= LONGEST_ID
+    is_priority = isinstance(priority, int) and 0 <= priority < _PRIORITIES
+    return queue if is_queue else None, priority if is_priority else None
 
 
 def outgoing_event(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> Outgoing:

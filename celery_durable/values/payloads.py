@@ -8,8 +8,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import json
+import logging
 import math
+import re
 import typing
 from collections.abc import (
     AsyncGenerator,
@@ -22,6 +25,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +33,11 @@ import pydantic
 import pydantic_core
 from pydantic.errors import PydanticUserError
 
-from celery_durable.errors import NotSerializable, PayloadTooLarge
+from celery_durable.errors import DefinitionInvalid, NotSerializable, PayloadTooLarge
+from celery_durable.values.declared import readable
 from celery_durable.values.names import UNSTORABLE
+
+logger = logging.getLogger("celery_durable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,10 @@ class PayloadLimits:
 
     size_bytes: int = 1024 * 1024
     depth: int = 64
+
+
+CHECKED = PayloadLimits(2**31, 10_000)
+"""Of what was held against the true limits before."""
 
 
 class Misfit(Exception):
@@ -55,24 +66,31 @@ class Codec:
     Text from outside, such as an event's payload, names fields by their aliases, as their model says.
     """
 
-    def __init__(self, annotation: Any = None) -> None:
+    def __init__(self, annotation: Any = None, *, what: str = "A declared type") -> None:
         self._find: Callable[[], Any] = lambda: annotation
+        self._what = what
         self._is_ours = False
 
     @classmethod
-    def ours(cls, find: Callable[[], Any]) -> Codec:
+    def ours(cls, find: Callable[[], Any], *, what: str = "A declared type") -> Codec:
         """For text that nobody but us writes: read back by the same names, whatever the model says.
 
-        ``find`` tells the type when it is first needed, since an annotation may name what stands below it.
+        ``find`` tells the type when it is first needed, since an annotation may name what stands below it. ``what``: in
+        errors.
         """
-        codec = cls()
+        codec = cls(what=what)
         codec._find, codec._is_ours = find, True
         return codec
 
     @property
     def is_typed(self) -> bool:
-        """Whether a type is declared that pydantic can read."""
+        """Whether a type is declared; raises DefinitionInvalid for one that pydantic cannot read."""
         return self._shape is not None
+
+    def settle(self, annotation: Any) -> None:
+        """Read this type now, or later where it names what is not defined yet; raises DefinitionInvalid."""
+        with suppress(_NotYet):
+            vars(self)["_shape"] = _shape(annotation, self._what)
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
         """The JSON text of ``value``: raises NotSerializable, PayloadTooLarge."""
@@ -83,6 +101,8 @@ class Codec:
                 _jsonable(value, "$", what, limits.depth)  # names the place, if the value is to blame
                 raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
             text = encode(plain, what=what, limits=limits)
+            if _KEY_OF_NO_TEXT.search(text):
+                _refuse_twins(value, "$", what)
             if _MASK in text:
                 _refuse_secrets(self._shape.dump(value, mode="python"), what, "$")
             return text
@@ -101,7 +121,11 @@ class Codec:
 
     @functools.cached_property
     def _shape(self) -> _Shape | None:
-        return _shape(self._find())
+        try:
+            return _shape(self._find(), self._what)
+        except _NotYet as exc:
+            _warn_once(self._what, str(exc))
+            return None
 
 
 # What author code, such as a validator or a serializer, raises when it is wrong. Not Exception: Celery's time
@@ -150,16 +174,36 @@ class _Shape:
         return self.serializer.to_python(value, mode=mode, by_alias=self.by_alias, round_trip=True, warnings=False)
 
 
-def _shape(annotation: Any) -> _Shape | None:
-    """None where nothing is declared, or pydantic cannot: then a value is plain JSON, or refused as it comes."""
-    if annotation is None or annotation is Any or annotation is object or _is_lazy(annotation):
+class _NotYet(Exception):
+    """A type names another that is not defined, or not yet."""
+
+
+@functools.cache
+def _warn_once(what: str, why: str) -> None:
+    logger.warning("%s names what is not defined, so its values stay plain JSON data: %s", what, why)
+
+
+_REMEDY = (
+    "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
+    "are plain JSON data that nothing checks."
+)
+_NOTHING: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typing.Never)
+
+
+def _shape(annotation: Any, what: str) -> _Shape | None:
+    """None where nothing is declared: then a value is plain JSON, or refused as it comes."""
+    if any(annotation is each for each in _NOTHING) or _is_lazy(annotation):
         return None
     try:
-        adapter = pydantic.TypeAdapter(annotation)
-    except (PydanticUserError, pydantic_core.SchemaError, NameError, TypeError, RecursionError):
-        return None  # an ORM class, say
+        adapter = pydantic.TypeAdapter(readable(annotation))
+    except NameError as exc:
+        raise _NotYet(str(exc).partition("\n")[0]) from exc
+    except (PydanticUserError, pydantic_core.SchemaError, TypeError, RecursionError) as exc:
+        shown = annotation.__qualname__ if isinstance(annotation, type) else annotation
+        why = str(exc).partition("\n")[0].rstrip(".")
+        raise DefinitionInvalid(f"{what} is declared as {shown}, which cannot be read: {why}. {_REMEDY}") from exc
     if not adapter.pydantic_complete:
-        return None  # it names a type that is not defined
+        raise _NotYet(str(annotation))
     schema = adapter.core_schema
     # By itself pydantic writes a NaN under Any as null.
     config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
@@ -191,6 +235,8 @@ def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
         text = _dumps(_jsonable(value, "$", what, limits.depth))
         if _MASK in text:
             _refuse_secrets(_ANY.to_python(value), what, "$")
+    if _KEY_OF_NO_TEXT.search(text):
+        _refuse_twins(value, "$", what)
     size = len(text) if text.isascii() else len(text.encode())
     if size > limits.size_bytes:
         raise PayloadTooLarge(what, size, limits.size_bytes)
@@ -214,6 +260,29 @@ def _refuse_secrets(value: Any, what: str, path: str) -> None:
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         for index, item in enumerate(value):
             _refuse_secrets(item, what, f"{path}[{index}]")
+
+
+_KEY_OF_NO_TEXT = re.compile(r'[{,]"(?:-?\d[^"\\]*|true|false|null)":')
+"""In JSON text: a key that may have been a number, a truth value or None. Then another may have become the same."""
+
+
+def _refuse_twins(value: Any, path: str, what: str) -> None:
+    """Raise where two keys of a mapping are the same in JSON, of which only one would be kept."""
+    if isinstance(value, Mapping):
+        kinds: dict[str, type] = {}
+        for key, item in value.items():
+            text = _key(key, path, what)
+            if text in kinds:
+                names = " and ".join(sorted((kinds[text].__name__, type(key).__name__)))
+                raise NotSerializable(what, f"{path}.{text}", f"has two keys that JSON writes alike, of types {names}")
+            kinds[text] = type(key)
+            _refuse_twins(item, f"{path}.{text}", what)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _refuse_twins(item, f"{path}[{index}]", what)
+    elif fields := _fields(value):
+        for name, item in fields.items():
+            _refuse_twins(item, f"{path}.{name}", what)
 
 
 def _encode_plain(value: Any, depth: int) -> str | None:
@@ -259,6 +328,9 @@ def _jsonable(value: Any, path: str, what: str, depth: int) -> Any:
 
 def _leaf(value: Any, path: str, what: str, depth: int) -> Any:
     """Whatever else pydantic can write: models, dataclasses, datetimes, sets."""
+    if inspect.iscoroutine(value):
+        value.close()  # nobody will await it any more
+        raise NotSerializable(what, path, "is a coroutine: steps are plain functions, so run it with asyncio.run(...)")
     if isinstance(value, Iterator):  # the author's code would go on in here, outside his step
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
     try:

@@ -54,6 +54,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
+        sa.Column("sent_at", sa.BigInteger),
         sa.Column("parent_id", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
         sa.Column("parent_step_key", sa.String(280)),
@@ -68,9 +69,17 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_instance_due",
         f"{prefix}workflow_instance",
-        ["priority", "poll_at"],
+        ["priority", "queue", "poll_at"],
         postgresql_where=sa.text("poll_at IS NOT NULL"),
         sqlite_where=sa.text("poll_at IS NOT NULL"),
+        **index,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_instance_sent",
+        f"{prefix}workflow_instance",
+        ["queue", "sent_at"],
+        postgresql_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
+        sqlite_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
         **index,
     )
     op.create_index(f"{prefix}ix_workflow_instance_list", f"{prefix}workflow_instance", ["workflow", "id"], **index)
@@ -193,6 +202,13 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("seen_at", sa.BigInteger, nullable=False),
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_wake_at", sa.BigInteger),
+        sa.Column("pool", sa.String(255)),
+        sa.Column("roll_call", sa.BigInteger),
+        sa.Column("answered_roll_call", sa.BigInteger),
+        sa.Column("held_tasks", LONG_TEXT),
+        sa.Column("passed_markers", LONG_TEXT),
+        sa.Column("error", LONG_TEXT),
+        sa.Column("error_since", sa.BigInteger),
         **table,
     )
 
@@ -218,7 +234,21 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("due_at", sa.BigInteger),
         sa.Column("body", LONG_TEXT, nullable=False),
         sa.Column("answer", LONG_TEXT),
+        sa.Column("token", sa.String(32)),
+        sa.Column("losses", sa.Integer, nullable=False),
+        sa.Column("sent_at", sa.BigInteger),
+        sa.Column("queue", sa.String(255)),
+        sa.Column("priority", sa.SmallInteger),
+        sa.Column("on_lost", sa.String(8), nullable=False),
         **table,
+    )
+    op.create_index(
+        f"{prefix}ix_workflow_item_sent",
+        f"{prefix}workflow_item",
+        ["status", "sent_at"],
+        postgresql_where=sa.text("status = 'sent'"),
+        sqlite_where=sa.text("status = 'sent'"),
+        **index,
     )
     op.create_index(
         f"{prefix}ix_workflow_item_status",
@@ -232,6 +262,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("id", sa.String(255), primary_key=True),
         sa.Column("topic", sa.String(100), nullable=False),
         sa.Column("payload", LONG_TEXT, nullable=False),
+        sa.Column("scope", LONG_TEXT),
         sa.Column("after_pk", sa.BigInteger, nullable=False),
         sa.Column("last_pk", sa.BigInteger, nullable=False),
         sa.Column("resumed", sa.Integer, nullable=False),
@@ -299,3 +330,31 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("updated_at", sa.BigInteger, nullable=False),
         **table,
     )
+
+    op.create_table(
+        f"{prefix}workflow_queue",
+        sa.Column("name", sa.String(255), primary_key=True),
+        sa.Column("claimed", sa.BigInteger, nullable=False),
+        sa.Column("claimed_before", sa.BigInteger),
+        sa.Column("noted_at", sa.BigInteger, nullable=False),
+        **table,
+    )
+
+    store = op.create_table(
+        f"{prefix}workflow_store",
+        sa.Column("place", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("id", sa.String(32), nullable=False),
+        **table,
+    )
+    _identify(op, store)
+
+
+def _identify(op: Operations, store: sa.Table) -> None:
+    """Give the database its random id, made by itself: a script that is run twice must make two."""
+    random_id = {
+        "postgresql": "replace(CAST(gen_random_uuid() AS text), '-', '')",
+        "sqlite": "lower(hex(randomblob(16)))",
+    }.get(op.get_context().dialect.name, "md5(concat(uuid(), rand(), now(6), connection_id()))")
+    is_there = sa.exists().where(store.c.place == sa.literal_column("1"))
+    values: Any = sa.select(sa.literal_column("1"), sa.literal_column(random_id)).where(~is_there)
+    op.execute(sa.insert(store).from_select(["place", "id"], values))

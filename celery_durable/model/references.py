@@ -1,0 +1,66 @@
+"""References: what a Celery task's message says about the step, or the item of a map, that the task does.
+
+A reference travels in the header `durable` of the message, and in the arguments of its callbacks. It comes back with
+the answer, from anybody who can write to the broker: `read` refuses what is malformed, and the token in it is compared
+with the one in the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery_durable.model.rows import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReference:
+    """One attempt of a task, and one of its deliveries.
+
+    ``store_id``: of the database that waits for the answer. ``event_type``: names the step or item, and the attempt.
+    ``token``: random for each attempt, and known to nobody but the row and its messages. ``queue``: where an answer
+    goes that comes as a message; None before it is published. ``delivery``: 0, then one more for each time that the
+    same attempt is sent again because its task was lost.
+    """
+
+    store_id: str
+    ref: Ref
+    event_type: str
+    token: str = field(repr=False)
+    queue: str | None = None
+    delivery: int = 0
+
+    def published_from(self, queue: str) -> TaskReference:
+        """The same, with the queue for answers."""
+        return replace(self, queue=queue)
+
+    def to_json(self) -> list[Any]:
+        """As it travels."""
+        ref = self.ref
+        place = (ref.workflow, ref.instance_id, ref.run_number, self.event_type)
+        return [self.store_id, *place, self.token, self.queue, self.delivery]
+
+    @classmethod
+    def read(cls, value: object) -> TaskReference | None:
+        """What travelled; None for anything else, which may come from anybody.
+
+        What is longer than any name of ours is refused here: these names are logged before a row is looked for.
+        """
+        match value:
+            case [
+                str(store_id), str(workflow), str(instance_id), int(run_number), str(event_type), str(token),
+                (str() | None) as queue, int(delivery),
+            ] if (
+                max(map(len, (store_id, workflow, instance_id, token, queue or ""))) <= _LONGEST_NAME
+                and len(event_type) <= _LONGEST_TYPE
+                and max(abs(run_number), abs(delivery)) <= _LARGEST
+            ):  # fmt: skip
+                return cls(store_id, Ref(workflow, instance_id, run_number), event_type, token, queue, delivery)
+            case _:
+                return None
+
+
+_LONGEST_NAME = 255
+_LONGEST_TYPE = 600
+"""An item's names its step by its key, which is longer than the name that the key begins with."""
+_LARGEST = 2**31 - 1

@@ -1,0 +1,61 @@
+"""Attempts that are out: the rows of tasks that were sent and have not ended, with the steps that wait for them.
+
+Who answers one has locked the instance; who reports one lost has not, and asks for the instance as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import ItemRef, ItemStatus, StepStatus, StepType, TaskReference
+from celery_durable.store.engine import Store, Tx, param
+
+
+def with_step(s: Store) -> sa.Join:
+    """Each row of a task with its step."""
+    return s.tables.item.join(s.tables.step, on_step(s.tables.item, s.tables.step))
+
+
+def on_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether the task does this step, or an item of it."""
+    keys = ("instance_pk", "run_number", "step_key")
+    return sa.and_(*[step.c[key] == item.c[key] for key in keys])
+
+
+def _are_out(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    st, item = s.tables.step.c, s.tables.item.c
+    return (
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+    )
+
+
+def of_step(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    """The attempt of a task step: ``type``."""
+    st = s.tables.step.c
+    is_task = st.type == sa.literal_column(f"'{StepType.TASK.value}'")
+    return (*_are_out(s), is_task, st.wait_event_type == param("type", sa.String))
+
+
+def of_item(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    """The attempt of an item of a map: ``pk``, ``key``, ``nth``, ``attempt``."""
+    st, item = s.tables.step.c, s.tables.item.c
+    return (
+        *_are_out(s),
+        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        st.step_key == param("key", sa.String),
+        item.instance_pk == param("pk", sa.BigInteger),
+        item.place == param("nth", sa.Integer),
+        item.attempts == param("attempt", sa.Integer),
+    )
+
+
+def find(tx: Tx, reference: TaskReference, *, step: Any, item: Any, **where: Any) -> Any:
+    """The row of the attempt that a reference names, by one of two statements."""
+    asked = ItemRef.read(reference.event_type)
+    if asked is None:
+        return tx.run(step, **where, type=reference.event_type).first()
+    given = {"pk": asked.pk, "key": asked.step_key, "nth": asked.place, "attempt": asked.attempt}
+    return tx.run(item, **given | where).first()

@@ -1,0 +1,71 @@
+"""How far each queue has come: the newest hint that was claimed from it, shared by all dispatchers.
+
+Workers write here, each at most every few seconds; of many only one write in that time changes the row. Two
+generations are kept, so that a reader has one that is `SLACK` old whenever he comes: a hint that was sent earlier and
+claimed within the slack is not lost, only held by a worker that prefetched it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import from_us, span_us, to_us
+from celery_durable.redispatch import SLACK
+from celery_durable.store import dialects
+from celery_durable.store.engine import Store, Tx, param, statement
+
+
+@statement
+def _insert(s: Store) -> Any:
+    values = {"name": param("name", sa.String), "claimed": param("sent_us", sa.BigInteger), "noted_at": s.clock()}
+    return dialects.insert_or_nothing(s.database, s.tables.queue, values, ("name",))
+
+
+@statement
+def _advance(s: Store) -> Any:
+    q = s.tables.queue
+    now, sent = s.clock(), param("sent_us", sa.BigInteger)
+    is_ripe = sa.and_(q.c.noted_at <= now - span_us(SLACK), q.c.claimed < sent)
+    # A database that was failed over may count from an earlier time: its own word counts from then on.
+    return (
+        sa.update(q)
+        .where(q.c.name == param("name"), sa.or_(is_ripe, q.c.noted_at > now))
+        .ordered_values(
+            # First, since MariaDB lets later assignments see earlier ones.
+            (q.c.claimed_before, sa.case((q.c.noted_at > now, sa.null()), else_=q.c.claimed)),
+            (q.c.claimed, sent),
+            (q.c.noted_at, now),
+        )
+    )
+
+
+def insert(tx: Tx, name: str, *, sent_at: datetime) -> None:
+    """Begin with a queue of which nothing is known."""
+    tx.run(_insert, name=name, sent_us=to_us(sent_at))
+
+
+def advance(tx: Tx, name: str, *, sent_at: datetime) -> None:
+    """A hint that was sent then has been claimed. Nothing happens where the row is younger than `SLACK`."""
+    tx.run(_advance, name=name, sent_us=to_us(sent_at))
+
+
+@statement
+def _read(s: Store) -> Any:
+    q = s.tables.queue.c
+    return sa.select(q.name, q.claimed, q.claimed_before, q.noted_at, s.clock().label("now_us"))
+
+
+def claimed(tx: Tx) -> Mapping[str, datetime]:
+    """By queue: the newest time of sending among hints that were claimed at least `SLACK` ago."""
+    found = {}
+    for row in tx.run(_read).all():
+        if row.noted_at > row.now_us:  # of a clock that has been set back
+            continue
+        newest = row.claimed if row.noted_at <= row.now_us - span_us(SLACK) else row.claimed_before
+        if newest is not None:
+            found[row.name] = from_us(newest)
+    return found

@@ -1,0 +1,48 @@
+"""Scopes in SQL: the conditions by which a caller reaches some instances and sees nothing of the others.
+
+A prefix is compared with as many characters of the id: LIKE takes `_` for any character, and a range takes in other
+ids under a linguistic collation. `substr` is the one spelling that all three databases have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from celery_durable.model import Child, Scope
+from celery_durable.store.engine import Tx
+from celery_durable.store.schema import Tables
+
+
+def conditions(t: Tables, scope: Scope | None) -> list[sa.ColumnElement[bool]]:
+    """What a row of the instances' table has to fulfil."""
+    if scope is None:
+        return []
+    i = t.instance.c
+    found: list[sa.ColumnElement[bool]] = []
+    if scope.id_prefix:
+        found.append(sa.func.substr(i.instance_id, 1, len(scope.id_prefix)) == scope.id_prefix)
+    for name, value in scope.labels.items():
+        its = t.label.alias()
+        mine = (its.c.instance_pk == i.id, its.c.name == name, its.c.value == value)
+        found.append(sa.select(its.c.instance_pk).where(*mine).correlate(t.instance).exists())
+    return found
+
+
+def reaches(tx: Tx, scope: Scope | None, pk: int) -> bool:
+    """Whether an instance is in the scope. Read after its row was locked, this holds for as long as the lock."""
+    if scope is None:
+        return True
+    i = tx.t.instance.c
+    return tx.execute(sa.select(i.id).where(i.id == pk, *conditions(tx.t, scope))).first() is not None
+
+
+def reached(tx: Tx, scope: Scope | None, them: Collection[Child]) -> frozenset[Child]:
+    """Those of these instances that are in the scope."""
+    if scope is None or not them:
+        return frozenset(them)
+    i = tx.t.instance.c
+    wanted = sa.tuple_(i.workflow, i.instance_id).in_([(each.workflow, each.instance_id) for each in them])
+    rows = tx.execute(sa.select(i.workflow, i.instance_id).where(wanted, *conditions(tx.t, scope)))
+    return frozenset(Child(row.workflow, row.instance_id) for row in rows)

@@ -1,0 +1,169 @@
+"""What Celery tasks answer to the steps, and the items of maps, that wait for them.
+
+An answer is written by whoever takes it, who also sends the next item of a map that is due: the instance sleeps on. It
+is woken when all items have answered, or one has failed that may be tried again; what then is to be done its pass
+decides. Everything happens under the lock of the instance's row.
+
+Three things fence an answer. The token: of this attempt, and random, so that nobody can guess it. The item: out, so
+that an attempt is answered once. And the delivery: a success counts from any, a failure from the newest alone, since
+an older one may fail because the newer one does its work.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    AnswerResult,
+    Due,
+    InstanceRow,
+    ItemRef,
+    ItemStatus,
+    Outgoing,
+    Status,
+    TaskReference,
+    Wake,
+)
+from celery_durable.store import answers, attempts, instances, items, outbox
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.items import Map
+from celery_durable.values import error_in
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of an answer. Where it was taken ``dues`` is to be woken, and ``letters`` are to be sent."""
+
+    result: AnswerResult
+    dues: tuple[Due, ...] = ()
+    letters: tuple[Outgoing, ...] = ()
+
+
+def answer(
+    tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
+) -> Taken:
+    """Take what a task answers to a locked instance, once.
+
+    Late or not, it counts until a pass has judged the attempt. While the instance is paused nothing is sent after it.
+    """
+    item = ItemRef.read(reference.event_type)
+    found = _find(tx, row, reference, item)
+    if found is None or row.status.is_terminal:
+        return Taken(AnswerResult.NOT_AWAITED)
+    # As bytes: of text it compares ASCII alone.
+    if not hmac.compare_digest(found.token.encode(), reference.token.encode()):
+        return Taken(AnswerResult.FORGED)
+    if item is None:
+        return _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
+    return _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
+
+
+def _find(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
+    if item is not None and item.pk != row.pk:
+        return None
+    return attempts.find(tx, reference, step=_step_out, item=_item_out, pk=row.pk, run=row.run_number)
+
+
+def _out(s: Store) -> sa.Select[Any]:
+    item, st = s.tables.item.c, s.tables.step.c
+    columns = (st.step_key, st.max_attempts, st.timeout_ms, item.token)
+    mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
+    return sa.select(*columns).select_from(attempts.with_step(s)).where(*mine)
+
+
+@statement
+def _step_out(s: Store) -> Any:
+    return _out(s).where(*attempts.of_step(s))
+
+
+@statement
+def _item_out(s: Store) -> Any:
+    return _out(s).where(*attempts.of_item(s))
+
+
+_ANY = 2**31 - 1
+
+
+def _newest(s: Store) -> list[sa.ColumnElement[bool]]:
+    """Asked of the row that is written: who reports a loss does not wait for the lock of the instance."""
+    losses = s.tables.item.c.losses
+    return [losses >= param("oldest", sa.Integer), losses <= param("newest", sa.Integer)]
+
+
+def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
+    """After how many losses an answer counts: a success after any."""
+    if error_in(payload) is None:
+        return {"oldest": 0, "newest": _ANY}
+    return {"oldest": reference.delivery, "newest": reference.delivery}
+
+
+# --- a task step --------------------------------------------------------------------------------
+
+
+def _answer_step(
+    tx: Tx, row: InstanceRow, reference: TaskReference, found: Any, *, payload: str, event_id: str, grace: timedelta
+) -> Taken:
+    """The step's pass takes the answer as an event that this step alone waits for."""
+    where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
+    if tx.run(_end_step, **where, **_deliveries(payload, reference)).rowcount == 0:
+        return Taken(AnswerResult.NOT_AWAITED)
+    asker = answers.Asker(row, reference.event_type)
+    dues = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=grace)
+    return Taken(AnswerResult.NOT_AWAITED) if dues is None else Taken(AnswerResult.TAKEN, tuple(dues))
+
+
+@statement
+def _end_step(s: Store) -> Any:
+    item = s.tables.item
+    return sa.delete(item).where(*items.of_step(s), *_newest(s))
+
+
+# --- an item of a map ---------------------------------------------------------------------------
+
+
+@statement
+def _answer(s: Store) -> Any:
+    item = s.tables.item
+    return (
+        sa.update(item)
+        .where(
+            *items.of_step(s),
+            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+            item.c.place == param("nth", sa.Integer),
+            item.c.attempts == param("attempt", sa.Integer),
+            *_newest(s),
+        )
+        .values(status=param("new_status", sa.String), answer=param("new_answer", sa.Text), due_at=None)
+    )
+
+
+def _answer_item(
+    tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
+) -> Taken:
+    timeout = timedelta(milliseconds=found.timeout_ms)
+    map_ = Map(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
+    status = _status_after(payload, item.attempt, found.max_attempts)
+    given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
+    if tx.run(_answer, **map_.where, **given, **_deliveries(payload, reference)).rowcount == 0:
+        return Taken(AnswerResult.NOT_AWAITED)
+    is_paused = row.status is Status.PAUSED or row.pause_requested
+    letters = [] if is_paused else items.send(tx, map_, room=1)
+    outbox.insert(tx, letters, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
+    over = (row.pk, row.run_number, item.step_key)
+    wants = status is ItemStatus.FAILED or (not letters and items.is_over(tx, *over))
+    is_asleep = row.status is Status.WAITING and row.claim_token is None
+    dues = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
+    return Taken(AnswerResult.TAKEN, tuple(dues), tuple(letters))
+
+
+def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemStatus:
+    error = error_in(payload)
+    if error is None:
+        return ItemStatus.DONE
+    is_last = max_attempts is not None and attempt >= max_attempts
+    return ItemStatus.DEAD if is_last or error.is_final else ItemStatus.FAILED
