@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         WorkflowEvent,
     )
     from celery_durable.operations.service import WorkflowService, require_workflows
+    from celery_durable.redaction import Redact, Shown
     from celery_durable.step import Step, StepFuture, StepTx
     from celery_durable.values import Retries, StepConfig
 
@@ -69,9 +70,11 @@ __all__ = [
     "Page",
     "Published",
     "ReceivedEvent",
+    "Redact",
     "ResultTimeout",
     "Retries",
     "Retry",
+    "Shown",
     "Status",
     "Step",
     "StepConfig",
@@ -105,6 +108,7 @@ _ROOMS = (
     "definitions",
     "step",
     "linear",
+    "redaction",
     "operations.service",
     "handles",
     "app",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
 
 import sqlalchemy as sa
 from billiard.exceptions import WorkerLostError
 from celery import Celery, current_app, signals
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.text import str_to_list
 from sqlalchemy.orm import Session
 
 from celery_durable import composing, tasks
@@ -25,16 +26,27 @@ from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.operations import Operations
 from celery_durable.operations.service import Service, WorkflowService
+from celery_durable.redaction import Redact, Redaction
 from celery_durable.runner import Runner
 from celery_durable.runner.ticks import Ticker
-from celery_durable.runtime import Runtime
+from celery_durable.runtime import Runtime, steady
+from celery_durable.signals import listen
 from celery_durable.step import Step
 from celery_durable.store.engine import Store
+from celery_durable.store.losses import SentTask
 from celery_durable.tasks.answers import Answers
+from celery_durable.tasks.background import Background
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
+from celery_durable.tasks.hints import Hints
+from celery_durable.tasks.lost.bootstep import LostTasksStep
+from celery_durable.tasks.lost.messages import CeleryMessages
+from celery_durable.tasks.lost.search import WHY, LostTasks
+from celery_durable.tasks.lost.worker_part import WorkerPart
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
-from celery_durable.tasks.publish import Publisher
+from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.pulse import Heart, SweepTaskHeart
+from celery_durable.tasks.queues import install_queue
+from celery_durable.tasks.stopping import stopped_from_outside
 from celery_durable.tasks.worker import DurableStep, StopFlag
 from celery_durable.values import Retries, label
 
@@ -44,6 +56,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 logger = logging.getLogger("celery_durable")
 
+_STOP_SECONDS = 3.0
+
 _attached: weakref.WeakSet[Durable] = weakref.WeakSet()
 _stand_ins: list[Durable] = []
 
@@ -52,7 +66,8 @@ class Durable:
     """Durable workflows for one Celery app.
 
     ``Durable(app)``, or ``Durable()`` and later ``init_app(app)``. Settings are read from ``app.conf.durable_*``
-    when they are first needed. ``engine=`` and ``session_factory=`` share the application's own.
+    when they are first needed. ``engine=`` and ``session_factory=`` share the application's own. ``redact=`` decides
+    what the HTTP API and the commands show of values, a function of a value and a `Shown`.
     """
 
     def __init__(
@@ -61,8 +76,12 @@ class Durable:
         *,
         engine: sa.Engine | None = None,
         session_factory: Callable[[], Session] | None = None,
+        redact: Redact | None = None,
         runtime: Runtime | None = None,
     ) -> None:
+        if not (redact is None or callable(redact)):
+            raise ConfigInvalid("Durable(redact=)", redact, "give a function of a value and a Shown, or None")
+        self.redact = redact
         self._engine, self._session_factory = engine, session_factory
         self.runtime = runtime or Runtime()
         self.registry = Registry(SHARED)
@@ -70,6 +89,12 @@ class Durable:
         self.workflows = Workflows(self)
         self.handlers: dict[str, Handler] = {}
         self.stop_flag = StopFlag()
+        self._is_from_outside = stopped_from_outside(self.stop_flag.is_set)
+        self.unsupported_pool: str | None = None
+        """The pool of the worker that this is, where workflows do not run on it."""
+        self.named_queues: frozenset[str] = frozenset()
+        """What ``-Q`` told this worker to consume."""
+        self.background = Background()
         self._app: Celery | None = None
         if app is not None:
             self.init_app(app)
@@ -85,16 +110,20 @@ class Durable:
         vars(app)["durable"] = self
         _attached.add(self)
         tasks.install_tasks(app, self)
-        app.steps["worker"].add(DurableStep)
+        install_queue(app)
+        app.steps["worker"].update((DurableStep, LostTasksStep))
         app.on_after_configure.connect(self._configure, weak=False)  # each time: an app may be configured anew
         if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
             self._configure()
-        signals.beat_init.connect(self._beat_started, weak=False)
-        signals.celeryd_init.connect(self._worker_made, weak=False)
-        signals.worker_init.connect(self._worker_starting, weak=False)
-        signals.worker_shutting_down.connect(self._worker_stopping, weak=False)
-        signals.task_failure.connect(self._task_failed, weak=False)
-        signals.task_revoked.connect(self._task_revoked, weak=False)
+        listen(signals.beat_init, self._beat_started)
+        listen(signals.celeryd_init, self._worker_made)
+        listen(signals.worker_init, self._worker_starting)
+        listen(signals.worker_shutting_down, self._worker_stopping)
+        listen(signals.task_failure, self._task_failed)
+        listen(signals.worker_shutdown, self._worker_shut_down)
+        self.lost_part.connect(lambda of: of is self._app)
+        self.task_ends = tasks.make_task_ends(app, self, self.background)
+        self.task_ends.connect()
 
     @property
     def app(self) -> Celery:
@@ -103,11 +132,16 @@ class Durable:
             raise NotConfigured("This Durable()")
         return self._app
 
+    def redaction(self, workflow: str, instance_id: str) -> Redaction:
+        """What people may be shown of an instance."""
+        return Redaction(self.redact, workflow, instance_id)
+
     # --- parts ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """The app's ``durable_*`` settings; raises ConfigInvalid."""
+        """The app's ``durable_*`` settings; raises ConfigInvalid, also where workers would refuse our messages."""
+        tasks.check_content(self.app.conf)
         return read_settings(self.app.conf)
 
     @functools.cached_property
@@ -136,14 +170,19 @@ class Durable:
         )
 
     @functools.cached_property
+    def hints(self) -> Hints:
+        """What tells workers of what a commit made due."""
+        return Hints(self.store, self.publisher.publish)
+
+    @functools.cached_property
     def outbox(self) -> Outbox:
         """What sends the tasks and outbound events of steps."""
-        return Outbox(self.store, self.settings, self.publisher.send, (SoftTimeLimitExceeded,))
+        return Outbox(self.store, self.settings, self.publisher.send, self._is_from_outside)
 
     @functools.cached_property
     def deliveries(self) -> Deliveries:
         """What hands outbound events to their handlers."""
-        return Deliveries(self.store, self.settings, self.runtime, self.handlers, (SoftTimeLimitExceeded,))
+        return Deliveries(self.store, self.settings, self.runtime, self.handlers, self._is_from_outside)
 
     @functools.cached_property
     def answers(self) -> Answers:
@@ -154,7 +193,7 @@ class Durable:
     def operations(self) -> Operations:
         """What may be done to instances from outside, by workflow name and id."""
         return Operations(
-            self.store, self.settings, self.registry, self.runtime, self.publisher.wake, post=self.outbox.post
+            self.store, self.settings, self.registry, self.runtime, self.hints.wake, post=self.outbox.post
         )
 
     @functools.cached_property
@@ -165,11 +204,11 @@ class Durable:
             self.settings,
             self.registry,
             self.runtime,
-            self.publisher.wake,
+            self.hints.wake,
             post=self.outbox.post,
             # Run eagerly there is nobody to hand on to, whatever a worker of this process was told before.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
-            interruptions=(SoftTimeLimitExceeded,),
+            is_from_outside=self._is_from_outside,
         )
 
     @functools.cached_property
@@ -182,7 +221,7 @@ class Durable:
     @functools.cached_property
     def ticker(self) -> Ticker:
         """What advances due runs here, without Celery."""
-        return Ticker(self.store, self.settings, self.runtime, self.runner)
+        return Ticker(self.store, self.settings, self.runtime, self.runner.advance)
 
     def tick(self, *, max_instances: int = 10, max_steps: int | None = None) -> int:
         """Advance what is due in this process, without Celery: for cron; answers with the number of passes.
@@ -205,7 +244,36 @@ class Durable:
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
         """The thread that sweeps, where this process hosts one."""
-        return Dispatcher(self.sweeper, self.settings, self.heart)
+        return Dispatcher(
+            self.sweeper,
+            self.settings,
+            self.heart,
+            self.lost_tasks,
+            outages=self.publisher.outages,
+            runtime=self.runtime,
+        )
+
+    @functools.cached_property
+    def lost_tasks(self) -> LostTasks:
+        """What finds tasks that were lost with a worker, where this process hosts a dispatcher."""
+
+        def report(lost: Sequence[SentTask]) -> int:
+            return self.operations.report_lost([(each.reference, each.sent_us) for each in lost], why=WHY)
+
+        messages = CeleryMessages(self.app, self.publisher, tasks.MARKER)
+        return LostTasks(self.store, self.runtime, messages, report, row=lambda: self.heart.row)
+
+    @functools.cached_property
+    def lost_part(self) -> WorkerPart:
+        """A worker's part in that."""
+        return WorkerPart(
+            lambda: self.store,
+            self.runtime,
+            self.background,
+            lambda: self.operations,
+            marker=tasks.MARKER,
+            row=lambda: self.heart.row,
+        )
 
     @functools.cached_property
     def heart(self) -> Heart:
@@ -286,7 +354,6 @@ class Durable:
     def _configure(self, **_: Any) -> None:
         # Read, not kept: what is set later counts too, up to the first use.
         settings = read_settings(self.app.conf)
-        tasks.add_queue(self.app, settings.queue)
         if settings.dispatcher != "none":
             tasks.add_beat_entry(self.app.conf.beat_schedule, settings.queue)
 
@@ -304,19 +371,19 @@ class Durable:
             logger.critical("celery beat does not start: %s", exc)
             raise SystemExit(1) from exc
 
-    def _worker_made(self, instance: Any, **_: Any) -> None:
-        """Before the worker looks at its queues."""
+    def _worker_made(self, instance: Any, options: Any, **_: Any) -> None:
         if instance.app is self._app:
-            tasks.add_queue(self.app, self.settings.queue)
+            self.named_queues = frozenset(str_to_list(options.get("queues")) or ())
 
     def _worker_starting(self, sender: Any, **_: Any) -> None:
         if sender.app is self._app:
             self.stop_flag.clear()
 
-    def worker_started(self, node: str) -> None:
+    def worker_started(self, node: str, pool: str) -> None:
         """The worker's pool runs (see `DurableStep`)."""
-        self.heart.begin("worker", node)
-        if self.settings.dispatcher in ("worker", "both"):
+        self.task_ends.in_main_loop_of(os.getpid() if pool == "prefork" else None)
+        self.heart.begin("worker", node, pool=pool)
+        if self.settings.dispatcher in ("worker", "both") and self.unsupported_pool is None:
             self.dispatcher.start()  # which has the heart beat
         else:
             self.heart.start()
@@ -329,39 +396,52 @@ class Durable:
     def _worker_stopping(self, **_: Any) -> None:
         self.stop_flag.set()
 
+    def begin_roll_calls(self, consumer: Callable[[], Any]) -> None:
+        """The worker's pool runs; ``consumer``: what receives its messages, None: nothing (see `LostTasksStep`)."""
+        self.heart.is_needed = True
+        self.lost_part.roll_calls.start(consumer)
+
+    def end_roll_calls(self) -> None:
+        """The worker's pool has ended, or is about to be killed: it holds no tasks any more."""
+        self.lost_part.roll_calls.stop(_STOP_SECONDS)
+        self.heart.is_needed = False
+        self.heart.end()
+
+    def _worker_shut_down(self, sender: Any, **_: Any) -> None:
+        if sender.app is self._app:
+            self.end_roll_calls()
+
     def _stop_threads(self) -> None:
-        if "dispatcher" in self.__dict__:
-            self.dispatcher.stop()
-        if "heart" in self.__dict__:
-            self.heart.stop()
+        """End our threads, within `_STOP_SECONDS`: Celery waits, and a database that hangs would have it wait."""
+        end = steady() + _STOP_SECONDS
+        hosts = [self.__dict__[name] for name in ("dispatcher", "heart") if name in self.__dict__]
+        for host in hosts:
+            host.stop(wait=False)
+        for host in hosts:
+            host.join(max(0.0, end - steady()))
+        self.background.close(max(0.0, end - steady()))
 
     def _consumed_queues(self) -> list[str]:
         return sorted(self.app.amqp.queues.consume_from)
 
     def _task_failed(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
         if sender.app is self._app and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
-            grace = self.settings.grace
-            tasks.release_dead_claim(self.store, self.publisher.publish, task_id, args, grace=grace)
-
-    def _task_revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
-        if sender.app is self._app:
-            why = "terminated" if terminated else "not run: it had expired" if expired else "revoked"
-            tasks.answer_for_revoked(self.app, lambda: self.answers, request, why=why)
+            self.background.submit(
+                lambda: tasks.release_dead_claim(
+                    self.store, self.publisher.publish, task_id, args, grace=self.settings.grace
+                ),
+                what=f"The claim of task {task_id}, whose process died,",
+            )
 
     def queue_length(self, queue: str) -> int | None:
         """How many messages wait in a queue; None where the broker cannot say."""
-        try:
-            with self.app.connection_or_acquire() as connection:
-                connection.ensure_connection(max_retries=0)  # a pooled one may be closed, after an earlier answer below
-                with connection.channel() as channel:
-                    return int(channel.queue_declare(queue, passive=True).message_count)
-        except Exception as exc:  # noqa: BLE001  # no queue yet, or no broker: publishing will tell
-            logger.debug("The length of queue %r is unknown: %s", queue, exc)
-            return None
+        return self.publisher.queue_length(queue)
 
     def close(self) -> None:
-        """Stop the dispatcher of this process and close the store's connections."""
+        """Stop the dispatcher of this process and close our connections to broker and database."""
         self._stop_threads()
+        if "publisher" in self.__dict__:
+            self.publisher.close()
         if "store" in self.__dict__:
             self.store.close()
 

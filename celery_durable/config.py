@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
+from celery_durable.model import OnLost
 from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, label
 
 Dispatcher = Literal["beat", "worker", "both", "none"]
@@ -38,19 +39,27 @@ class Settings:
     queue_high_water: int = 10_000
     """The dispatcher publishes nothing to a queue that is longer."""
     grace_seconds: float = 2.0
-    """How long a published message may take before a sweep publishes again for the first time."""
+    """How long a published message may take before a sweep looks whether it was taken."""
+    redispatch_max_seconds: float = 1800.0
+    """A message that no worker takes is sent again when its queue shows that it is lost, or else after this long."""
     redispatch_seconds: float = 15.0
-    redispatch_max_seconds: float = 600.0
-    """Then again after this long, doubling up to the maximum."""
+    """How soon outbound events are offered again, and what a tick took; doubling up to `redispatch_max_seconds`."""
 
     lease_seconds: float = 30.0
     """How long a claim is good for without renewal; it is renewed every third of it."""
+    stall_seconds: float | None = None
+    """A pass that has not moved for so long, outside of its author's code, loses its claim; None: the lease."""
     pass_seconds: float = 60.0
     """A pass that has run longer makes room for other instances at its next step boundary."""
     max_crashes: int = 5
     """Workers that may die at one place before the instance is given up."""
     unknown_workflow_seconds: float = 5.0
     """How long an instance rests that met a worker without its workflow's code."""
+    task_on_lost: OnLost = "resend"
+    """What becomes of a Celery task of a step that is lost with its worker or queue: ``resend``, ``fail`` or ``wait``
+    for its timeout. A step may say otherwise."""
+    lost_limit: int = 3
+    """A task that is lost this many times ends as TaskLost."""
 
     retention_seconds: float | None = None
     """How long an instance is kept after its end; None: without end. A workflow may say otherwise."""
@@ -81,6 +90,11 @@ class Settings:
     def lease(self) -> timedelta:
         """How long a claim is good for."""
         return timedelta(seconds=self.lease_seconds)
+
+    @property
+    def stall(self) -> timedelta:
+        """How long a pass may stand still in our own code."""
+        return self.lease if self.stall_seconds is None else timedelta(seconds=self.stall_seconds)
 
     @property
     def grace(self) -> timedelta:
@@ -156,5 +170,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "use text"),
     "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),
     "Dispatcher": (lambda value: value in get_args(Dispatcher), "use one of beat, worker, both, none"),
+    "OnLost": (lambda value: value in get_args(OnLost), "use one of resend, fail, wait"),
     "StepConfig | None": (lambda value: value is None or isinstance(value, StepConfig), "use a StepConfig, or None"),
 }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypedDict, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar, overload
 
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, WorkflowNameTaken, WorkflowNotFound
 from celery_durable.model import Kind, Plan, PlannedStep, WorkflowEvent
@@ -183,7 +183,7 @@ def define_linear(
         steps=tuple(steps),
         handlers={},
         queue=None if queue is None else label("Queue", queue, 255),
-        params=Codec.ours(lambda: params),
+        params=_settled(params, f"The parameter type of linear workflow {name!r}"),
         output=Codec(),
         retention=retention if retention is UNSET else _length(retention),
         hooks=Hooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
@@ -235,20 +235,34 @@ def define(
     if max_steps is not None and max_steps < 1:
         raise DefinitionInvalid(f"max_steps={max_steps} of {fn.__qualname__} must be at least 1.")
     first = next(iter(signature.parameters))
+    params = Codec.ours(
+        lambda: _payload_type(_declared(fn, first)), what=f"The parameter type of workflow {fn.__qualname__}"
+    )
+    output = Codec.ours(lambda: _declared(fn, "return"), what=f"The return type of workflow {fn.__qualname__}")
+    # What is not found yet is when it is needed: the module may define the types below the workflow.
+    if not isinstance(given := _annotation(fn, first), str):
+        params.settle(_payload_type(given))
+    if not isinstance(returned := _annotation(fn, "return"), str):
+        output.settle(returned)
     return WorkflowDefinition(
         name=identifier("Workflow name", fn.__name__ if name is None else name, 255),
         fn=fn,
         queue=None if queue is None else label("Queue", queue, 255),
         step_defaults=step_defaults,
         max_steps=max_steps,
-        # Found when they are needed: the module may define the types below the workflow.
-        params=Codec.ours(lambda: _payload_type(_declared(fn, first))),
-        output=Codec.ours(lambda: _declared(fn, "return")),
+        params=params,
+        output=output,
         retention=retention if retention is UNSET else _length(retention),
         max_run_duration=_length(max_run_duration),
         max_suspend_duration=_length(max_suspend_duration),
         hooks=Hooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
+
+
+def _settled(annotation: Any, what: str) -> Codec:
+    codec = Codec.ours(lambda: annotation, what=what)
+    codec.settle(annotation)
+    return codec
 
 
 def _length(given: Duration | None) -> timedelta | None:
@@ -336,19 +350,36 @@ SHARED = Registry()
 # --- steps --------------------------------------------------------------------------------------
 
 
+@overload
+def durable_step(fn: F, /) -> F: ...
+@overload
 def durable_step(
     *, retries: Retries | int | None = UNSET, timeout: Duration | None = UNSET, repeat: bool = UNSET
-) -> Callable[[F], F]:
+) -> Callable[[F], F]: ...
+def durable_step(
+    fn: Any = None,
+    /,
+    *,
+    retries: Retries | int | None = UNSET,
+    timeout: Duration | None = UNSET,
+    repeat: bool = UNSET,
+) -> Any:
     """Give a function its step defaults where it is defined; the function itself stays as it is."""
     config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
 
     def mark(fn: F) -> F:
         if _is_async(fn):
             raise AsyncNotSupported("Step", getattr(fn, "__qualname__", repr(fn)))
+        if inspect.isroutine(fn) and not isinstance(returned := _annotation(fn, "return"), str):
+            _settled(returned, _result_of(fn))
         setattr(fn, _STEP_CONFIG, config)
         return fn
 
-    return mark
+    return mark if fn is None else mark(fn)
+
+
+def _result_of(fn: Any) -> str:
+    return f"The return type of step function {getattr(fn, '__qualname__', fn)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +422,19 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
         name=None if name == "<lambda>" else name,
         wants_tx=_wants_tx(fn, code),
         config=getattr(inner, _STEP_CONFIG, None),
-        result=Codec.ours(lambda: result),  # not of fn: it would keep the key of its own cache entry alive
+        result=_result_codec(inner, result),
     )
+
+
+def _result_codec(inner: Any, result: Any) -> Codec:
+    codec = Codec.ours(lambda: result, what=_result_of(inner))  # not of fn: it would keep its own cache entry alive
+    try:
+        _ = codec.is_typed  # now, before the body has run in vain
+    except DefinitionInvalid:
+        if not inspect.isclass(inner):
+            raise
+        return Codec()  # a class that is called declares nothing: what it makes is refused as it comes
+    return codec
 
 
 def _wants_tx(fn: Callable[..., Any], code: Callable[..., Any]) -> bool:

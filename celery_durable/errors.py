@@ -3,20 +3,22 @@
 ::
 
     DurableError
-      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase
+      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase,
+      StoreUnavailable
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
-                    EmissionMismatch, DurationInvalid, InstantInvalid, CursorInvalid, NotSerializable, PayloadTooLarge,
-                    BatchTooLarge, TaskRefused)
+                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, NotSerializable,
+                    PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
-      StepNotOpen, NotInOutbox, NotGivenUp, VersionMismatch, ResultTimeout, WorkflowFailed
+      StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
       NonRetryableError                    raised by authors, and by us where a retry cannot help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
         StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
       StepFailed                           what a failed step raises into the workflow
         StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, WorkerCrashLoop  what else can end an instance
+      PassStuck                            logged, never raised
     Interruption (BaseException)           not for authors
       Suspend, StepInterrupted, Superseded, PassBroken
 """
@@ -24,6 +26,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 
@@ -98,6 +101,15 @@ class StoreMismatch(DurableError):
             f"The session is bound to {session_url}, but workflows are stored in {store_url}. One transaction "
             "cannot span both: bind the session to the store's database, or leave out session=."
         )
+
+
+class StoreUnavailable(DurableError):
+    """The database did not answer within the caller's time limit."""
+
+    code, http_status = "STORE_UNAVAILABLE", 503
+
+    def __init__(self) -> None:
+        super().__init__("The database does not answer. Nothing is lost: try again in a few seconds.")
 
 
 class SchemaOutdated(DurableError):
@@ -295,13 +307,27 @@ class InstantInvalid(ValueRefused):
         )
 
 
+class StartTooFar(ValueRefused):
+    """An instance is to start later than anything may wait."""
+
+    def __init__(self, run_at: datetime, maximum: timedelta) -> None:
+        self.run_at, self.maximum = run_at, maximum
+        super().__init__(
+            f"run_at={run_at} is too far ahead: a start can be put off by up to {maximum} "
+            "(durable_max_sleep_seconds). Create the instance later."
+        )
+
+
 class CursorInvalid(ValueRefused):
-    """A page cursor was not made by the list that it is handed to."""
+    """A page cursor was not made by the list that it is handed to, for the same filter and caller."""
 
     code = "INVALID_CURSOR"
 
     def __init__(self, value: object) -> None:
-        super().__init__(f"Cursor {_shown(value)} was not made by this list. Start again without a cursor.")
+        super().__init__(
+            f"Cursor {_shown(value)} was not made by this list with this filter, for this caller. "
+            "Start again without a cursor."
+        )
 
 
 class NotSerializable(ValueRefused):
@@ -457,17 +483,31 @@ class StepNotFound(DurableError):
 
 
 class StepNotOpen(DurableError):
-    """The step has ended, and did not end its instance: others may stand on its result."""
+    """The step has ended, and did not end its instance: others may stand on its result.
+
+    Or it is a linear step whose turn has not come; ``stands_at``: the step whose turn it is.
+    """
 
     code, http_status = "STEP_NOT_OPEN", 409
 
-    def __init__(self, workflow: str, instance_id: str, run_number: int, step: str, status: str) -> None:
+    def __init__(
+        self,
+        workflow: str,
+        instance_id: str,
+        run_number: int,
+        step: str,
+        status: str,
+        *,
+        stands_at: str | None = None,
+    ) -> None:
         self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
-        self.step, self.status = step, status
+        self.step, self.status, self.stands_at = step, status, stands_at
+        remedy = "restart(from_step=...) runs it again."
+        if stands_at is not None:
+            remedy = f"its turn comes after that of step {stands_at!r}, where the run stands."
         super().__init__(
             f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} is {status}. Only "
-            "an open step, or one that ended an errored instance, can be settled by hand; restart(from_step=...) runs "
-            "it again."
+            f"an open step, or one that ended an errored instance, can be settled by hand; {remedy}"
         )
 
 
@@ -498,15 +538,28 @@ class NotGivenUp(DurableError):
         )
 
 
+class OutOfScope(DurableError):
+    """A new instance would be outside of the scope that the caller has."""
+
+    code, http_status = "OUT_OF_SCOPE", 403
+
+    def __init__(self, instance_id: str) -> None:
+        self.instance_id = instance_id
+        super().__init__(
+            f"Instance {instance_id!r} would be outside of what you may reach: its id or its labels are not those of "
+            "your scope."
+        )
+
+
 class VersionMismatch(DurableError):
     """The instance has changed since the caller looked at it; nothing was written."""
 
     code, http_status = "PRECONDITION_FAILED", 412
 
-    def __init__(self, workflow: str, instance_id: str, version: int) -> None:
-        self.workflow, self.instance_id, self.version = workflow, instance_id, version
+    def __init__(self, workflow: str, instance_id: str) -> None:
+        self.workflow, self.instance_id = workflow, instance_id
         super().__init__(
-            f"Instance {instance_id!r} of workflow {workflow!r} has changed meanwhile: it is at version {version}. "
+            f"Instance {instance_id!r} of workflow {workflow!r} has changed since its version was read. "
             "Look at it again, and repeat the operation if it is still what you want."
         )
 
@@ -726,6 +779,20 @@ class StepInterrupted(Interruption):
 
 class Superseded(Interruption):
     """A write under a claim found that the claim is no longer ours: roll back, stop, say nothing (LAW 2)."""
+
+
+class PassStuck(DurableError):
+    """A pass has not moved for `durable_stall_seconds` outside of the author's code; its claim was taken away."""
+
+    code = "PASS_STUCK"
+
+    def __init__(self, ref: str, seconds: float) -> None:
+        self.ref, self.seconds = ref, seconds
+        super().__init__(
+            f"The pass over {ref} has not moved for {seconds:.0f} s, and it was not the workflow's code that ran: it "
+            "waits for something outside that does not answer. The worker's process is still stuck in it; restart it "
+            "if that does not end by itself."
+        )
 
 
 class PassBroken(Interruption):

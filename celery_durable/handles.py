@@ -91,7 +91,8 @@ class Workflow(Generic[P, R]):
         """Record a new instance and have it started; nothing is written if this raises.
 
         ``id``: yours, unique per workflow, or a random one. ``if_exists="return"``: the existing instance instead of
-        InstanceAlreadyExists. ``run_at``: not before this time. ``labels``: what `list` finds it by. ``session``: in
+        InstanceAlreadyExists. ``run_at``: not before this time, at most
+        `durable_max_sleep_seconds` ahead. ``labels``: what `list` finds it by. ``session``: in
         the transaction of your SQLAlchemy session; workers are told after its commit.
         """
         made = self.host.operations.create(
@@ -105,7 +106,7 @@ class Workflow(Generic[P, R]):
         *,
         id: str,
         if_status: Collection[Status | str] = TERMINAL,
-        if_version: Collection[int] | None = None,
+        if_version: Collection[str] | None = None,
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Begun:

@@ -122,10 +122,9 @@ def last_place(rows: Iterable[StepRow]) -> int:
     return max((row.seq for row in rows), default=0)
 
 
-def nearest(name: str, rows: Sequence[StepRow], *, most: int = 3) -> list[str]:
-    """The step keys that somebody may have meant, the nearest first; else the first ones that there are."""
-    keys = [row.step_key for row in rows]
-    return difflib.get_close_matches(name, keys, n=most, cutoff=0.5) or keys[:most]
+def nearest(name: str, keys: Sequence[str], *, most: int = 3) -> list[str]:
+    """The steps that somebody may have meant, the nearest first; else the first ones that there are."""
+    return difflib.get_close_matches(name, keys, n=most, cutoff=0.5) or list(keys[:most])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import functools
 import os
 import queue
 import random
+import secrets
 import signal
 import threading
 import time
@@ -20,6 +21,24 @@ import uuid_utils
 T = TypeVar("T")
 Purpose = Literal["sleep", "retry", "event"]
 """What a span of waiting is for: `step.sleep`, the pause before a retry, the timeout of a wait."""
+
+
+def steady() -> float:
+    """Seconds of this machine's steady clock, in tests too: for waits on peers that no test's clock can shorten."""
+    return time.monotonic()
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether it may have been raised for a person: by Python's own handler of SIGINT, which runs on the main thread.
+
+    Celery's workers replace that handler: there a KeyboardInterrupt is the author's.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and is_main
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,10 @@ class Runtime:
         """A token that nobody else ever held: random, not counted, so that a failed-over database cannot repeat it."""
         return str(uuid.uuid4())
 
+    def new_secret(self) -> str:
+        """128 random bits in hexadecimal, which nobody can guess: who names them has read them."""
+        return secrets.token_hex(16)
+
     def monotonic(self) -> float:
         """Seconds of this process's steady clock."""
         return time.monotonic()
@@ -59,6 +82,10 @@ class Runtime:
     def back_off(self, times: int) -> None:
         """Pause before something is done again for the ``times``-th time; spread, so that rivals do not meet again."""
         time.sleep(min(1.0, 0.01 * 2**times) * random.uniform(0.5, 1.0))  # noqa: S311  # only spreads load
+
+    def spread(self, seconds: float) -> float:
+        """About so long: up to a fifth less or more, so that many who wait for the same thing do not meet again."""
+        return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # only spreads load
 
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread, between two looks at something."""

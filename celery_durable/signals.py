@@ -16,6 +16,7 @@ from celery.utils.dispatch import Signal
 
 __all__ = [
     "Around",
+    "answer_refused",
     "around_pass",
     "around_step",
     "event_received",
@@ -40,6 +41,23 @@ logger = logging.getLogger("celery_durable.signals")
 _RUN = ("workflow", "instance_id", "run_number")
 _STEP = (*_RUN, "step", "type", "attempt")
 _ERROR = ("error_name", "error_message")
+
+
+def listen(signal: Signal, receiver: Callable[..., object]) -> None:
+    """Connect a method for good, or until `ignore`.
+
+    Before 5.7 Celery takes the same method of two objects for one receiver, and leaves the second out.
+    """
+    signal.connect(receiver, weak=False, dispatch_uid=_uid(receiver))
+
+
+def ignore(signal: Signal, receiver: Callable[..., object]) -> None:
+    """Undo `listen`."""
+    signal.disconnect(receiver, dispatch_uid=_uid(receiver))
+
+
+def _uid(receiver: Callable[..., object]) -> str:
+    return f"{id(getattr(receiver, '__self__', None))}:{getattr(receiver, '__qualname__', '')}"
 
 
 def _signal(name: str, *arguments: str) -> Signal:
@@ -77,6 +95,8 @@ step_intervened = _signal("step_intervened", *_STEP, "action", "by", "reason")
 """Somebody settled a step by hand. ``action``: "set_result" or "skip"; ``attempt``: the last that there was."""
 event_received = _signal("event_received", *_RUN, "event_type", "event_id")
 """An event was accepted for a run, whether it waits for one or not."""
+answer_refused = _signal("answer_refused", *_RUN)
+"""The answer of a Celery task came with a token that is not its attempt's: it is forged, and changed nothing."""
 sweep_done = _signal("sweep_done", "published", "duration")
 """A dispatcher has swept; ``sender`` is None. ``published``: the messages that it sent."""
 

@@ -86,6 +86,12 @@ def received(event: Received) -> None:
         _tell(signals.event_received, event.ref, event_type=event.event_type, event_id=event.event_id)
 
 
+def refused(ref: Ref) -> None:
+    """An answer for this run was forged."""
+    if signals.answer_refused.receivers:
+        _tell(signals.answer_refused, ref)
+
+
 def swept(published: int, duration: timedelta) -> None:
     """A sweep ended."""
     if signals.sweep_done.receivers:

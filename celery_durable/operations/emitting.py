@@ -29,10 +29,13 @@ class Emitting(Verbs):
         """
         values.topic(topic)
         emission_id = self._runtime.new_id() if id is None else values.label("Emission id", id, _LONGEST_ID)
+        if self._scope is not None:  # ids are each caller's own
+            emission_id = f"{self._scope.digest}:{emission_id}"
         text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._settings.limits)
 
         def begin(tx: Tx) -> bool:
-            return emissions.begin(tx, emission_id=emission_id, topic=topic, payload=text, lease=self._settings.lease)
+            begun: dict[str, Any] = {"emission_id": emission_id, "topic": topic, "payload": text, "scope": self._scope}
+            return emissions.begin(tx, **begun, lease=self._settings.lease)
 
         if not self._store.transact(begin, resolve=lambda tx: emissions.look(tx, emission_id) is not None or None):
             return 0
@@ -67,10 +70,11 @@ class Emitting(Verbs):
         """
         values.topic(topic)
         check_limit(limit)
-        after = None if cursor is None else cast("tuple[int, str]", values.read_cursor(cursor, "w", int, str))
-        found = self._store.read(lambda tx: waiters.page(tx, topic, after=after, limit=limit + 1))
+        cursors = self._cursors("waiters", topic)
+        after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
+        found = self._store.read(lambda tx: waiters.page(tx, topic, after=after, limit=limit + 1, scope=self._scope))
         items = found[:limit]
-        more = values.write_cursor("w", *items[-1][0]) if len(found) > limit else None
+        more = cursors.write(*items[-1][0]) if len(found) > limit else None
         return Page(tuple(waiter for _, waiter in items), more)
 
 

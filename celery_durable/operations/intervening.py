@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from celery_durable import teller, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
 from celery_durable.model import Due, InstanceRow, Ref, Status, StepRow, StepStatus, StepType
-from celery_durable.operations.rewinding import find_step, seed_without_failure
-from celery_durable.operations.verbs import Verbs, Versions, lock_row, refuse_linear
-from celery_durable.store import instances, interventions, runs
+from celery_durable.operations.seeds import ended_by, find_step, seed_after, stands_at
+from celery_durable.operations.verbs import Verbs, Versions
+from celery_durable.store import instances, interventions, items, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.journal import Arrived
 
@@ -47,9 +48,10 @@ class Intervening(Verbs):
         """Complete a step with a result; answers with the number of the run that goes on with it.
 
         A step that is open, of an instance that has not ended: in the same run, whose worker loses its claim. Or one
-        that ended an errored instance: in a new run, as `retry`. A wait gets ``value`` as the payload of an event.
+        that ended an errored instance: in a new run, as `retry`. A wait gets ``value`` as the payload of an event,
+        a linear step as its result, also while it waits.
         ``by``: who does it; kept with reason, time and what the step was (`History.audit`). Raises InstanceNotFound,
-        StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable, PayloadTooLarge; ValueRefused for a linear one.
+        StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable, PayloadTooLarge; ValueRefused for a sleep.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
         wish = self._wish("set_result", text, by, reason)
@@ -87,8 +89,7 @@ class Intervening(Verbs):
 
         def work(tx: Tx) -> tuple[int, list[Due]]:
             nonlocal before, begins_a_run
-            row = lock_row(tx, workflow, instance_id, if_version)
-            refuse_linear(row, "changed by hand")
+            row = self._lock_row(tx, workflow, instance_id, if_version)
             if row.status in (Status.COMPLETE, Status.TERMINATED):
                 raise InstanceTerminal(workflow, instance_id, row.status, f"{_NAMES[wish.action]} a step of")
             begins_a_run = row.status is Status.ERRORED
@@ -101,7 +102,7 @@ class Intervening(Verbs):
             return row.run_number, dues
 
         def was_applied(tx: Tx) -> tuple[int, list[Due]] | None:
-            row = lock_row(tx, workflow, instance_id)
+            row = self._lock_row(tx, workflow, instance_id)
             number = interventions.find(tx, row, commit_id=wish.commit_id)
             return None if number is None else (number, [Due(Ref(workflow, instance_id, number), row.queue)])
 
@@ -116,11 +117,12 @@ class Intervening(Verbs):
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[Due]]:
         """An open step of a run that goes on; who works on it has no claim any more."""
-        step = find_step(row, runs.read(tx, row).steps, key)
-        if step.is_settled:
-            raise StepNotOpen(row.workflow, row.instance_id, row.run_number, key, step.status)
+        steps = runs.read(tx, row).steps
+        step = find_step(row, steps, key)
+        if step.is_settled or step.status is StepStatus.LINEAR_PENDING:
+            raise _not_open(row, steps, step)
         if row.claim_token is not None:
-            interventions.uncount_attempts(tx, row, but=key)
+            interventions.uncount_attempts(tx, row, but=step.step_key)
         due = instances.take_back(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 
@@ -128,13 +130,27 @@ class Intervening(Verbs):
         """A step that ended its run, in a new run: rows of ended runs never change."""
         source = runs.read(tx, row)
         step = find_step(row, source.steps, key)
-        if step.status is not StepStatus.ERRORED or source.failure is None or key not in source.failure.keys:
-            raise StepNotOpen(row.workflow, row.instance_id, row.run_number, key, step.status)
-        seed = seed_without_failure(row, source)
-        seed = dataclasses.replace(seed, retried=tuple(each for each in seed.retried if each != key))  # copied below
-        due = instances.restart(tx, row, grace=self._grace, commit_id=wish.commit_id, reason=wish.reason, seed=seed)
-        runs.copy_steps(tx, seed, [key], pk=row.pk, run_number=due.ref.run_number)
+        if not ended_by(row, source, step):
+            raise _not_open(row, source.steps, step)
+        seed = seed_after(row, source, step)
+        due = instances.restart(
+            tx, row, grace=self._grace, commit_id=wish.commit_id, reason=wish.reason, plan=seed.plan, seed=seed
+        )
+        if step.step_key not in seed.keys:
+            runs.copy_steps(tx, seed, [step.step_key], pk=row.pk, run_number=due.ref.run_number)
         return dataclasses.replace(row, run_number=due.ref.run_number), step, [due]
+
+
+def _not_open(row: InstanceRow, steps: Sequence[StepRow], step: StepRow) -> StepNotOpen:
+    standing = stands_at(steps) if step.status is StepStatus.LINEAR_PENDING else None
+    return StepNotOpen(
+        row.workflow,
+        row.instance_id,
+        row.run_number,
+        step.name if step.type is StepType.LINEAR else step.step_key,
+        step.status,
+        stands_at=None if standing is None else standing.name,
+    )
 
 
 _NAMES = {"set_result": "set the result of", "skip": "skip"}
@@ -153,6 +169,11 @@ def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
             result = None
         case StepType.MAP:
             result = _as_answers(step, wish.result)
+        case StepType.TASK:
+            items.forget(tx, row.pk, row.run_number, step.step_key)
+        case StepType.LINEAR:
+            interventions.finish_linear(tx, row, step, result=wish.result or "null", commit_id=wish.commit_id)
+            return
         case StepType.WAIT:
             type_, payload = step.wait_event_type or "", wish.result or "null"
             sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=wish.event_id)

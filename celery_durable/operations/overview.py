@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery_durable.model import Status
 from celery_durable.operations.verbs import Verbs
@@ -27,14 +28,17 @@ class Overview(Verbs):
         """Counts by workflow and status, and what is due: two reads of indexes, as long as there are instances."""
 
         def work(tx: Tx) -> Stats:
-            return Stats(overview.counts(tx), overview.overdue(tx))
+            return Stats(overview.counts(tx, scope=self._scope), overview.overdue(tx, scope=self._scope))
 
         return self._store.read(work)
 
     def leases(self, *, limit: int = 100) -> list[Lease]:
         """Who works on what, those whose leases end first first."""
-        return self._store.read(lambda tx: overview.leases(tx, limit=limit))
+        return self._store.read(
+            lambda tx: overview.leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
+        )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
         """Which steps wait for an event, those of the newest instances first."""
-        return self._store.read(lambda tx: overview.waits(tx, workflow=workflow, event_type=event_type, limit=limit))
+        asked: dict[str, Any] = {"workflow": workflow, "event_type": event_type, "limit": limit, "scope": self._scope}
+        return self._store.read(lambda tx: overview.waits(tx, **asked))

@@ -19,7 +19,7 @@ class Posting(Verbs):
 
     def outbox(self, *, given_up: bool = False, limit: int = 100) -> list[Letter]:
         """The tasks and outbound events that are not done with, oldest first; ``given_up``: only what was."""
-        return self._store.read(lambda tx: outbox.read(tx, given_up=given_up, limit=limit))
+        return self._store.read(lambda tx: outbox.read(tx, given_up=given_up, limit=limit, scope=self._scope))
 
     def retry_outbox(self, ids: Sequence[str]) -> list[Letter]:
         """Have events that were given up delivered again, with fresh attempts; answers with what they were.
@@ -60,7 +60,7 @@ class Posting(Verbs):
         found: list[Letter] = []
 
         def work(tx: Tx) -> list[Letter]:
-            found[:] = outbox.lock(tx, ids)
+            found[:] = outbox.lock(tx, ids, scope=self._scope)
             there = {letter.id for letter in found}
             if missing := [each for each in ids if each not in there]:
                 raise NotInOutbox(missing)
@@ -70,7 +70,9 @@ class Posting(Verbs):
             change(tx)
             return list(found)
 
-        return self._store.transact(work, resolve=lambda tx: list(found) if is_done(outbox.lock(tx, ids)) else None)
+        return self._store.transact(
+            work, resolve=lambda tx: list(found) if is_done(outbox.lock(tx, ids, scope=self._scope)) else None
+        )
 
 
 def _can_be_one(id_: str) -> bool:

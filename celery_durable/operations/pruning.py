@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from celery_durable import values
 from celery_durable.errors import ValueRefused
-from celery_durable.model import TERMINAL, Status
+from celery_durable.model import TERMINAL, Scope, Status
 from celery_durable.operations.verbs import Verbs, can_be_named
 from celery_durable.store import retention
 from celery_durable.store.retention import Ended
@@ -22,7 +22,7 @@ class Pruning(Verbs):
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
         """How many instances `prune` would delete."""
-        ended = _ended(older_than, workflow, statuses)
+        ended = _ended(older_than, workflow, statuses, self._scope)
         return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
@@ -33,7 +33,7 @@ class Pruning(Verbs):
         In small transactions: what is deleted when it is interrupted stays deleted. ``statuses``: of these alone.
         Instances that have not ended are never deleted: asked for, ValueRefused is raised.
         """
-        ended = _ended(older_than, workflow, statuses)
+        ended = _ended(older_than, workflow, statuses, self._scope)
         deleted, batch = 0, 0 if ended is None else _BATCH
         while ended is not None and batch == _BATCH:
             batch = self._store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
@@ -41,10 +41,12 @@ class Pruning(Verbs):
         return deleted
 
 
-def _ended(older_than: values.Duration, workflow: str | None, statuses: Collection[Status]) -> Ended | None:
+def _ended(
+    older_than: values.Duration, workflow: str | None, statuses: Collection[Status], scope: Scope | None
+) -> Ended | None:
     live = [str(status) for status in statuses if not Status(status).is_terminal]
     if live:
         raise ValueRefused(f"Instances that are {live[0]} cannot be pruned: terminate them first.")
     if workflow is not None and not can_be_named(workflow):
         return None
-    return Ended(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses))
+    return Ended(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope)

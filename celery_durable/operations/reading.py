@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from celery_durable import values
@@ -14,6 +14,8 @@ from celery_durable.errors import (
 )
 from celery_durable.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
+    Child,
+    EventRecord,
     History,
     HistoryPage,
     InstanceDetails,
@@ -22,14 +24,18 @@ from celery_durable.model import (
     InstanceSummary,
     LogLevel,
     LogRecord,
+    Look,
+    Origin,
     Page,
+    ParentStep,
     Published,
     Status,
     StepRecord,
     StepType,
+    child_of,
 )
-from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, read_row
-from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published
+from celery_durable.operations.verbs import Verbs, can_be_named, check_limit, possible
+from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published, scopes
 from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
@@ -52,29 +58,41 @@ class Reading(Verbs):
         """An instance and its status now; raises InstanceNotFound."""
 
         def work(tx: Tx) -> Snapshot:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             return Snapshot(row, history.status_of(row.status, self._run(tx, row, row.run_number)))
 
         return self._store.read(work)
 
     def read(self, workflow: str, instance_id: str) -> InstanceRow:
         """The instance's row and nothing else, for who looks often; raises InstanceNotFound."""
-        return self._store.read(lambda tx: read_row(tx, workflow, instance_id))
+        return self._store.read(lambda tx: self._read_row(tx, workflow, instance_id))
+
+    def look(self, workflow: str, instance_id: str) -> Look:
+        """The instance's row and tag and nothing else, for clients that look often; raises InstanceNotFound."""
+        return self._store.read(lambda tx: self._look(tx, workflow, instance_id))
+
+    def _look(self, tx: Tx, workflow: str, instance_id: str) -> Look:
+        found = instances.look(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, found.instance)
+        return found
 
     def details(self, workflow: str, instance_id: str) -> InstanceDetails:
         """An instance with its current run and step; raises InstanceNotFound."""
 
         def work(tx: Tx) -> InstanceDetails:
-            row = read_row(tx, workflow, instance_id)
+            look = self._look(tx, workflow, instance_id)
+            row = look.instance
             record = self._run(tx, row, row.run_number)
+            step = history.current_step(tx, row.pk, row.run_number)
             return InstanceDetails(
                 instance=row,
+                tag=look.tag,
                 status=history.status_of(row.status, record),
                 params=json.loads(record.params),
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                current_step=history.current_step(tx, row.pk, row.run_number),
+                current_step=None if step is None else self._shown_steps(tx, [step])[0],
                 labels=labels.of(tx, row.pk),
             )
 
@@ -84,7 +102,7 @@ class Reading(Verbs):
         """How a run stands, or what became of it; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> InstanceStatus:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             record = self._run(tx, row, run)
             return history.status_of(history.past_status(row, record), record)
 
@@ -96,7 +114,9 @@ class Reading(Verbs):
         """Up to ``limit`` steps of a run in call order, after (place in it, step key); with their places."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
-            return history.step_page(tx, read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit)
+            found = history.step_page(tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit)
+            shown = self._shown_steps(tx, [record for _, record in found])
+            return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
 
         return self._store.read(work)
 
@@ -104,7 +124,7 @@ class Reading(Verbs):
         """The steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> History:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             record = self._run(tx, row, row.run_number if run is None else run)
             return History(
                 workflow=workflow,
@@ -116,11 +136,12 @@ class Reading(Verbs):
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                steps=history.steps(tx, row.pk, record.run_number),
-                events=history.events(tx, row.pk, record.run_number),
-                origin=record.origin,
+                steps=tuple(self._shown_steps(tx, history.steps(tx, row.pk, record.run_number))),
+                events=self._shown_events(tx, history.events(tx, row.pk, record.run_number)),
+                origin=self._shown_origin(tx, row, record.origin),
                 audit=interventions.audit(tx, row.pk, record.run_number),
                 labels=labels.of(tx, row.pk),
+                parent=self._shown_parent(tx, row),
             )
 
         return self._store.read(work)
@@ -133,8 +154,10 @@ class Reading(Verbs):
         """What `explain` rests on; raises InstanceNotFound."""
 
         def work(tx: Tx) -> Facts:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             open_, last = history.open_steps(tx, row.pk, row.run_number)
+            open_ = tuple(self._shown_steps(tx, open_))
+            last = None if last is None else self._shown_steps(tx, [last])[0]
             buffered = history.buffered_types(tx, row.pk, row.run_number)
             run = self._run(tx, row, row.run_number)
             now, beats = heartbeats.read(tx)
@@ -152,6 +175,7 @@ class Reading(Verbs):
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
                 ),
                 children=instances.statuses(tx, [step.child for step in open_ if step.child is not None]),
+                parent=self._shown_parent(tx, row),
             )
 
         return self._store.read(work)
@@ -176,12 +200,14 @@ class Reading(Verbs):
 
         ``with_audit``: also all that people did to its steps.
 
-        A cursor belongs to a run and an order: without ``run`` it goes on with its own run, also after a restart.
+        A cursor belongs to a run, an order and a filter: without ``run`` it goes on with its own run, also after a
+        restart.
         Raises InstanceNotFound, RunNotFound, CursorInvalid.
         """
         check_limit(limit)
         given = {"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor}
-        after = {kind: _read_place(cursor, kind, newest_first) for kind, cursor in given.items() if cursor is not None}
+        lists = self._history_cursors(workflow, instance_id, newest_first, levels, category)
+        after = {kind: lists[kind].read(cursor) for kind, cursor in given.items() if cursor is not None}
         for kind, (number, *_) in after.items():
             if run is None:
                 run = cast("int", number)
@@ -189,14 +215,13 @@ class Reading(Verbs):
                 raise CursorInvalid(given[kind])
 
         def work(tx: Tx) -> HistoryPage:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             record = self._run(tx, row, row.run_number if run is None else run)
             number = record.run_number
 
             def page(kind: str, found: Sequence[T], key: Callable[[T], tuple[values.CursorPart, ...]]) -> Page[T]:
                 items = tuple(found[:limit])
-                order = "d" if newest_first else "a"
-                more = values.write_cursor(kind, number, order, *key(items[-1])) if len(found) > limit else None
+                more = lists[kind].write(number, *key(items[-1])) if len(found) > limit else None
                 return Page(items, more)
 
             options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
@@ -217,21 +242,39 @@ class Reading(Verbs):
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                steps=Page(tuple(record for _, record in found.items), found.cursor),
+                steps=Page(tuple(self._shown_steps(tx, [record for _, record in found.items])), found.cursor),
                 events=page(
                     "events",
-                    history.events(tx, row.pk, number, after=last_event, **options),
+                    self._shown_events(tx, history.events(tx, row.pk, number, after=last_event, **options)),
                     lambda event: (event.seq,),
                 ),
                 logs=page("logs", history.logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
                 if with_logs
                 else None,
-                origin=record.origin,
+                origin=self._shown_origin(tx, row, record.origin),
                 audit=interventions.audit(tx, row.pk, number) if with_audit else (),
                 labels=labels.of(tx, row.pk),
+                parent=self._shown_parent(tx, row),
             )
 
         return self._store.read(work)
+
+    def _history_cursors(
+        self,
+        workflow: str,
+        instance_id: str,
+        newest_first: bool,  # noqa: FBT001  # read aloud
+        levels: Sequence[LogLevel] | None,
+        category: str | None,
+    ) -> dict[str, values.Cursors]:
+        """Those of each list of a history; its run is told by the cursor."""
+        filters: dict[str, tuple[object, ...]] = {"steps": (), "events": (), "logs": (levels, category)}
+        one = (workflow, instance_id, newest_first)
+        return {kind: self._cursors(kind, *one, *narrowed) for kind, narrowed in filters.items()}
+
+    def stream_cursors(self, workflow: str, instance_id: str) -> values.Cursors:
+        """How far a client has come that follows an instance."""
+        return self._cursors("stream", workflow, instance_id)
 
     def logs(
         self,
@@ -247,7 +290,7 @@ class Reading(Verbs):
         """Up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
 
         def work(tx: Tx) -> list[LogRecord]:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             number = row.run_number if run is None else run
             return history.logs(tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category)
 
@@ -257,7 +300,7 @@ class Reading(Verbs):
         """What a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> dict[str, Published]:
-            row = read_row(tx, workflow, instance_id)
+            row = self._read_row(tx, workflow, instance_id)
             if run is not None:
                 self._run(tx, row, run)
             return published.read(tx, row.pk, row.run_number if run is None else run)
@@ -278,18 +321,50 @@ class Reading(Verbs):
         Raises CursorInvalid, InvalidLabel, TooManyLabels.
         """
         check_limit(limit)
-        before = None if cursor is None else cast("int", values.read_cursor(cursor, "i", int)[0])
         chosen: dict[str, Any] = {
             "workflow": workflow,
             "status": None if status is None else Status(status),
             "labelled": values.labels(labels),
+            "scope": self._scope,
         }
+        cursors = self._cursors("instances", workflow, chosen["status"], sorted(chosen["labelled"].items()))
+        before = None if cursor is None else cast("int", cursors.read(cursor)[0])
         if workflow is not None and not can_be_named(workflow):
             return Page((), None)
         found = self._store.read(lambda tx: history.instances(tx, **chosen, before_pk=before, limit=limit + 1))
         more = found[limit:]
         items = found[:limit]
-        return Page(tuple(item for _, item in items), values.write_cursor("i", items[-1][0]) if more else None)
+        return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
+
+    def _shown_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """Steps without their links to instances that are out of the caller's scope."""
+        children = {step.child for step in steps if step.child is not None}
+        hidden = children - scopes.reached(tx, self._scope, children)
+        return [replace(step, child=None) if step.child in hidden else step for step in steps]
+
+    def _shown_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
+        """Events; the type of a child's answer names the child, so the id is left out where `_shown_steps` does."""
+        if self._scope is None:
+            return tuple(events)
+        children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}
+        hidden = set(children.values()) - scopes.reached(tx, self._scope, set(children.values()))
+        return tuple(
+            replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event
+            for event in events
+        )
+
+    def _shown_origin(self, tx: Tx, row: InstanceRow, origin: Origin | None) -> Origin | None:
+        if origin is None or origin.instance_id == row.instance_id:
+            return origin
+        its = Child(row.workflow, origin.instance_id)
+        return origin if its in scopes.reached(tx, self._scope, [its]) else None
+
+    def _shown_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
+        parent = instances.parent_step(tx, row.pk)
+        if parent is None:
+            return None
+        its = Child(parent.workflow, parent.instance_id)
+        return parent if its in scopes.reached(tx, self._scope, [its]) else None
 
     @staticmethod
     def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
@@ -297,12 +372,3 @@ class Reading(Verbs):
         if found is None:
             raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
         return found
-
-
-def _read_place(cursor: str, kind: str, newest_first: bool) -> Sequence[values.CursorPart]:  # noqa: FBT001  # read aloud
-    """The run number and the key of the last item."""
-    key: tuple[type[values.CursorPart], ...] = (int, str) if kind == "steps" else (int,)
-    number, order, *place = values.read_cursor(cursor, kind, int, str, *key)
-    if order != ("d" if newest_first else "a") or (kind == "steps" and cast("int", place[0]) > _LARGEST_RUN):
-        raise CursorInvalid(cursor)
-    return number, *place

@@ -6,16 +6,16 @@ keeps: a runner in flight loses its claim to it, and everybody can read what was
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from celery_durable import lineage, teller, values
-from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, StepNotFound
-from celery_durable.model import Due, InstanceRow, Kind, Origin, Plan, Ref, Status, StepRow
-from celery_durable.operations.verbs import Verbs, Versions, lock_row, refuse_linear
+from celery_durable import teller, values
+from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
+from celery_durable.model import Due, InstanceRow, Kind, Plan, Ref, Status
+from celery_durable.operations.seeds import seed_before, seed_without_failure
+from celery_durable.operations.verbs import Verbs, Versions
 from celery_durable.store import instances, labels, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import Seed, Source
+from celery_durable.store.runs import Seed
 
 
 class Rewinding(Verbs):
@@ -33,15 +33,14 @@ class Rewinding(Verbs):
         """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept.
 
         ``from_step``: keep what settled before this step of the current run was called (its key: its name, unless
-        repeated), and all events, those that its steps had consumed included. Raises InstanceNotFound, StepNotFound;
-        ValueRefused for ``from_step`` of a linear one. A linear run follows the plan of the code that is known here;
-        raises WorkflowNotFound where none is.
+        repeated), and all events, those that its steps had consumed included. Raises InstanceNotFound, StepNotFound.
+        Without it a linear run follows the plan of the code that is known here, and WorkflowNotFound is raised where
+        none is; with it, the rows of the run that it continues, and ValueRefused is raised for a step ahead of these.
         """
 
         def seed(tx: Tx, row: InstanceRow) -> Seed | None:
             if from_step is None:
                 return None
-            refuse_linear(row, f"restarted from step {from_step!r}")
             return seed_before(row, runs.read(tx, row), from_step)
 
         return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
@@ -49,12 +48,11 @@ class Rewinding(Verbs):
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
         """Try again what ended an errored instance, with fresh attempts; answers with the number of the new run.
 
-        It keeps all that settled before the failure came to light. Raises InstanceNotFound, InstanceNotErrored;
-        ValueRefused for a linear one.
+        It keeps all that settled before the failure came to light. The step of a linear one goes on as it was last
+        called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
         """
 
         def seed(tx: Tx, row: InstanceRow) -> Seed:
-            refuse_linear(row, "retried")
             if row.status is not Status.ERRORED:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
             return seed_without_failure(row, runs.read(tx, row))
@@ -72,15 +70,18 @@ class Rewinding(Verbs):
         """Create an instance that goes on before a step of another one's current run; answers with its id.
 
         It has the same parameters and labels, copies of what settled before, and the events. The other is left alone.
-        Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a linear one.
+        Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a
+        step that a linear one has not come to.
         """
-        new_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        new_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        if self._scope is not None and not self._scope.allows_id(new_id):
+            raise OutOfScope(new_id)
         commit_id = self._runtime.new_token()
 
         def work(tx: Tx) -> Due:
-            row = lock_row(tx, workflow, instance_id)
-            refuse_linear(row, f"forked at step {step!r}")
+            row = self._lock_row(tx, workflow, instance_id)
             source = runs.read(tx, row)
+            seed = seed_before(row, source, step)
             is_new = instances.insert(
                 tx,
                 workflow=workflow,
@@ -89,7 +90,8 @@ class Rewinding(Verbs):
                 queue=row.queue,
                 grace=self._grace,
                 commit_id=commit_id,
-                seed=seed_before(row, source, step),
+                plan=seed.plan,
+                seed=seed,
                 retention=self._retention(workflow),
                 labelled=labels.of(tx, row.pk),
             )
@@ -98,7 +100,7 @@ class Rewinding(Verbs):
             return Due(Ref(workflow, new_id, 1), row.queue)
 
         def was_applied(tx: Tx) -> Due | None:
-            row = lock_row(tx, workflow, instance_id)  # its lock was held by the commit in doubt
+            row = self._lock_row(tx, workflow, instance_id)  # its lock was held by the commit in doubt
             is_ours = runs.creator(tx, workflow, new_id) == commit_id
             return Due(Ref(workflow, new_id, 1), row.queue) if is_ours else None
 
@@ -121,15 +123,15 @@ class Rewinding(Verbs):
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
         def work(tx: Tx) -> Due:
-            row = lock_row(tx, workflow, instance_id, if_version)
+            row = self._lock_row(tx, workflow, instance_id, if_version)
             found = seed(tx, row)
-            plan = self._plan(row) if found is None else Plan()
+            plan = self._plan(row) if found is None else found.plan
             return instances.restart(
                 tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, seed=found
             )
 
         def was_applied(tx: Tx) -> Due | None:
-            row = lock_row(tx, workflow, instance_id)
+            row = self._lock_row(tx, workflow, instance_id)
             number = runs.find(tx, row, commit_id=commit_id)
             return None if number is None else Due(Ref(workflow, instance_id, number), row.queue)
 
@@ -144,32 +146,3 @@ class Rewinding(Verbs):
         if known is None and row.kind is Kind.REPLAY:
             return Plan()
         return (known or self._registry.get(row.workflow)).plan(self._settings.step_policy)
-
-
-def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
-    """A step of the current run; raises StepNotFound with the nearest that there are."""
-    for step in steps:
-        if step.step_key == key:
-            return step
-    raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, lineage.nearest(key, steps))
-
-
-def seed_before(row: InstanceRow, source: Source, key: str) -> Seed:
-    """What a run begins with that goes on before this step; raises StepNotFound."""
-    kept = lineage.before(source.steps, find_step(row, source.steps, key))
-    return _seed(row, kept, key, source.lineage.until(lineage.last_place(kept)))
-
-
-def seed_without_failure(row: InstanceRow, source: Source) -> Seed:
-    """What a run begins with that tries again what ended this one. The retried steps go on under their old keys."""
-    kept = lineage.without(source.steps, source.failure)
-    if source.failure is None:
-        return _seed(row, kept, None, source.lineage.until(lineage.last_place(kept)))
-    keys = source.failure.keys
-    seed = _seed(row, kept, keys[0], source.lineage.until(source.failure.place, carry=keys))
-    return dataclasses.replace(seed, retried=tuple(keys))
-
-
-def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: lineage.Lineage) -> Seed:
-    origin = Origin(row.instance_id, row.run_number, key)
-    return Seed(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)

@@ -13,12 +13,15 @@ from celery_durable.definitions import Definition
 from celery_durable.errors import (
     BatchTooLarge,
     InstanceAlreadyExists,
+    InstanceNotFound,
+    OutOfScope,
+    StartTooFar,
     ValueRefused,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import TERMINAL, Begun, CreateOptions, Due, InstanceRow, Ref, Status
-from celery_durable.operations.verbs import Verbs, Versions, lock_row
-from celery_durable.store import instances, runs
+from celery_durable.model import TERMINAL, Begun, Child, CreateOptions, Due, InstanceRow, Ref, Status
+from celery_durable.operations.verbs import Verbs, Versions
+from celery_durable.store import instances, runs, scopes
 from celery_durable.store.engine import Tx
 
 IfExists = Literal["error", "return"]
@@ -42,15 +45,20 @@ class Starting(Verbs):
 
         ``session``: join the caller's transaction; the workers are told after his commit.
         Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
-        InvalidLabel, TooManyLabels, InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        InvalidLabel, TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch; nothing is written then.
         """
         definition = self._definition(workflow)
         if if_exists not in ("error", "return"):
             raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
-        instance_id = self._runtime.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        instance_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
         row = self._row(definition, instance_id, params, labels)
-        row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
+        starts = row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
         due = self._due(definition, instance_id)
+
+        def insert(tx: Tx) -> bool:
+            if starts is not None and starts - instances.read_clock(tx) > self._settings.max_sleep:
+                raise StartTooFar(starts, self._settings.max_sleep)
+            return instances.insert(tx, **row)
 
         def tell() -> None:
             teller.created(due.ref, run_at=run_at)
@@ -58,16 +66,21 @@ class Starting(Verbs):
                 self._wake([due])
 
         if session is not None:
-            is_new = instances.insert(self._store.join(session), **row)
+            is_new = insert(self._store.join(session))
             if is_new:
                 self._store.after_commit(session, tell)
         else:
-            is_new = self._store.transact(lambda tx: instances.insert(tx, **row))
+            is_new = self._store.transact(insert)
             if is_new:
                 tell()
-        if not is_new and if_exists == "error":
+        if not is_new and (if_exists == "error" or not self._is_ours(workflow, instance_id)):
             raise InstanceAlreadyExists(workflow, instance_id)
         return instance_id
+
+    def _is_ours(self, workflow: str, instance_id: str) -> bool:
+        """Whether an instance that exists is in the caller's scope."""
+        it = Child(workflow, instance_id)
+        return self._scope is None or it in self._store.read(lambda tx: scopes.reached(tx, self._scope, [it]))
 
     def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
         """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
@@ -121,7 +134,10 @@ class Starting(Verbs):
 
         def work(tx: Tx) -> tuple[Begun, list[Due]]:
             is_new = instances.insert(tx, **new)
-            row = lock_row(tx, workflow, instance_id, None if is_new else if_version)
+            try:
+                row = self._lock_row(tx, workflow, instance_id, None if is_new else if_version)
+            except InstanceNotFound:  # out of the caller's scope
+                raise InstanceAlreadyExists(workflow, instance_id) from None
             if is_new:
                 return begun(row, 1)
             if row.status not in wanted:
@@ -132,7 +148,7 @@ class Starting(Verbs):
         def was_applied(tx: Tx) -> tuple[Begun, list[Due]] | None:
             if runs.creator(tx, workflow, instance_id) is None:
                 return None
-            row = lock_row(tx, workflow, instance_id)
+            row = self._lock_row(tx, workflow, instance_id)
             number = runs.find(tx, row, commit_id=commit_id)
             return None if number is None else begun(row, number)
 
@@ -159,6 +175,7 @@ class Starting(Verbs):
         *,
         item: str | None = None,
     ) -> dict[str, Any]:
+        labelled = self._labelled(instance_id, values.labels(labels))
         try:
             checked = definition.params.check(params)
         except values.Misfit as exc:
@@ -173,8 +190,17 @@ class Starting(Verbs):
             "plan": definition.plan(self._settings.step_policy),
             "commit_id": self._runtime.new_token(),
             "retention": self._retention(definition.name),
-            "labelled": values.labels(labels),
+            "labelled": labelled,
         }
+
+    def _labelled(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """The labels of a new instance, those of the caller's scope among them; raises OutOfScope."""
+        if self._scope is None:
+            return labels
+        whole = {**labels, **self._scope.labels}
+        if not self._scope.allows_id(instance_id) or any(whole[name] != value for name, value in labels.items()):
+            raise OutOfScope(instance_id)
+        return values.labels(whole)
 
     def _due(self, definition: Definition, instance_id: str) -> Due:
         return Due(Ref(definition.name, instance_id, 1), definition.queue or self._settings.queue)

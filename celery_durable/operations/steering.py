@@ -12,17 +12,22 @@ from celery_durable.errors import (
     InstanceTerminal,
 )
 from celery_durable.model import (
+    AnswerResult,
     Due,
     InstanceRow,
     ItemRef,
     Ref,
     Status,
+    TaskReference,
     Wake,
     is_for_a_task,
 )
-from celery_durable.operations.verbs import Verbs, Versions, lock_row, possible
-from celery_durable.store import answers, instances, items
+from celery_durable.operations.verbs import Verbs, Versions, possible
+from celery_durable.store import answers, instances, task_answers
 from celery_durable.store.engine import Tx
+from celery_durable.store.identity import store_id
+from celery_durable.store.task_answers import Taken
+from celery_durable.store.watchdog import DIRECT
 
 
 class Steering(Verbs):
@@ -46,7 +51,7 @@ class Steering(Verbs):
         """Go on after a pause, or take back one that has not happened yet; otherwise nothing."""
 
         def work(tx: Tx) -> list[Due]:
-            row = lock_row(tx, workflow, instance_id, if_version)
+            row = self._lock_row(tx, workflow, instance_id, if_version)
             if row.status is Status.PAUSED:
                 due = instances.resume(tx, row, grace=self._grace)
                 return [] if due is None else [due]
@@ -93,7 +98,7 @@ class Steering(Verbs):
             return True, answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)
 
         def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
-            row = lock_row(tx, workflow, instance_id)
+            row = self._lock_row(tx, workflow, instance_id)
             if row.run_number not in meant:
                 return False, []  # a restart meanwhile has ended the run that was meant, and begun one that was not
             return (True, []) if row.status is Status.TERMINATED else None
@@ -103,36 +108,37 @@ class Steering(Verbs):
             teller.terminated(Ref(workflow, instance_id, meant[0]), reason=reason)
         self._wake(dues)
 
-    def answer(self, ref: Ref, event_type: str, payload: str) -> bool:
+    def store_id(self) -> str:
+        """The id of the database, by which messages name it."""
+        return self._store.id or self._store.attempt(store_id, bound=DIRECT)
+
+    def answer(self, reference: TaskReference, payload: str, *, is_patient: bool = True) -> AnswerResult:
         """Take what a Celery task answers to the step, or the item of a map, that waits for it; once.
 
-        ``payload``: as `values.answer_of` makes it. False: the step, its run or its instance is not there any more, or
-        has an answer.
+        ``payload``: as `values.answer_of` makes it. NOT_AWAITED: the step, its run or its instance is not there any
+        more, or has an answer. FORGED: it has no answer, and ``reference`` is none of its attempt's. ``is_patient``
+        False: it is tried once, for 2 s, and whatever hinders it is raised.
         """
-        event_id, item = self._runtime.new_id(), ItemRef.read(event_type)
-        if item is None and not is_for_a_task(event_type):
-            return False
+        event_id, ref, event_type = self._runtime.new_id(), reference.ref, reference.event_type
+        if ItemRef.read(event_type) is None and not is_for_a_task(event_type):
+            return AnswerResult.NOT_AWAITED
 
-        def work(tx: Tx) -> items.Taken | None:
+        def work(tx: Tx) -> Taken:
             try:
-                row = lock_row(tx, ref.workflow, ref.instance_id)
+                row = self._lock_row(tx, ref.workflow, ref.instance_id)
             except InstanceNotFound:
-                return None
+                return Taken(AnswerResult.NOT_AWAITED)
             if row.run_number != ref.run_number:
-                return None
-            if item is not None:
-                return items.answer(tx, row, item, payload=payload, grace=self._grace)
-            asker = answers.Asker(row, event_type)
-            dues = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=self._grace)
-            return None if dues is None else items.Taken(dues, [])
+                return Taken(AnswerResult.NOT_AWAITED)
+            return task_answers.answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
 
-        taken = self._store.transact(work)
-        if taken is None:
-            return False
+        taken = self._store.transact(work) if is_patient else self._store.attempt(work, bound=DIRECT)
         self._wake(taken.dues)
         if taken.letters:
             self._post(taken.letters)
-        return True
+        if taken.result is AnswerResult.FORGED:
+            teller.refused(ref)
+        return taken.result
 
     def send_event(
         self,
@@ -147,7 +153,7 @@ class Steering(Verbs):
     ) -> bool:
         """Buffer an event for the current run; it is consumed once, by the first wait for its type.
 
-        ``id``: an event of this id is accepted once per run; False tells that it had been. Raises
+        ``id``: an event of this id is accepted once per run; False tells that it had been, also after its end. Raises
         InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable, PayloadTooLarge.
         """
         values.event_type(type_, self._settings.max_event_type)
@@ -157,14 +163,19 @@ class Steering(Verbs):
         sent: list[instances.Sent | None] = []
 
         def work(tx: Tx) -> tuple[bool, list[Due]]:
-            row = self._lock_live(tx, workflow, instance_id, "send an event to", if_version)
+            row = self._lock_row(tx, workflow, instance_id, if_version)
+            if row.status.is_terminal:
+                sent[:] = [None]
+                if id is not None and instances.has_event(tx, row, event_id=event_id):
+                    return False, []  # who did not hear of our first answer asks again
+                raise InstanceTerminal(workflow, instance_id, row.status, "send an event to")
             sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
             if sent[0] is not None and instances.is_awaited(tx, row, type_):
                 return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
             return sent[0] is not None, []
 
         def was_applied(tx: Tx) -> tuple[bool, list[Due]] | None:
-            row = lock_row(tx, workflow, instance_id)
+            row = self._lock_row(tx, workflow, instance_id)
             ours = sent[0]
             if ours is None:
                 return False, []  # it had been accepted before: nothing was to be written
@@ -184,9 +195,8 @@ class Steering(Verbs):
             tell(dues)
         return is_new
 
-    @staticmethod
-    def _lock_live(tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions) -> InstanceRow:
-        row = lock_row(tx, workflow, instance_id, if_version)
+    def _lock_live(self, tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions) -> InstanceRow:
+        row = self._lock_row(tx, workflow, instance_id, if_version)
         if row.status.is_terminal:
             raise InstanceTerminal(workflow, instance_id, row.status, operation)
         return row

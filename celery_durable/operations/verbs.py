@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from typing import Self
 
 from celery_durable import values
 from celery_durable.config import Settings
@@ -17,17 +19,18 @@ from celery_durable.errors import (
 from celery_durable.model import (
     Due,
     InstanceRow,
-    Kind,
     Outgoing,
+    Scope,
 )
 from celery_durable.runtime import Runtime
-from celery_durable.store import instances
+from celery_durable.store import instances, scopes
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.identity import store_id
 from celery_durable.values import UNSET
 
 WakeUp = Callable[[Sequence[Due]], None]
-Versions = Collection[int] | None
-"""The versions of an instance that a change is meant for; None: whatever it is."""
+Versions = Collection[str] | None
+"""The tags (`Look.tag`) of an instance that a change is meant for; None: whatever it is."""
 _LARGEST_PAGE = 1000
 
 
@@ -47,33 +50,49 @@ class Verbs:
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._wake, self._post = wake, post
         self._grace = settings.grace
+        self._scope: Scope | None = None
+
+    def within(self, scope: Scope | None) -> Self:
+        """The same verbs for a caller who reaches these instances alone; None: all. The others are not found."""
+        found = copy.copy(self)
+        found._scope = scope  # noqa: SLF001  # its own
+        return found
+
+    def new_id(self) -> str:
+        """An id that no instance has."""
+        return (self._scope.id_prefix if self._scope is not None else "") + self._runtime.new_id()
+
+    @property
+    def scope_text(self) -> str:
+        """The same for callers who reach the same instances."""
+        return "" if self._scope is None else self._scope.to_text()
+
+    def _cursors(self, *of: object) -> values.Cursors:
+        """The cursors of this list, for callers who reach the same instances."""
+        return values.Cursors(self._store.id or self._store.read(store_id), (*of, self.scope_text))
+
+    def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
+        """The instance's row, locked; raises InstanceNotFound, VersionMismatch."""
+        row = instances.lock(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, row)
+        if if_version is not None and instances.tag(tx, row) not in if_version:
+            raise VersionMismatch(workflow, instance_id)
+        return row
+
+    def _read_row(self, tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+        """The instance's row; raises InstanceNotFound."""
+        row = instances.read(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, row)
+        return row
+
+    def _check_reach(self, tx: Tx, row: InstanceRow) -> None:
+        if not scopes.reaches(tx, self._scope, row.pk):
+            raise InstanceNotFound(row.workflow, row.instance_id)
 
     def _retention(self, workflow: str) -> timedelta | None:
         """How long an instance that is made now is kept after its end."""
         definition = self._registry.find(workflow)
         return self._settings.retention_of(UNSET if definition is None else definition.retention)
-
-
-def lock_row(tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
-    """The instance's row, locked; raises InstanceNotFound, VersionMismatch."""
-    row = instances.lock(tx, workflow, possible(workflow, instance_id))
-    if if_version is not None and row.version not in if_version:
-        raise VersionMismatch(workflow, instance_id, row.version)
-    return row
-
-
-def read_row(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
-    """The instance's row; raises InstanceNotFound."""
-    return instances.read(tx, workflow, possible(workflow, instance_id))
-
-
-def refuse_linear(row: InstanceRow, what: str) -> None:
-    """Steps of a linear run are done once, in order; raises ValueRefused."""
-    if row.kind is Kind.LINEAR:
-        raise ValueRefused(
-            f"Instance {row.instance_id!r} of workflow {row.workflow!r} cannot be {what}: it is linear, and its run "
-            "follows its rows from the first to the last. Restart it as a whole, or terminate it."
-        )
 
 
 def possible(workflow: str, instance_id: str) -> str:

@@ -14,7 +14,6 @@ from celery_durable.definitions import Definition, LinearDefinition, Registry, W
 from celery_durable.errors import (
     DurableError,
     Interruption,
-    NonRetryableError,
     PassBroken,
     StepFailed,
     Superseded,
@@ -40,11 +39,13 @@ from celery_durable.runner.patience import Patience
 from celery_durable.runner.progress import Environment, Progress
 from celery_durable.runner.recorded import Recorded, read_run
 from celery_durable.runner.rehearsal import Onlooker, Rehearsal, Rehearsing, judge
-from celery_durable.runtime import Runtime
+from celery_durable.runner.watermark import Watermark
+from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.step import Step
 from celery_durable.store import claims, journal
 from celery_durable.store.claims import After, Ending
 from celery_durable.store.engine import Store
+from celery_durable.store.watchdog import LOAD, PASS
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -56,7 +57,7 @@ class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
     ``should_stop`` is asked before each claim and at every step boundary (a worker that shuts down).
-    ``interruptions`` are exceptions that stop a body without being its failure, besides all that are no `Exception`.
+    ``is_from_outside`` says whether an exception stops the process and is no failure of the code in which it came up.
     ``wake`` and ``post`` are told after a commit what is due and what it left in the outbox; what they miss, a sweep
     finds.
     """
@@ -71,12 +72,12 @@ class Runner:
         *,
         post: Callable[[Sequence[Outgoing]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
-        interruptions: tuple[type[BaseException], ...] = (),
+        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
-        self._env = Environment(store, settings, runtime, wake, post, should_stop, interruptions)
+        self._env = Environment(store, settings, runtime, wake, post, should_stop, is_from_outside)
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
-        self._keeper = Keeper(store, settings.lease, runtime)
-        self._interruptions = interruptions
+        self._keeper = Keeper(store, settings.lease, runtime, stall=settings.stall)
+        self._watermark = Watermark(store, runtime)
 
     def advance(self, ref: Ref, *, claimed_by: str, max_steps: int | None = None) -> str:
         """Advance a run as far as it goes now; any number of times, anywhere: superfluous calls change nothing.
@@ -87,7 +88,7 @@ class Runner:
         """
         definition = self._registry.find(ref.workflow)
         if definition is None:
-            return self._postpone(ref)
+            return self._leave_unknown(ref)
         if self._env.should_stop():
             return self._leave(ref)
         asked_at = self._runtime.monotonic()
@@ -99,6 +100,7 @@ class Runner:
         outer = current_body.set(None)  # under task_always_eager a body may have started this run
         try:
             with self._keeper.hold(lease), teller.around_pass(claim):
+                self._watermark.claimed(claim)
                 return self._pass(definition, lease, max_steps)
         except Superseded:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -146,9 +148,24 @@ class Runner:
 
     # --- claim and load -------------------------------------------------------------------------
 
-    def _postpone(self, ref: Ref) -> str:
+    def leave_to_other_pools(self, ref: Ref, *, pool: str) -> str:
+        """As an unknown workflow: this worker's pool runs none, and another worker of the same queue may."""
+        self._postpone(ref)
+        logger.warning(
+            "This worker's pool, %r, runs no workflows; instance %s is left for a worker on another one. Give workflow "
+            "%r a queue that workers with -P prefork, threads or solo consume.",
+            pool,
+            ref.instance_id,
+            ref.workflow,
+        )
+        return f"noop: the {pool!r} pool runs no workflows"
+
+    def _postpone(self, ref: Ref) -> None:
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=delay))
+
+    def _leave_unknown(self, ref: Ref) -> str:
+        self._postpone(ref)
         logger.warning(
             "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "
             "defines it, or wait for the deploy to end.",
@@ -168,21 +185,23 @@ class Runner:
             lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length, kind=kind),
             resolve=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
             single=True,
+            bound=PASS,
         )
 
     def _pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
-        loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True)
+        loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True, bound=LOAD)
         patience = Patience(definition, claim, loaded)
         committer = Committer(
             self._store,
             self._settings,
             lease,
             patience,
-            Board(self._store, self._settings, lease, interruptions=self._interruptions),
+            Board(self._store, self._settings, lease, is_from_outside=self._env.is_from_outside),
             has_started=loaded.has_started,
             log_room=self._settings.max_logs - loaded.logs,
             began=loaded.created_at,
+            is_from_outside=self._env.is_from_outside,
             farewell=Farewell(definition, claim, self._settings.limits),
             post=self._env.post,
             wake=self._env.wake,
@@ -218,18 +237,15 @@ class Runner:
         """Call the function, and do what follows from how it ends; answers with a sentence."""
         try:
             output = self._call(definition, host, at, params)
-        except Interruption as reason:
-            return self._after_interruption(host, at, at.over or reason)
-        except Exception as error:
-            if isinstance(error, self._interruptions):
+        except BaseException as error:
+            if isinstance(error, Interruption) and (at.over is not None or isinstance(error, Superseded)):
+                return self._after_interruption(host, at, at.over or error)
+            if self._env.is_from_outside(error):
                 self._hand_on(at)
                 raise
             if at.over is not None:
                 return self._after_ignoring(definition, host, at, at.over)
             return _settle(at, _errored(error))
-        except BaseException:
-            self._hand_on(at)
-            raise
         if at.over is not None:
             return self._after_ignoring(definition, host, at, at.over)
         return self._complete(definition, at, output)
@@ -241,7 +257,11 @@ class Runner:
             raise WorkflowParamsInvalid(definition.name, exc.problems) from exc
         claim = at.lease.claim
         event = WorkflowEvent(payload, claim.created_at, claim.ref.instance_id, claim.ref.run_number)
-        output = definition.fn(event, Step(host))
+        at.lease.author_begins(definition)
+        try:
+            output = definition.fn(event, Step(host))
+        finally:
+            at.lease.author_ends(definition)
         if at.over is None:
             host.check_end()
         return output
@@ -325,13 +345,12 @@ def _sentence(ending: Ending) -> str:
     return str(ending.status) if ending.error_name is None else f"{ending.status}: {ending.error_name}"
 
 
-def _errored(error: Exception) -> Ending:
+def _errored(error: BaseException) -> Ending:
     """An uncaught error ends the instance under its own name; a failed step's under that of its original error."""
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:
-        name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
-        message = str(error)
+        name, message = values.described(error)
     name, message = values.storable_error(name, message)
     failure = _failure_in(error)
     return Ending(

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, assert_never
 
 from celery_durable import teller, values
-from celery_durable.errors import DurableError, NonRetryableError, StepCommitConflict, StepResultInvalid, ValueRefused
+from celery_durable.errors import DurableError, StepCommitConflict, StepResultInvalid, ValueRefused
 from celery_durable.ledger import GiveUp, Replay, Run, Wait
 from celery_durable.lineage import Lineage
 from celery_durable.model import LogLevel, StepRow, StepStatus
@@ -24,9 +24,9 @@ _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
 SESSION_RERUNS = 3
 
 
-def idempotency_key(lineage: Lineage, step: str) -> str:
-    """What tells systems outside that it is the same step, on every attempt."""
-    return str(uuid.uuid5(_NAMESPACE, f"{lineage.identity(step)}/{step}"))
+def idempotency_key(lineage: Lineage, step: str, turn: str = "") -> str:
+    """What tells systems outside that it is the same step, on every attempt; ``turn``: of a step that has several."""
+    return str(uuid.uuid5(_NAMESPACE, f"{lineage.identity(step)}/{step}{turn}"))
 
 
 class Attempts:
@@ -158,8 +158,9 @@ class Attempts:
             buffer=buffer,
             close_session=self._close_session,
             abandon_session=self._abandon_session,
-            interruptions=self._at.env.interruptions,
+            is_from_outside=self._at.env.is_from_outside,
             monotonic=self._at.env.runtime.monotonic,
+            lease=self._at.lease,
         )
         return body
 
@@ -211,7 +212,7 @@ class Attempts:
                 self._fail(branch, body, ("StepTimeout", text), sole=sole)
             case Raised(error):
                 if body.buffer.session is not None and self._at.env.store.is_transient(error):
-                    raise BodyMustRunAgain(str(error)) from error
+                    raise BodyMustRunAgain(values.text_of(error)) from error
                 self._close_session(body.buffer)
                 self._fail_with(branch, body, self._as_step_error(branch, body, error), sole=sole)
             case Returned(value):
@@ -222,9 +223,9 @@ class Attempts:
                     # One of ours says that the target is not there, or has ended: it would say so again.
                     self._fail_with(branch, body, exc.error, is_final=isinstance(exc.error, DurableError), sole=sole)
 
-    def _as_step_error(self, branch: Branch, body: Body, error: Exception) -> Exception:
+    def _as_step_error(self, branch: Branch, body: Body, error: BaseException) -> BaseException:
         if body.buffer.session is not None and self._at.env.store.is_unique_violation(error):
-            return StepCommitConflict(branch.name, values.storable(str(error), 500))
+            return StepCommitConflict(branch.name, values.storable(values.text_of(error), 500))
         return error
 
     def _succeed(self, branch: Branch, body: Body, value: Any) -> None:
@@ -256,17 +257,18 @@ class Attempts:
         self._close_session(buffer)
         self._at.committed(branch, committed)
 
-    def _fail_with(self, branch: Branch, body: Body, error: Exception, *, is_final: bool = False, sole: bool) -> None:
-        name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
-        is_final = is_final or isinstance(error, (NonRetryableError, ValueRefused)) or name == "NonRetryableError"
-        self._fail(branch, body, (name, str(error)), error, is_final=is_final, sole=sole)
+    def _fail_with(
+        self, branch: Branch, body: Body, error: BaseException, *, is_final: bool = False, sole: bool
+    ) -> None:
+        is_final = is_final or values.forbids_retry(error)
+        self._fail(branch, body, values.described(error), error, is_final=is_final, sole=sole)
 
     def _fail(
         self,
         branch: Branch,
         body: Body,
         described: tuple[str, str],
-        error: Exception | None = None,
+        error: BaseException | None = None,
         *,
         is_final: bool = False,
         sole: bool,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,20 @@ class Note:
     text: str
 
 
+def checked(settings: Settings, key: str, value: Any) -> str:
+    """What is to be published, as JSON text; raises NameInvalid, NotSerializable, PayloadTooLarge."""
+    values.label("Published key", key, LONGEST_KEY)
+    return values.encode(value, what=f"Published value {key!r}", limits=settings.limits)
+
+
 class Board:
     """The values of one pass. Bodies use it from their threads, the pass from its own."""
 
     def __init__(
-        self, store: Store, settings: Settings, lease: Lease, *, interruptions: tuple[type[BaseException], ...]
+        self, store: Store, settings: Settings, lease: Lease, *, is_from_outside: Callable[[BaseException], bool]
     ) -> None:
         self._store, self._settings, self._lease = store, settings, lease
-        self._interruptions = interruptions
+        self._is_from_outside = is_from_outside
         self._lock = threading.Lock()
         """Of the fields below; never held while the database is asked."""
         self._kept: dict[str, Note] = {}
@@ -53,8 +60,7 @@ class Board:
 
     def checked(self, key: str, value: Any) -> str:
         """``value`` as JSON text; raises NameInvalid, NotSerializable, PayloadTooLarge."""
-        values.label("Published key", key, LONGEST_KEY)
-        return values.encode(value, what=f"Published value {key!r}", limits=self._settings.limits)
+        return checked(self._settings, key, value)
 
     def publish(self, key: str, text: str) -> None:
         """Write a value now, or keep it where that was done a moment ago or cannot be done; raises Superseded."""
@@ -74,9 +80,10 @@ class Board:
         except Superseded:
             self._lease.is_lost = True
             raise
-        except self._interruptions:
-            raise
-        except Exception as exc:  # noqa: BLE001  # whatever it is, it is not the body's failure
+        except Exception as exc:
+            if self._is_from_outside(exc):
+                raise
+            # Whatever it is, it is not the body's failure.
             why = getattr(exc, "orig", None) or exc  # its whole text shows the value
             logger.warning("%s could not publish %r, it is tried again: %s", self._lease.claim.ref, key, why)
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.errors import StepInterrupted
+from celery_durable.errors import StepInterrupted, Superseded
 from celery_durable.model import LogLine
+from celery_durable.runner.lease import Lease
 from celery_durable.step import TxBuffer
 
 
@@ -26,7 +27,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Something that is no verdict on the step: SystemExit, KeyboardInterrupt, Celery's soft time limit."""
+    """Something that is no verdict on the step: its process is told to end, or the claim is lost."""
 
     error: BaseException
 
@@ -59,15 +60,16 @@ class Body:
         buffer: TxBuffer,
         close_session: Callable[[TxBuffer], None],
         abandon_session: Callable[[TxBuffer], None],
-        interruptions: tuple[type[BaseException], ...],
+        is_from_outside: Callable[[BaseException], bool],
         monotonic: Callable[[], float],
+        lease: Lease,
     ) -> None:
         self.step_key, self.attempt, self.buffer = step_key, attempt, buffer
         self.logs: list[LogLine] = []
         self._call = call
         self._close_session, self._abandon_session = close_session, abandon_session
-        self._interruptions = interruptions
-        self._monotonic = monotonic
+        self._is_from_outside = is_from_outside
+        self._monotonic, self._lease = monotonic, lease
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = False
         self._began: float | None = None
@@ -84,18 +86,20 @@ class Body:
         """Call the author's function on this thread; never raises."""
         token = current_body.set(self)
         self._began = self._monotonic()
+        self._lease.author_begins(self)
+        if self._is_abandoned:  # before its thread had begun
+            self._lease.author_ends(self)
         try:
             outcome: Outcome = Returned(self._call())
-        except self._interruptions as exc:
-            outcome = Interrupted(exc)
-        except Exception as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure
-            outcome = Raised(exc)
         except StepInterrupted:
             outcome = TimedOut()
-        except BaseException as exc:  # noqa: BLE001  # handed on by the pass, on its own thread
+        except Superseded as exc:
             outcome = Interrupted(exc)
+        except BaseException as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure (LAW 9)
+            outcome = Interrupted(exc) if self._is_from_outside(exc) else Raised(exc)
         finally:
             self._took = timedelta(seconds=self._monotonic() - self._began)
+            self._lease.author_ends(self)
             current_body.reset(token)
         with self._lock:
             self._is_over = True
@@ -130,6 +134,7 @@ class Body:
             signal.signal(signal.SIGALRM, before)
             # The alarm may have cut off even the lines that say so.
             self._is_over = True
+            self._lease.author_ends(self)
             current_body.set(None)
         return TimedOut() if went_off and not isinstance(outcome, Interrupted) else outcome
 
@@ -142,6 +147,7 @@ class Body:
 
     def abandon(self) -> None:
         """Nobody will commit this attempt: end its session, now or when the body comes back."""
+        self._lease.author_ends(self)  # the pass goes on without it, and is judged without it
         with self._lock:
             self._is_abandoned = True
             if self._is_over:

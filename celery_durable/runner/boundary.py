@@ -29,10 +29,11 @@ from celery_durable.runner.lease import Lease
 from celery_durable.runner.makings import AuthorWriteFailed, Makings
 from celery_durable.runner.patience import Patience
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import answers, claims, instances, journal, labels, outbox, waiters
+from celery_durable.store import answers, claims, instances, items, journal, labels, outbox, waiters
 from celery_durable.store.claims import After, Ending, Guarded, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import StepWrite
+from celery_durable.store.watchdog import PASS
 
 
 class BodyMustRunAgain(Exception):
@@ -123,6 +124,7 @@ class Committer:
         has_started: bool,
         log_room: int,
         began: datetime,
+        is_from_outside: Callable[[BaseException], bool],
         farewell: Farewell,
         post: Callable[[list[Outgoing]], None],
         wake: Callable[[list[Due]], None],
@@ -130,6 +132,7 @@ class Committer:
         self._store, self._settings, self._lease, self._patience = store, settings, lease, patience
         self.board = board
         self._began, self._farewell, self._post, self._wake = began, farewell, post, wake
+        self._is_from_outside = is_from_outside
         self._has_started, self._log_room = has_started, log_room
         self._grace = timedelta(seconds=settings.grace_seconds)
         self._makings = Makings(settings, store.runtime, lease.claim)
@@ -142,10 +145,10 @@ class Committer:
 
     def commit(self, boundary: Boundary, *, session: Session | None = None) -> Committed:
         """Commit a boundary; raises Superseded, AuthorWriteFailed, and BodyMustRunAgain with a session."""
-        asked_at = self._store.runtime.monotonic()
+        asked_at = self._lease.moved()
         self._patience.progressed()
-        if session is not None:
-            committed = self._commit_session(boundary, session)
+        if session is not None or boundary.mutations:
+            committed = self._commit_authors(boundary, session)
         elif boundary.is_plain and not self.board.has_kept:
             committed = self._commit_plain(boundary)
         else:
@@ -157,6 +160,16 @@ class Committer:
             self._has_started = True
         return committed
 
+    def _commit_authors(self, boundary: Boundary, session: Session | None) -> Committed:
+        """Commit the author's own statements, which have no bound (LAW 7)."""
+        self._lease.author_begins(boundary.writes[0].commit_id)
+        try:
+            if session is None:
+                return self._commit_redoable(boundary)
+            return self._commit_session(boundary, session)
+        finally:
+            self._lease.author_ends(boundary.writes[0].commit_id)
+
     def _commit_plain(self, boundary: Boundary) -> Committed:
         def work(tx: Tx) -> Committed:
             with self._store.losing_a_race():
@@ -165,7 +178,7 @@ class Committer:
 
         resolve = self._resolver(boundary)
         try:
-            return self._store.transact(work, resolve=resolve, single=True)
+            return self._store.transact(work, resolve=resolve, single=True, bound=PASS)
         except Superseded:
             # Perhaps by ourselves: a first try, given up with its connection, may have arrived before the second.
             found = self._store.transact(resolve)
@@ -183,7 +196,7 @@ class Committer:
         if boundary.ending is not None:
             targets = sorted({*targets, *answers.waiting_parent(tx, self.claim.parent)})
         for pk, workflow, instance_id in targets:
-            if pk < self.claim.pk:
+            if pk <= self.claim.pk:  # our own too: the guard finds it by another index, see `terminate`
                 instances.lock(tx, workflow, instance_id)
         with self._store.losing_a_race():
             guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)
@@ -231,8 +244,11 @@ class Committer:
         )
 
     def _write(self, tx: Tx, guarded: Guarded, write: StepWrite) -> StepRow:
-        if write.type is StepType.WAIT and write.status is StepStatus.CANCELLED:  # it lost a race
-            waiters.close_wait(tx, self.claim, key=write.key)
+        if write.status is StepStatus.CANCELLED:  # it lost a race
+            if write.type is StepType.WAIT:
+                waiters.close_wait(tx, self.claim, key=write.key)
+            elif write.type is StepType.TASK:
+                items.forget(tx, self.claim.pk, self.claim.ref.run_number, write.key)
         return journal.write_step(tx, self.claim, guarded, write)
 
     def _label(self, tx: Tx, boundary: Boundary) -> None:
@@ -249,19 +265,25 @@ class Committer:
                 session.flush()
             if boundary.mutations:
                 self._store.run_author_writes(tx, boundary.mutations, session)
-        except Exception as exc:
-            if self._store.is_transient(exc):
+        except BaseException as exc:
+            if self._store.is_transient(exc) or isinstance(exc, Superseded) or self._is_from_outside(exc):
                 raise
             raise self._author_fault(boundary, exc) from exc
 
-    def _author_fault(self, boundary: Boundary, exc: Exception) -> AuthorWriteFailed:
+    def _author_fault(self, boundary: Boundary, exc: BaseException) -> AuthorWriteFailed:
         if self._store.is_unique_violation(exc):
-            return AuthorWriteFailed(StepCommitConflict(boundary.writes[0].name, values.storable(str(exc), 500)))
+            return AuthorWriteFailed(
+                StepCommitConflict(boundary.writes[0].name, values.storable(values.text_of(exc), 500))
+            )
         return AuthorWriteFailed(exc)
 
     def _commit_redoable(self, boundary: Boundary) -> Committed:
         try:
-            return self._store.transact(lambda tx: self._in_order(tx, boundary, None), resolve=self._resolver(boundary))
+            return self._store.transact(
+                lambda tx: self._in_order(tx, boundary, None),
+                resolve=self._resolver(boundary),
+                bound=None if boundary.mutations else PASS,
+            )
         except Exception as exc:
             if boundary.mutations and self._store.is_refusal(exc):  # at the commit: a deferred constraint
                 raise self._author_fault(boundary, exc) from exc
@@ -340,6 +362,7 @@ class Committer:
                 rows = [self._write(tx, guarded, each) for each in made]
                 if recall is not None and event is None and until <= guarded.now:
                     outbox.remove(tx, [recall])
+                    items.forget(tx, self.claim.pk, self.claim.ref.run_number, key)
                 if topic is not None and made and not made[0].is_final:
                     waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)
                 elif topic is not None and made:
@@ -367,8 +390,8 @@ class Committer:
                 raise Superseded(str(self.claim.ref))
             return None
 
-        asked_at = self._store.runtime.monotonic()
-        committed = self._store.transact(work, resolve=resolve)
+        asked_at = self._lease.moved()
+        committed = self._store.transact(work, resolve=resolve, bound=PASS)
         self._log_room -= len(logs)
         self.board.arrived()
         self._lease.renewed(asked_at=asked_at)
@@ -411,7 +434,7 @@ class Committer:
             # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
             return None if is_certain else After.WAITING
 
-        after = self._store.transact(work, resolve=resolve)
+        after = self._store.transact(work, resolve=resolve, bound=PASS)
         if is_certain:
             teller.let_go(self.claim, after, min((wait.due_at for wait in waits), default=None))
         return after
@@ -423,8 +446,10 @@ class Committer:
 
         def work(tx: Tx) -> _Ended:
             answers.lock_parent(tx, self.claim.parent)
-            claims.guard(tx, self.claim, lease=self._lease.length)
+            # InnoDB locks the index entry by which a row is found, then the row. Others find it by its id: to ask for
+            # that entry after the guard, which finds it by its key, is a deadlock with whoever waits for the row.
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
+            claims.guard(tx, self.claim, lease=self._lease.length)
             instances.terminate(tx, row, reason=reason)
             self._leave(tx, letters)
             return _Ended(self._answer(tx, ending, reason=reason))
@@ -459,7 +484,7 @@ class Committer:
         single: bool = False,
     ) -> None:
         """Commit what ends the run, and tell of it, unless somebody else may have ended it."""
-        ended = self._store.transact(work, resolve=self._not_ours, single=single)
+        ended = self._store.transact(work, resolve=self._not_ours, single=single, bound=PASS)
         if not ended.is_certain:  # sweeps find what is to be sent and woken
             return
         tell()

@@ -19,14 +19,16 @@ from celery_durable.runner.makings import AuthorWriteFailed
 from celery_durable.runner.progress import Progress
 from celery_durable.runner.waits import Awaited, Settle, Waits, until_wake
 from celery_durable.step import ChildCall, NewInstance, TaskCall
-from celery_durable.store.claims import OpenWait
+from celery_durable.store import items
+from celery_durable.store.claims import Guarded, OpenWait
+from celery_durable.store.engine import Tx
+from celery_durable.store.items import Map
 from celery_durable.store.journal import Arrived, StepWrite
-from celery_durable.values import AnsweredError, PayloadLimits, StepPolicy, outgoing_task
+from celery_durable.values import AnsweredError, StepPolicy, stored_task
 
 TASK_POLICY = StepPolicy(limit=0)
 """Of task steps, where their author says nothing of retries: Celery has its own. A timeout every call has."""
 _OWN_CHILD = "child:"
-_ANY = PayloadLimits(2**31, 10_000)
 
 
 class Delegation:
@@ -53,22 +55,18 @@ class Delegation:
         assert branch.policy.timeout is not None
         claim = self._at.lease.claim
         event_type = task_type(task_name(call.signature), claim.pk, branch.entry.seq, attempt)
-        letter = outgoing_task(
-            call.signature,
-            (),
-            {},
-            id_=task_id(event_type, claim.pk, claim.ref.run_number),
-            limits=self._at.env.settings.limits,
-            answers=(claim.ref.workflow, claim.ref.instance_id, claim.ref.run_number, event_type),
-        )
-        write = self._at.write(
-            branch,
-            StepStatus.WAITING,
-            attempts=attempt,
-            wake_in=self._waits.span(branch, branch.policy.timeout, "event"),
-            event_type=event_type,
-        )
-        boundary = Boundary([write], self._at.take_logs(), outgoing=[letter], sleep=until_wake if sole else None)
+        body = stored_task(call.signature, limits=self._at.env.settings.limits)
+        timeout = self._waits.span(branch, branch.policy.timeout, "event")
+        write = self._at.write(branch, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type)
+        where = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
+        step = Map(*where, branch.key, timeout, on_lost=call.on_lost or self._at.env.settings.task_on_lost)
+
+        def send(tx: Tx, guarded: Guarded) -> list[StepWrite]:
+            letter = items.send_task(tx, step, body, event_type=event_type, attempt=attempt, now=guarded.now)
+            boundary.outgoing = [letter]
+            return [write]
+
+        boundary = Boundary([write], self._at.take_logs(), look=send, sleep=until_wake if sole else None)
         if sole:
             self._at.defer(boundary)
         else:
@@ -158,7 +156,7 @@ def _answer_of_child(row: StepRow) -> Awaited:
 
 
 def task_name(signature: Any) -> str:
-    """What is sent, for people; whether it can be, `outgoing_task` says."""
+    """What is sent, for people; whether it can be, `stored_task` says."""
     if isinstance(signature, Mapping):
         return str(signature.get("task"))
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
@@ -166,4 +164,4 @@ def task_name(signature: Any) -> str:
 
 def _output(event: Arrived) -> str:
     """As it was checked when it was taken, or when the child ended."""
-    return values.encode(values.output_in(event.payload), what="Answer", limits=_ANY)
+    return values.encode(values.output_in(event.payload), what="Answer", limits=values.CHECKED)

@@ -57,23 +57,24 @@ class Handlers:
             buffer=TxBuffer(),
             close_session=self.close_session,
             abandon_session=self._abandon_session,
-            interruptions=self._env.interruptions,
+            is_from_outside=self._env.is_from_outside,
             monotonic=self._env.runtime.monotonic,
+            lease=self._lease,
         )
         return body
 
     def tx_of(self, row: StepRow, body: Body) -> StepTx:
         """The transaction of this attempt."""
         # One step commits several times when it waits: the ids of what it sends differ from wait to wait.
-        turn = row.step_key
+        turn = ""
         if row.event_seq is not None:
-            turn += f"/event {row.event_seq}"
+            turn = f"/event {row.event_seq}"
         elif row.wake_at is not None:
-            turn += f"/timeout {to_us(row.wake_at)}"
+            turn = f"/timeout {to_us(row.wake_at)}"
         return StepTx(
             name=row.name,
             attempt=body.attempt,
-            idempotency_key=idempotency_key(self._loaded.lineage, turn),
+            idempotency_key=idempotency_key(self._loaded.lineage, row.step_key, turn),
             buffer=body.buffer,
             open_session=lambda: self._open_session(body),
             limits=self._env.settings.limits,

@@ -1,6 +1,8 @@
-"""Keeping claims alive while bodies run: one thread per process renews the leases of all its passes.
+"""Keeping claims alive while passes get on: one thread per process renews the leases of all its passes.
 
-Losing a lease costs a repeated body, never a wrong record: the token alone decides what is written.
+Losing a lease costs a repeated body, never a wrong record: the token alone decides what is written. A lease is renewed
+while the author's code or transaction runs, however long that takes, and else only while the pass moves (LAW 7): one
+that hangs in our own code would be renewed for ever, beside healthy workers. The renewer takes its claim away instead.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from celery_durable.errors import Superseded
-from celery_durable.model import Claim
+from celery_durable.errors import PassStuck, Superseded
+from celery_durable.model import Claim, LogLevel, LogLine
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims
-from celery_durable.store.engine import Store
+from celery_durable.store import claims, journal
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.watchdog import LOOP, PASS
 
 logger = logging.getLogger("celery_durable.runner")
+
+_REST = 1 / 3
+"""Of a lease: how long an instance rests whose pass got stuck. Another try then cannot follow the last at full speed,
+and yet begins within two leases of the moment in which the pass stopped moving."""
 
 
 class Lease:
@@ -31,7 +38,10 @@ class Lease:
         # Counted from before the question was sent, less a margin: the database's lease lasts longer than ours.
         self._good_for = length.total_seconds() * 0.9
         self._valid_until = asked_at + self._good_for
-        self._asked_at = asked_at
+        self._asked_at = self._moved_at = asked_at
+        # Whose code runs, if it is the author's: a set, since bodies come and go on threads of their own, and since
+        # one that is left behind must be taken out without waiting for it. Adding and removing needs no lock.
+        self._authors: set[object] = set()
 
     @property
     def now(self) -> datetime:
@@ -42,6 +52,27 @@ class Lease:
     def is_valid(self) -> bool:
         return not self.is_lost and self._runtime.monotonic() < self._valid_until
 
+    def author_begins(self, who: object) -> None:
+        """From here to `author_ends` the author's code runs, or his transaction: it may take as long as it likes."""
+        self._authors.add(who)
+
+    def author_ends(self, who: object) -> None:
+        """His code is at an end, or was left behind; any number of times."""
+        self._authors.discard(who)
+        self.moved()
+
+    def moved(self) -> float:
+        """The pass has got further; answers with the time."""
+        self._moved_at = self._runtime.monotonic()
+        return self._moved_at
+
+    def stuck_for(self, longest: float) -> float | None:
+        """For how many seconds our own code has not moved, if that is more than ``longest``."""
+        if self._authors:
+            return None
+        still = self._runtime.monotonic() - self._moved_at
+        return still if still > longest else None
+
     def renewed(self, *, asked_at: float) -> None:
         self._valid_until = max(self._valid_until, asked_at + self._good_for)
 
@@ -51,15 +82,17 @@ class Lease:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
             asked_at = self._runtime.monotonic()
-            store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False))
+            store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), bound=PASS)
             self.renewed(asked_at=asked_at)
 
 
 class Keeper:
     """Renews every held lease each third of its length, on a daemon thread that lives as long as there is one."""
 
-    def __init__(self, store: Store, length: timedelta, runtime: Runtime) -> None:
+    def __init__(self, store: Store, length: timedelta, runtime: Runtime, *, stall: timedelta | None = None) -> None:
         self._store, self._length, self._runtime = store, length, runtime
+        self._look_seconds = length.total_seconds() / 3
+        self._stall_seconds = (stall or length).total_seconds()
         self._begin()
 
     def _begin(self) -> None:
@@ -76,7 +109,7 @@ class Keeper:
         with self._lock:
             if not self._is_running:
                 # Not on a condition: every pass that begins would end the wait, and be renewed at once.
-                self._runtime.repeat(self._length.total_seconds() / 3, self._look, name="durable-leases")
+                self._runtime.repeat(self._look_seconds, self._look, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
         try:
@@ -92,14 +125,34 @@ class Keeper:
             if not held:
                 self._is_running = False
                 return False
-        self._renew(held)
+        stuck = {token: still for token, lease in held.items() if (still := lease.stuck_for(self._stall_seconds))}
+        if moving := {token: lease for token, lease in held.items() if token not in stuck}:
+            self._renew(moving)
+        began = self._runtime.monotonic()
+        for token, still in stuck.items():
+            if not held[token].is_lost and self._runtime.monotonic() - began < self._length.total_seconds() / 6:
+                self._take_away(held[token], still)
         return True
+
+    def _take_away(self, lease: Lease, still: float) -> None:
+        """Take the claim of a pass that has not moved for so many seconds; failing that, its lease ends by itself."""
+        error = PassStuck(str(lease.claim.ref), still)
+        rest = self._length * _REST
+        try:
+            self._store.attempt(lambda tx: _give_up(tx, lease, error, rest=rest))
+        except Superseded:
+            lease.is_lost = True
+        except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
+            logger.warning("%s Its claim cannot be taken away, so its lease is left to end: %s", error, exc)
+        else:
+            lease.is_lost = True
+            logger.error("PassStuck: %s Its claim has been taken away, for another worker.", error)
 
     def _renew(self, held: dict[str, Lease]) -> None:
         asked_at = self._runtime.monotonic()
         wanted = [lease.claim for lease in held.values()]
         try:
-            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length))
+            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), bound=LOOP)
         except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
             logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
             return
@@ -108,3 +161,11 @@ class Keeper:
                 lease.renewed(asked_at=asked_at)
             elif token not in found.held:
                 lease.is_lost = True
+
+
+def _give_up(tx: Tx, lease: Lease, error: PassStuck, *, rest: timedelta) -> None:
+    """Release a claim of this process whose pass is stuck: no crash, since no worker died."""
+    guarded = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
+    line = LogLine(LogLevel.ERROR, "system", f"PassStuck: {error}", None, None, None, is_replay=False)
+    journal.write_logs(tx, lease.claim, guarded, [line], room=1)
+    claims.release(tx, lease.claim, guarded, grace=timedelta(0), rest=rest)

@@ -16,7 +16,6 @@ from celery_durable.definitions import LinearDefinition
 from celery_durable.errors import (
     DurableError,
     HandlerAnswerInvalid,
-    NonRetryableError,
     StepCommitConflict,
     Superseded,
     ValueRefused,
@@ -75,15 +74,17 @@ class LinearPass:
 
     def run(self) -> str:
         """Turn after turn, until the run waits, ends or makes room; answers with a short sentence."""
-        crashes = self._lease.claim.crash_count
-        if crashes >= self._env.settings.max_crashes:
+        crashes, standing = self._lease.claim.crash_count, self._current()
+        if crashes >= self._env.settings.max_crashes and standing is not None:
             error = WorkerCrashLoop(crashes)
-            self._die(self._current(), (type(error).__name__, str(error)))
+            self._die(standing, (type(error).__name__, str(error)))
         else:
             teller.began(self._lease.claim, has_started=self._loaded.has_started)
         while self._said is None:
             row = self._current()
-            if row.status is StepStatus.RUNNING:
+            if row is None:
+                self._finish()
+            elif row.status is StepStatus.RUNNING:
                 self._recover(row)
             elif self._must_stop():
                 self._let_go([])
@@ -97,15 +98,18 @@ class LinearPass:
                 self._turn(self._commit(Boundary([self._begun(row)])).rows[0])
         return self._said
 
-    def _current(self) -> StepRow:
-        """The step that the run stands at: the first that is not done.
+    def _current(self) -> StepRow | None:
+        """The step that the run stands at: the first that is not done. None: all are."""
+        return next((row for row in self._rows if row.status is not StepStatus.DONE), None)
 
-        All are done only where another has taken over between our claim and our look at the rows.
+    def _finish(self) -> None:
+        """All are done: the last one was settled by hand.
+
+        Or another has taken over between our claim and our look at the rows; then the claim's token stops us.
         """
-        for row in self._rows:
-            if row.status is not StepStatus.DONE:
-                return row
-        raise Superseded(str(self._lease.claim.ref))
+        ending = Ending(Status.COMPLETE, output=self._rows[-1].result)
+        self._committer.settle(ending, [])
+        self._said = str(ending.status)
 
     def _must_stop(self) -> bool:
         has_had_its_time = self._turns and self._env.runtime.monotonic() - self._began > self._env.settings.pass_seconds
@@ -254,7 +258,7 @@ class LinearPass:
                 self._retry(row, body, None, ("StepTimeout", f"attempt {body.attempt} took longer than {row.timeout}"))
             case Raised(error):
                 if body.buffer.session is not None and self._env.store.is_transient(error):
-                    raise BodyMustRunAgain(str(error)) from error
+                    raise BodyMustRunAgain(values.text_of(error)) from error
                 self._failed(row, body, self._as_step_error(row, body, error))
             case Returned(answer):
                 try:
@@ -333,15 +337,13 @@ class LinearPass:
 
         self._commit(self._boundary([waiting], body, look=look, sleep=_until_event), body)
 
-    def _failed(self, row: StepRow, body: Body, error: Exception, *, is_final: bool = False) -> None:
+    def _failed(self, row: StepRow, body: Body, error: BaseException, *, is_final: bool = False) -> None:
         """An exception: tried again as the step's policy says, unless it says itself that this is no use."""
         self._handlers.close_session(body.buffer)
-        name = error.name if isinstance(error, NonRetryableError) else type(error).__name__
-        described = (name, str(error))
-        if is_final or isinstance(error, (NonRetryableError, ValueRefused)):
-            self._die(row, described, body)
+        if is_final or values.forbids_retry(error):
+            self._die(row, values.described(error), body)
         else:
-            self._retry(row, body, None, described)
+            self._retry(row, body, None, values.described(error))
 
     def _retry(self, row: StepRow, body: Body, backoff: timedelta | None, error: tuple[str, str]) -> None:
         if self._is_last(row):
@@ -364,9 +366,9 @@ class LinearPass:
         self._commit(Boundary([write], self._take_logs(body), sleep=_until_retry))
         self._turns += 1
 
-    def _as_step_error(self, row: StepRow, body: Body, error: Exception) -> Exception:
+    def _as_step_error(self, row: StepRow, body: Body, error: BaseException) -> BaseException:
         if body.buffer.session is not None and self._env.store.is_unique_violation(error):
-            return StepCommitConflict(row.name, values.storable(str(error), 500))
+            return StepCommitConflict(row.name, values.storable(values.text_of(error), 500))
         return error
 
     # --- commits --------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from celery_durable.store.engine import Tx
 class AuthorWriteFailed(Exception):
     """The author's part of a boundary failed with ``error``; nothing was committed."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
-        super().__init__(str(error))
+        super().__init__(values.text_of(error))
 
 
 def targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInstance]) -> list[tuple[int, str, str]]:

@@ -57,7 +57,8 @@ class Maps:
         assert branch.policy.timeout is not None
         timeout = self._waits.span(branch, branch.policy.timeout, "event")
         where = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
-        return Map(*where, branch.key, timeout, call.max_concurrency)
+        on_lost = call.on_lost or self._at.env.settings.task_on_lost
+        return Map(*where, branch.key, timeout, call.max_concurrency, on_lost)
 
     def _begin(self, branch: Branch, call: MapCall, *, sole: bool) -> None:
         """Record all items, and send as many as may be out."""

@@ -6,11 +6,12 @@ step call of the function raises again and does nothing, so that ``finally: step
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never, cast
 
 from celery_durable import values
 from celery_durable.definitions import WorkflowDefinition, describe_step
@@ -40,6 +41,7 @@ from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCal
 from celery_durable.store.claims import OpenWait
 from celery_durable.values import Codec, Duration
 
+V = TypeVar("V", bound=Callable[..., Any])
 _SHORTEST_WAIT = timedelta(seconds=1)
 _ERRORED = StepStatus.ERRORED
 _FAILURES: dict[str, type[StepFailed]] = {
@@ -47,11 +49,26 @@ _FAILURES: dict[str, type[StepFailed]] = {
 }
 
 
+def _ours(verb: V) -> V:
+    """Between the call of a verb and its return it is not the author's function that runs, but ours (see `Lease`)."""
+
+    @functools.wraps(verb)
+    def called(self: Pass, *args: Any, **options: Any) -> Any:
+        lease = self._at.lease
+        lease.author_ends(self._definition)
+        try:
+            return verb(self, *args, **options)
+        finally:
+            lease.author_begins(self._definition)
+
+    return cast("V", called)
+
+
 class Pass:
     """The host of one pass."""
 
     def __init__(self, definition: WorkflowDefinition, at: Progress) -> None:
-        self._at = at
+        self._definition, self._at = definition, at
         self._waits, self._attempts = Waits(at), Attempts(at)
         self._delegation, self._maps = Delegation(at, self._waits), Maps(at, self._waits)
         self._policy = at.env.settings.step_policy.over(definition.step_defaults)
@@ -60,6 +77,7 @@ class Pass:
         self._submitted: dict[str, Branch] = {}
         self.waits: list[OpenWait] = []
 
+    @_ours
     def call(self, call: StepCall) -> Any:
         self._at.enter()
         branch = self._open(call)
@@ -75,6 +93,7 @@ class Pass:
         self._submitted[branch.key] = branch
         return StepFuture(self, branch.name, branch.key, branch)
 
+    @_ours
     def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
         self._at.enter()
         branches = self._take(futures)
@@ -95,6 +114,7 @@ class Pass:
                 results.append(exc)
         return results
 
+    @_ours
     def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
         self._at.enter()
         if not futures:
@@ -194,6 +214,7 @@ class Pass:
             case SleepCall(until=until):
                 return values.aware(until, "sleep_until")
             case WaitCall():
+                _ = Codec(call.schema, what=f"The schema of wait {call.name!r}").is_typed
                 if call.is_topic:
                     values.topic(call.event_type)
                 else:
@@ -318,6 +339,5 @@ def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
     stored = Codec().decode(row.result or "null")
     payload = stored["payload"]
     if schema.is_typed:
-        limits = values.PayloadLimits(2**31, 10_000)
-        payload = decoded(step, schema, values.encode(payload, what="Event payload", limits=limits))
+        payload = decoded(step, schema, values.encode(payload, what="Event payload", limits=values.CHECKED))
     return ReceivedEvent(type=stored["type"], payload=payload, timestamp=from_us(stored["at"]))

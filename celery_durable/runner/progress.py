@@ -52,7 +52,8 @@ class Environment:
     wake: Callable[[list[Due]], None]
     post: Callable[[list[Outgoing]], None]
     should_stop: Callable[[], bool]
-    interruptions: tuple[type[BaseException], ...]
+    is_from_outside: Callable[[BaseException], bool]
+    """Whether an exception stops the process, and is no verdict on the code in which it came up."""
 
 
 def log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
@@ -232,9 +233,9 @@ class Progress:
             raise
         except Interruption as exc:
             raise self.interrupt(exc) from None
-        except self.env.interruptions as exc:
-            raise self.interrupt(Stopped(exc)) from exc
         except Exception as exc:
+            if self.env.is_from_outside(exc):
+                raise self.interrupt(Stopped(exc)) from exc
             raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
 
     def append(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:

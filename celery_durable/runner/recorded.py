@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import lineage
@@ -13,6 +13,7 @@ from celery_durable.errors import RunNotFound, ValueRefused
 from celery_durable.lineage import Lineage
 from celery_durable.model import (
     EXPORT_VERSION,
+    Child,
     Claim,
     ErrorInfo,
     History,
@@ -24,6 +25,9 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
+    child_type,
+    task_type,
+    topic_type,
 )
 from celery_durable.store import history, instances, journal
 from celery_durable.store.engine import Tx
@@ -76,6 +80,8 @@ def of_history(told: History, *, created_at: datetime | None = None) -> Recorded
             max_attempts=step.max_attempts,
             next_retry_at=step.next_retry_at,
             wake_at=step.wake_at,
+            timeout=step.timeout,
+            wait_event_type=_awaited(step, place),
             result=json.dumps(step.result),
             error_name=None if step.error is None else step.error.name,
             error_message=None if step.error is None else step.error.message,
@@ -98,6 +104,17 @@ def of_history(told: History, *, created_at: datetime | None = None) -> Recorded
     error = told.status.error
     found = _recorded(claim, loaded, told.status.status, None if error is None else error.name)
     return replace(found, is_partial=told.origin is not None)
+
+
+def _awaited(step: StepRecord, place: int) -> str | None:
+    """What its row waits for."""
+    if step.wait_topic is not None:
+        return topic_type(step.wait_topic, place)
+    if step.task is not None:
+        return task_type(step.task, 0, place, step.attempts)
+    if step.child is not None:
+        return child_type(step.child.workflow, step.child.instance_id, place)
+    return step.wait_event_type
 
 
 def of_export(said: Any) -> Recorded:
@@ -137,7 +154,7 @@ def _step(said: Mapping[str, Any]) -> StepRecord:
         status=StepStatus(said["status"]),
         attempts=said["attempts"],
         max_attempts=said["max_attempts"],
-        timeout=None,
+        timeout=None if said["timeout"] is None else timedelta(seconds=said["timeout"]),
         next_retry_at=_maybe(said["next_retry_at"]),
         wake_at=_maybe(said["wake_at"]),
         wait_event_type=said["wait_event_type"],
@@ -146,6 +163,9 @@ def _step(said: Mapping[str, Any]) -> StepRecord:
         created_at=_maybe(said["created_at"]),
         started_at=_maybe(said["started_at"]),
         finished_at=_maybe(said["finished_at"]),
+        wait_topic=said.get("wait_topic"),
+        task=said.get("task"),
+        child=None if said.get("child") is None else Child(**said["child"]),
     )
 
 

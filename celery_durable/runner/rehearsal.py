@@ -14,8 +14,10 @@ from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
 from celery_durable.ledger import Ledger
 from celery_durable.model import LogLine, Ref, Status, StepRow
+from celery_durable.runner.board import checked
 from celery_durable.runner.boundary import Committer
 from celery_durable.runner.branches import Branch, Race
+from celery_durable.runner.changes import Difference, changes
 from celery_durable.runner.passage import Pass
 from celery_durable.runner.progress import Progress
 from celery_durable.runner.recorded import Recorded
@@ -29,19 +31,12 @@ _KEEP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Where the code does something else than the record, in a sentence that names both; and what to do about it."""
-
-    sentence: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """How the code of today follows a record. All steps are in call order.
 
     ``replayed``: recorded, and answered from the record. ``ahead``: those that the code comes to, and has to wait
-    for, or run. ``missed``: recorded, and not called. ``end``: where it came to an end, in a sentence.
+    for, or run. ``missed``: recorded, and not called. ``end``: where it came to an end, in a sentence. ``changes``: of
+    open steps, which do not keep the run from going on.
     """
 
     ref: Ref
@@ -50,6 +45,7 @@ class Rehearsal:
     missed: tuple[StepRow, ...]
     end: str
     differences: tuple[Difference, ...]
+    changes: tuple[Difference, ...] = ()
 
     @property
     def follows(self) -> bool:
@@ -85,6 +81,13 @@ class Rehearsing(Pass):
         self.ahead: tuple[Branch, ...] = ()
         self.differences: dict[str, Difference] = {}
         """By the name of the step."""
+        self.changes: list[Difference] = []
+
+    def publish(self, key: str, value: Any) -> None:
+        """Check the value, and show it to nobody."""
+        checked(self._at.env.settings, key, value)
+        if self._at.over is not None:
+            raise self._at.over
 
     def _open(self, call: StepCall) -> Branch:
         try:
@@ -118,6 +121,10 @@ class Rehearsing(Pass):
 
     def _stop(self, branches: list[Branch]) -> NoReturn:
         self.ahead = tuple(branches)
+        for branch in branches:
+            row = self._at.ledger.row(branch.key)
+            if row is not None and not row.is_settled:
+                self.changes += changes(branch, row, self._at.env.settings)
         raise self._at.interrupt(Suspend())
 
 
@@ -136,6 +143,7 @@ def judge(recorded: Recorded, ledger: Ledger, host: Rehearsing, ending: Ending |
         missed=tuple(missed),
         end=_end(ledger, host, ending),
         differences=tuple(found),
+        changes=tuple(host.changes),
     )
 
 

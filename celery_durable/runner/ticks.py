@@ -8,18 +8,17 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from celery_durable.config import Settings
 from celery_durable.model import Due
 from celery_durable.operations.emitting import go_on_emitting
-from celery_durable.runner import Runner
+from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import sweeps
-from celery_durable.store.engine import Store
+from celery_durable.store import agendas, sweeps
+from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import RESUMING, STARTING
-from celery_durable.store.sweeps import Redispatch
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -28,10 +27,10 @@ _CLAIMS = 100
 
 
 class Ticker:
-    """Finds due runs and advances them."""
+    """Finds due runs and advances them. ``advance``: as `Runner.advance`."""
 
-    def __init__(self, store: Store, settings: Settings, runtime: Runtime, runner: Runner) -> None:
-        self._store, self._settings, self._runtime, self._runner = store, settings, runtime, runner
+    def __init__(self, store: Store, settings: Settings, runtime: Runtime, advance: Callable[..., str]) -> None:
+        self._store, self._settings, self._runtime, self._advance_run = store, settings, runtime, advance
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -54,19 +53,7 @@ class Ticker:
         while go_on_emitting(self._store):
             pass
         for priority in (RESUMING, STARTING):
-            released, _ = self._store.transact(
-                functools.partial(
-                    sweeps.sweep,
-                    priority=priority,
-                    limit=_CLAIMS,
-                    redispatch=self._redispatch,
-                    # A tick knows nothing of the time before it, and so not whether the database was away.
-                    may_expire=False,
-                    lease=self._settings.lease,
-                    only_claimed=True,
-                )
-            )
-            yield from released
+            yield from self._store.transact(functools.partial(self._release_dead, priority=priority))
             early, again = self._settings.grace, self._redispatch
             while True:
                 take = functools.partial(sweeps.take, priority=priority, early=early, redispatch=again, without=taken)
@@ -76,11 +63,25 @@ class Ticker:
                 taken.append(pk)
                 yield due
 
+    def _release_dead(self, tx: Tx, *, priority: int) -> list[Due]:
+        return [
+            due
+            for queue in agendas.read(tx).in_order(priority)
+            for due in sweeps.sweep_claims(
+                tx,
+                queue=queue,
+                priority=priority,
+                limit=_CLAIMS,
+                redispatch=self._redispatch,
+                lease=self._settings.lease,
+            )
+        ]
+
     def _advance(self, due: Due, max_steps: int | None) -> int:
         """One pass; 0 where somebody else was faster or something broke: a sweep or a later tick finds it again."""
         name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
         try:
-            said = self._runner.advance(due.ref, claimed_by=name, max_steps=max_steps)
+            said = self._advance_run(due.ref, claimed_by=name, max_steps=max_steps)
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise

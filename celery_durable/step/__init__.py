@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
 from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, ValueRefused
-from celery_durable.model import LogLevel, ReceivedEvent
+from celery_durable.model import LogLevel, OnLost, ReceivedEvent
 from celery_durable.step.calls import (
     BodyCall,
     ChildCall,
@@ -106,7 +106,7 @@ class Step:
 
     def sleep_until(self, name: str, when: datetime) -> None:
         """Hibernate until ``when``, which carries a time zone; the past ends at once."""
-        self._host.call(SleepCall(name, 0, when))
+        self._host.call(SleepCall(name, 0, values.aware(when, "sleep_until")))
 
     @overload
     def wait_for_event(
@@ -148,6 +148,7 @@ class Step:
         *,
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
     ) -> Any:
         """Have a Celery task of yours do this step, on its own queue and worker, and return its result as JSON data.
 
@@ -155,12 +156,16 @@ class Step:
         workflow hibernates meanwhile, no worker is held. The message leaves once the step is recorded, at least once;
         the task tells by its id that it is the same. Celery's own retries go on within an attempt.
 
-        ``timeout``: 1 second to 365 days for each attempt; one without an answer, lost with its broker perhaps, has
-        failed then. ``retries``: how often, and how soon, it is sent again when it has failed; by default not at all.
-        Then StepFailed is raised, with the name of the task's error, or StepTimeout. Raises TaskRefused for what
-        cannot be kept, NotSerializable.
+        ``timeout``: 1 second to 365 days for each attempt; one without an answer has failed then. ``retries``: how
+        often, and how soon, it is sent again when it has failed; by default not at all. ``on_lost``: what becomes of it
+        when its worker dies, or its queue is emptied. ``"resend"`` sends it again with the same id, and ends it as
+        TaskLost at the third loss; ``"fail"`` ends it as TaskLost at once; ``"wait"`` leaves it to its timeout. The
+        default is ``durable_task_on_lost``, "resend".
+
+        Then StepFailed is raised, with the name of the task's error, StepTimeout or TaskLost. Raises TaskRefused for
+        what cannot be kept, NotSerializable.
         """
-        return self._host.call(_task_call(name, signature, timeout, retries))
+        return self._host.call(_task_call(name, signature, timeout, retries, on_lost))
 
     def map(
         self,
@@ -171,17 +176,26 @@ class Step:
         max_concurrency: int | None = None,
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
         """Have one Celery task do each item, and return their results in order; one step, however many there are.
 
         ``task``: as in `task`; each gets its item before the arguments of its signature. ``max_concurrency``: how many
-        are out at a time, by default all. ``timeout`` and ``retries``: of each item, as in `task`. The workflow
-        hibernates until all have answered. Then StepFailed is raised for the first item that failed, or with
+        are out at a time, by default all. ``timeout``, ``retries`` and ``on_lost``: of each item, as in `task`. The
+        workflow hibernates until all have answered. Then StepFailed is raised for the first item that failed, or with
         ``return_exceptions`` put into the list. Up to 10,000 items; raises ValueRefused beyond, and as `task` does.
         """
         config = _task_config(timeout, retries)
-        call = _map_call(name, task, items, config, most=max_concurrency, return_exceptions=return_exceptions)
+        call = _map_call(
+            name,
+            task,
+            items,
+            config,
+            most=max_concurrency,
+            on_lost=on_lost,
+            return_exceptions=return_exceptions,
+        )
         results: list[Any] = self._host.call(call)
         return results
 
@@ -275,9 +289,10 @@ class Step:
         *,
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
     ) -> StepFuture[Any]:
         """As `task`, but as a branch; it is sent when it is gathered."""
-        return self._host.submit(_task_call(name, signature, timeout, retries))
+        return self._host.submit(_task_call(name, signature, timeout, retries, on_lost))
 
     def submit_map(
         self,
@@ -288,11 +303,20 @@ class Step:
         max_concurrency: int | None = None,
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
         return_exceptions: bool = False,
     ) -> StepFuture[list[Any]]:
         """As `map`, but as a branch; its tasks are sent when it is gathered."""
         config = _task_config(timeout, retries)
-        call = _map_call(name, task, items, config, most=max_concurrency, return_exceptions=return_exceptions)
+        call = _map_call(
+            name,
+            task,
+            items,
+            config,
+            most=max_concurrency,
+            on_lost=on_lost,
+            return_exceptions=return_exceptions,
+        )
         return self._host.submit(call)
 
     def submit_child(
@@ -393,8 +417,16 @@ def _body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
     return BodyCall(name, config, rest[0], tuple(rest[1:]), kwargs)
 
 
-def _task_call(name: str, signature: Any, timeout: Duration, retries: Retries | int | None) -> TaskCall:
-    return TaskCall(name, signature, _task_config(timeout, retries))
+def _task_call(
+    name: str, signature: Any, timeout: Duration, retries: Retries | int | None, on_lost: OnLost | None
+) -> TaskCall:
+    return TaskCall(name, signature, _task_config(timeout, retries), _on_lost(on_lost))
+
+
+def _on_lost(on_lost: OnLost | None) -> OnLost | None:
+    if on_lost is not None and on_lost not in get_args(OnLost):
+        raise ValueRefused(f"on_lost={on_lost!r} must be one of {', '.join(get_args(OnLost))}.")
+    return on_lost
 
 
 def _task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
@@ -402,7 +434,14 @@ def _task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig
 
 
 def _map_call(
-    name: str, task: Any, items: Iterable[Any], config: StepConfig, *, most: Any, return_exceptions: bool
+    name: str,
+    task: Any,
+    items: Iterable[Any],
+    config: StepConfig,
+    *,
+    most: Any,
+    on_lost: OnLost | None,
+    return_exceptions: bool,
 ) -> MapCall:
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ValueRefused(f"max_concurrency={most!r} of step {name!r} must be at least 1, or None for all at once.")
@@ -412,7 +451,7 @@ def _map_call(
             f"step.map({name!r}) got {len(given)} items, and {MOST_ITEMS} is the most: map chunks of them, or have "
             "child workflows map a part each."
         )
-    return MapCall(name, task, given, config, most, return_exceptions)
+    return MapCall(name, task, given, config, most, return_exceptions, _on_lost(on_lost))
 
 
 def _child_call(

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from celery_durable.definitions import Definition
-from celery_durable.model import LogLevel, WorkflowEvent
+from celery_durable.model import LogLevel, OnLost, WorkflowEvent
 from celery_durable.values import Duration, StepConfig
 
 T_co = TypeVar("T_co", covariant=True)
@@ -62,11 +62,12 @@ class WaitCall:
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A call of `task`: ``signature`` is a Celery Signature, a task, or a task's name."""
+    """A call of `task`: ``signature`` is a Signature, a task, or a task's name. ``on_lost`` None: as the setting."""
 
     name: str
     signature: Any
     config: StepConfig
+    on_lost: OnLost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class MapCall:
     config: StepConfig
     max_concurrency: int | None
     return_exceptions: bool
+    on_lost: OnLost | None = None
 
 
 @dataclass(frozen=True, slots=True)

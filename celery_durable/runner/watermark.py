@@ -1,0 +1,56 @@
+"""What claims tell of queues: the newest hint that was claimed of each, so that dispatchers know which are lost.
+
+Kept in memory, and written at most every few seconds by each process: a pass costs no statement more. What a process
+keeps for itself when it ends makes a lost hint wait for the next claim, or for an empty queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+from celery_durable.model import Claim
+from celery_durable.redispatch import SLACK
+from celery_durable.runtime import Runtime
+from celery_durable.store import queues
+from celery_durable.store.engine import Store
+
+logger = logging.getLogger("celery_durable.runner")
+
+
+@dataclass(slots=True)
+class _Newest:
+    sent_at: datetime
+    write_at: float = -math.inf
+    is_known: bool = False
+
+
+class Watermark:
+    """The newest claimed hint of each queue, by what this process has seen. Threads may share it."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
+        self._newest: dict[str, _Newest] = {}
+
+    def claimed(self, claim: Claim) -> None:
+        """A hint has led to this claim; never raises."""
+        if claim.sent_at is None:
+            return
+        newest = self._newest.setdefault(claim.queue, _Newest(claim.sent_at))
+        newest.sent_at = max(newest.sent_at, claim.sent_at)
+        now = self._runtime.monotonic()
+        if now < newest.write_at:
+            return
+        newest.write_at = now + SLACK.total_seconds()  # other threads do not write meanwhile
+        try:
+            self._write(claim.queue, newest)
+        except Exception as exc:  # noqa: BLE001  # the pass needs none of it
+            logger.info("How far queue %r has come could not be recorded: %s", claim.queue, exc)
+
+    def _write(self, queue: str, newest: _Newest) -> None:
+        sent_at, write = newest.sent_at, queues.advance if newest.is_known else queues.insert
+        self._store.attempt(lambda tx: write(tx, queue, sent_at=sent_at))
+        if not newest.is_known:
+            newest.is_known, newest.write_at = True, -math.inf
