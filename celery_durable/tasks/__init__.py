@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
-from celery import Celery
+from billiard.exceptions import WorkerLostError
+from celery import Celery, states
+from celery.app.routes import Router
+from celery.app.task import Task
 from celery.exceptions import Reject
-from kombu import Exchange, Queue
+from celery.result import EagerResult
 
+from celery_durable import values
+from celery_durable.errors import ConfigInvalid, NameInvalid
 from celery_durable.model import Ref
 from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
-from celery_durable.tasks.answers import MALFORMED, Answers, error_of, revoked
+from celery_durable.store.watchdog import LOOP
+from celery_durable.tasks.answers import MALFORMED, Answers, error_of
+from celery_durable.tasks.background import Background
 from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.ends import TaskEnds
+from celery_durable.tasks.lost.worker_part import WorkerPart
 from celery_durable.tasks.outbox import Deliveries
 from celery_durable.tasks.pulse import SweepTaskHeart
 
@@ -27,8 +36,25 @@ SWEEP = "celery_durable.sweep"
 DELIVER = "celery_durable.deliver"
 TASK_DONE = "celery_durable.task_done"
 TASK_FAILED = "celery_durable.task_failed"
+MARKER = "celery_durable.marker"
 _SWEEP_SECONDS = 5
 _ONE_DAY = 86_400
+_LARGEST_RUN = 2**31 - 1
+_DONE_ARGS = 2  # the result and the reference
+_JSON = frozenset({"json", "application/json"})
+
+
+def _send_past_routes(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    """A task's ``apply_async`` that the application's routes and its own task class leave alone.
+
+    An explicit queue wins over a route's queue, but a route may also name an exchange, a routing key or a priority, and
+    a catch-all names them for our tasks too: the sweeps of beat then went elsewhere.
+    """
+    app = task.app
+    if not app.conf.task_always_eager:
+        options |= {"router": Router(queues=app.amqp.queues, app=app), "priority": 0}
+    return Task.apply_async(task, args, kwargs, **options)
+
 
 # An early acknowledgement (the lease recovers, not the broker), no retries, no result, time limits far beyond
 # any pass. Never None: that is where Celery puts the global setting.
@@ -48,6 +74,7 @@ _OPTIONS: dict[str, Any] = {
     "soft_time_limit": _ONE_DAY,
     "track_started": False,
     "annotate": classmethod(lambda _: None),  # what Celery calls to apply task_annotations
+    "apply_async": _send_past_routes,
 }
 
 # An answer is in no database yet: its message is kept until it is.
@@ -58,6 +85,8 @@ class Parts(Protocol):
     """What the tasks work with, made when the first of them runs."""
 
     @property
+    def unsupported_pool(self) -> str | None: ...
+    @property
     def runner(self) -> Runner: ...
     @property
     def sweeper(self) -> Sweeper: ...
@@ -67,6 +96,10 @@ class Parts(Protocol):
     def deliveries(self) -> Deliveries: ...
     @property
     def answers(self) -> Answers: ...
+    @property
+    def lost_part(self) -> WorkerPart: ...
+    @property
+    def task_ends(self) -> TaskEnds: ...
 
 
 def install_tasks(app: Celery, parts: Parts) -> None:
@@ -78,15 +111,17 @@ def install_tasks(app: Celery, parts: Parts) -> None:
     @app.task(name=ADVANCE, bind=True, **_OPTIONS)
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
         """Advance one run of a durable workflow; the message is only a hint (LAW 1)."""
-        if not (isinstance(workflow, str) and isinstance(instance_id, str) and isinstance(run_number, int)):
+        ref = _possible_run(workflow, instance_id, run_number)
+        if ref is None:
             return MALFORMED
-        ref = Ref(workflow, instance_id, run_number)
+        if parts.unsupported_pool is not None and not self.request.is_eager:
+            return parts.runner.leave_to_other_pools(ref, pool=parts.unsupported_pool)
         return parts.runner.advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
         """Publish due work: the fallback for beats that host no dispatcher thread."""
-        published = parts.sweeper.sweep()
+        published = parts.sweeper.sweep_alone() if parts.sweep_heart.is_alone() else parts.sweeper.sweep()
         parts.sweeper.tidy()
         parts.sweep_heart.beat(str(self.request.hostname))
         return f"{published} published"
@@ -94,28 +129,44 @@ def install_tasks(app: Celery, parts: Parts) -> None:
     @app.task(name=DELIVER, **_OPTIONS)
     def deliver(id_: Any) -> str:
         """Hand an outbound event to its handler; the message is only a hint."""
-        return parts.deliveries.deliver(id_) if isinstance(id_, str) else MALFORMED
+        return parts.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
 
-    @app.task(name=TASK_DONE, bind=True, **_ANSWERING)
-    def task_done(self: Any, result: Any, *asked: Any) -> str:
+    @app.task(name=MARKER, **_OPTIONS)
+    def marker() -> str:
+        """Do nothing: a worker has received it, which is what it was sent for (see `tasks.lost`)."""
+        return "noop"
+
+    _install_answers(app, parts)
+
+
+def _install_answers(app: Celery, parts: Parts) -> None:
+    def answer_or_send(task: Any, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
+        """What Celery calls the link of a task that has returned with, in the process of the task."""
+        if args and len(args) == _DONE_ARGS and parts.task_ends.returned(*args):
+            return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links asks for one
+        return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
+
+    @app.task(name=TASK_DONE, bind=True, **{**_ANSWERING, "apply_async": answer_or_send})
+    def task_done(self: Any, result: Any, reference: Any = None) -> str:
         """Hand the result of a task to the step that had it sent."""
-        return _kept(self, parts.answers, (result, *asked), lambda taking: taking.done(result, asked))
+        return _kept(self, parts.answers, (result, reference), lambda taking: taking.done(result, reference))
 
     @app.task(name=TASK_FAILED, **_ANSWERING)
     def task_failed(source: Any, *rest: Any) -> str:
         """Hand the error of a task to the step that had it sent.
 
-        Called by Celery where the task failed, with its request: then it sends itself as a message, with the error.
+        Called by Celery where the task failed, with its request; otherwise a message.
         """
-        task = app.tasks[TASK_FAILED]
-        error, asked = (source, rest) if isinstance(source, Mapping) else error_of(source, rest)
+        error, reference = (source, *rest) if isinstance(source, Mapping) else error_of(source, rest)
         if isinstance(source, (str, Mapping)):
-            return _kept(task, parts.answers, (error, *asked), lambda taking: taking.failed(error, asked))
-        _send(task, parts.answers, (error, *asked))
-        return "sent"
+            task = app.tasks[TASK_FAILED]
+            return _kept(task, parts.answers, (error, reference), lambda taking: taking.failed(error, reference))
+        if rest and isinstance(rest[0], (WorkerLostError, SystemExit)):
+            return parts.task_ends.died(error, reference)
+        return parts.task_ends.failed(error, reference)
 
 
-def _kept(task: Any, answers: Answers, message: tuple[Any, ...], take: Callable[[Answers], str]) -> str:
+def _kept(task: Any, answers: Answers, message: tuple[Any, Any], take: Callable[[Answers], str]) -> str:
     """Take an answer; while that cannot be done its message is sent anew.
 
     It does not just go back: a broker may count how often a message does, and drop it then.
@@ -134,14 +185,17 @@ def _kept(task: Any, answers: Answers, message: tuple[Any, ...], take: Callable[
         return "sent anew"
 
 
-def _send(task: Any, answers: Answers, message: tuple[Any, ...]) -> None:
-    task.apply_async(message, queue=answers.queue(message[1:]), ignore_result=True)
+def _send(task: Any, answers: Answers, message: tuple[Any, Any]) -> None:
+    _send_past_routes(task, message, queue=answers.queue(message[1]), ignore_result=True)
 
 
-def answer_for_revoked(app: Celery, answers: Callable[[], Answers], request: Any, *, why: str) -> None:
-    """A worker drops a task: tell the step that had it sent, if one did."""
-    for error, asked in revoked(request, errback=TASK_FAILED, why=why):
-        _send(app.tasks[TASK_FAILED], answers(), (error, *asked))
+def make_task_ends(app: Celery, parts: Parts, background: Background) -> TaskEnds:
+    """What commits the ends of this app's tasks."""
+
+    def send(what: Any, reference: Any, *, is_error: bool) -> None:
+        _send(app.tasks[TASK_FAILED if is_error else TASK_DONE], parts.answers, (what, reference))
+
+    return TaskEnds(app, lambda: parts.answers, background, send, lost=parts.lost_part)
 
 
 def claimant(task_id: str | None, node: str | None) -> str:
@@ -149,24 +203,11 @@ def claimant(task_id: str | None, node: str | None) -> str:
     return f"{task_id} {node}"[:500]
 
 
-def add_queue(app: Celery, name: str) -> None:
-    """Have a plain ``celery worker`` consume our queue beside its own; ``-Q`` still chooses."""
-    conf: Any = app.conf
-    kind = {"x-queue-type": "quorum"} if conf.get("task_default_queue_type") == "quorum" else None
-    queues = conf.task_queues
-    if not queues:
-        # What Celery would have made of no task_queues: the default queue, declared as it would declare it.
-        default = conf.task_default_queue
-        exchange = Exchange(conf.task_default_exchange or default, conf.task_default_exchange_type)
-        routing_key = conf.task_default_routing_key or default
-        queues = [Queue(default, exchange, routing_key=routing_key, queue_arguments=kind)]
-    if isinstance(queues, dict):
-        ours = {"exchange": name, "routing_key": name, "queue_arguments": kind}
-        conf.task_queues = {name: ours, **queues}
-    elif name not in {queue.name for queue in queues}:
-        conf.task_queues = [*queues, Queue(name, Exchange(name), routing_key=name, queue_arguments=kind)]
-    if "amqp" in vars(app):
-        vars(app.amqp).pop("queues", None)  # made of task_queues when the app first published
+def check_content(conf: Any) -> None:
+    """Raise ConfigInvalid where a worker throws our messages away; without messages, run eagerly, none would."""
+    accepted = conf.accept_content  # None: whatever kombu has not disabled, and it never disables JSON
+    if accepted is not None and not _JSON & set(accepted) and not conf.task_always_eager:
+        raise ConfigInvalid("accept_content", accepted, "add 'json', in which the messages of workflows are written")
 
 
 def add_beat_entry(schedule: Any, queue: str) -> None:
@@ -180,6 +221,24 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
 
+def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> Ref | None:
+    """The run that a message names; None if no run can have that name.
+
+    Databases raise on a NUL and on a number beyond 31 bits: each forged message would be an error and a traceback.
+    """
+    try:
+        values.identifier("Workflow name", workflow, values.LONGEST_ID)
+        values.instance_id(instance_id, values.LONGEST_ID)
+    except NameInvalid:
+        return None
+    is_number = type(run_number) is int and 1 <= run_number <= _LARGEST_RUN
+    return Ref(workflow, instance_id, run_number) if is_number else None
+
+
+def _is_possible_id(id_: Any) -> TypeGuard[str]:
+    return isinstance(id_, str) and len(id_) <= values.LONGEST_ID and values.storable(id_, len(id_)) == id_
+
+
 def _beat_entry(queue: str) -> dict[str, Any]:
     # Whole seconds: some schedulers keep nothing finer.
     return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
@@ -191,7 +250,7 @@ def release_dead_claim(
     """A pool child died in `advance`: hand its run on at once instead of waiting for the lease to end."""
     workflow, instance_id, run_number = args
     ref = Ref(workflow, instance_id, run_number)
-    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace))
+    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace), bound=LOOP)
     if due is not None:
         logger.warning("A worker process died while it advanced %s; the run is handed on", ref)
         publish([due])

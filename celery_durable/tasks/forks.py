@@ -9,7 +9,10 @@ import os
 import threading
 import weakref
 
+from celery_durable.runtime import steady
+
 _PATIENCE_SECONDS = 1.0
+"""For all of them together: a pool forks in Celery's main loop, and each thread may be waiting for a dead database."""
 
 
 class StillAtForks:
@@ -23,9 +26,9 @@ class StillAtForks:
         self.may_work = threading.Lock()
         _started.add(self)
 
-    def hold_still(self) -> bool:
+    def hold_still(self, timeout: float) -> bool:
         """Keep the thread from working until `go_on`; False where it did not come to rest in time."""
-        return self.may_work.acquire(timeout=_PATIENCE_SECONDS)
+        return self.may_work.acquire(timeout=timeout)
 
     def go_on(self) -> None:
         self.may_work.release()
@@ -36,7 +39,8 @@ _still: list[list[StillAtForks]] = []
 
 
 def _before_fork() -> None:
-    _still.append([each for each in list(_started) if each.hold_still()])
+    end = steady() + _PATIENCE_SECONDS
+    _still.append([each for each in list(_started) if each.hold_still(max(0.0, end - steady()))])
 
 
 def _after_fork() -> None:

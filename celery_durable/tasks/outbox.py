@@ -16,28 +16,19 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
-from celery_durable.errors import NonRetryableError
 from celery_durable.model import OutboundEvent, OutboxKind, Outgoing
-from celery_durable.runtime import Runtime
+from celery_durable.redispatch import Redispatch
+from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.store import outbox
 from celery_durable.store.engine import Store
 from celery_durable.store.outbox import Delivery
-from celery_durable.store.sweeps import Redispatch
+from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.values import Retries, StepConfig, StepPolicy
 
 logger = logging.getLogger("celery_durable.outbox")
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
-    """What did not leave: ``lost`` with a broker that was away, ``refused`` each for a reason of its own."""
-
-    lost: Sequence[Outgoing] = ()
-    refused: Sequence[Outgoing] = ()
-
-
-Send = Callable[[Sequence[Outgoing]], Unsent]
-"""Sends, and answers with what did not leave."""
+Send = Callable[[Sequence[Outgoing]], PublishReport]
 
 _REST = timedelta(seconds=1)
 _PART = 200
@@ -45,13 +36,26 @@ _LEASE = timedelta(minutes=5)
 _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential", max_delay=timedelta(minutes=10))
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of one batch. ``is_away``: the broker took none of the last."""
+
+    sent: int
+    has_more: bool
+    is_away: bool
+
+
 class Outbox:
-    """Sends what is in the outbox. ``interruptions``: exceptions that stop the caller, whatever he does."""
+    """Sends what is in the outbox. ``is_from_outside``: whether an exception stops the process."""
 
     def __init__(
-        self, store: Store, settings: Settings, send: Send, interruptions: tuple[type[BaseException], ...] = ()
+        self,
+        store: Store,
+        settings: Settings,
+        send: Send,
+        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
-        self._store, self._settings, self._send, self._interruptions = store, settings, send, interruptions
+        self._store, self._settings, self._send, self._is_from_outside = store, settings, send, is_from_outside
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -61,43 +65,47 @@ class Outbox:
         try:
             self._post(letters)
         except Exception as exc:
-            if isinstance(exc, self._interruptions):
+            if self._is_from_outside(exc):
                 raise
             # The step is recorded, and the rows are there.
             logger.warning("The outbox could not be emptied, the sweep tries again: %s", exc)
 
     def sweep(self) -> int:
-        """Send what is due, in batches; answers with how much was sent."""
-        sent = 0
-        while True:
-            take = functools.partial(outbox.take_due, limit=self._settings.sweep_batch, redispatch=self._redispatch)
-            letters = self._store.transact(take)
-            unsent = self._post(letters) if letters else Unsent()
-            sent += len(letters) - len(unsent.lost) - len(unsent.refused)
-            if unsent.lost:
-                self._store.transact(functools.partial(outbox.put_off, letters=unsent.lost, delay=_REST))
-            if unsent.lost or len(letters) < self._settings.sweep_batch:
-                return sent
+        """Send all that is due, in batches; returns how much was sent."""
+        sent, has_more = 0, True
+        while has_more:
+            turn = self.turn(self._settings.sweep_batch)
+            sent, has_more = sent + turn.sent, turn.has_more
+        return sent
 
-    def _post(self, letters: Sequence[Outgoing]) -> Unsent:
+    def turn(self, limit: int) -> Turn:
+        """Send up to so many of what is due."""
+        take = functools.partial(outbox.take_due, limit=limit, redispatch=self._redispatch)
+        messages = self._store.transact(take)
+        report = self._post(messages)
+        unsent = report.with_state(messages, SendState.UNSENT)
+        # What is refused, or may have left, is offered again after the redispatch time.
+        sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
+        if unsent:
+            self._store.transact(functools.partial(outbox.put_off, letters=unsent, delay=_REST))
+        return Turn(sent, has_more=len(messages) >= limit and not unsent, is_away=bool(unsent))
+
+    def _post(self, letters: Sequence[Outgoing]) -> PublishReport:
         """Send, and forget what was sent, a part at a time: of many letters a crash repeats only some."""
-        lost: list[Outgoing] = []
-        refused: list[Outgoing] = []
+        states: list[SendState] = []
         for start in range(0, len(letters), _PART):
-            unsent = self._post_part(letters[start : start + _PART])
-            refused += unsent.refused
-            if unsent.lost:
-                lost += [*unsent.lost, *letters[start + _PART :]]
+            states += self._post_part(letters[start : start + _PART]).states
+            if SendState.UNSENT in states:
                 break
-        return Unsent(lost, refused)
+        return PublishReport(states + [SendState.UNSENT] * (len(letters) - len(states)))
 
-    def _post_part(self, letters: Sequence[Outgoing]) -> Unsent:
-        unsent = self._send(letters)
-        kept = {each.id for each in (*unsent.lost, *unsent.refused)}
-        done = [each.id for each in letters if each.kind is OutboxKind.TASK and each.id not in kept]
+    def _post_part(self, letters: Sequence[Outgoing]) -> PublishReport:
+        report = self._send(letters)
+        sent = report.with_state(letters, SendState.SENT)
+        done = [each.id for each in sent if each.kind is OutboxKind.TASK]
         if done:
             self._store.transact(lambda tx: outbox.remove(tx, done))
-        return unsent
+        return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +140,10 @@ class Deliveries:
         settings: Settings,
         runtime: Runtime,
         handlers: Mapping[str, Handler],
-        interruptions: tuple[type[BaseException], ...] = (),
+        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
         self._store, self._settings, self._runtime, self._handlers = store, settings, runtime, handlers
-        self._interruptions = interruptions
+        self._is_from_outside = is_from_outside
 
     def deliver(self, id_: str) -> str:
         """Deliver one event if it is due; superfluous calls change nothing. Answers with a short sentence."""
@@ -153,21 +161,18 @@ class Deliveries:
             return self._give_up(delivery, "WorkerCrashLoop: the worker that called its handler last ended with it")
         try:
             handler.fn(_event(delivery))
-        except Exception as exc:
-            if isinstance(exc, self._interruptions):
+        except BaseException as exc:
+            if self._is_from_outside(exc):
                 self._give_back(delivery, retry_in=timedelta(0), counts=False)
                 raise
             return self._failed(delivery, handler, exc)
-        except BaseException:
-            self._give_back(delivery, retry_in=timedelta(0), counts=False)
-            raise
         self._store.transact(lambda tx: outbox.finish(tx, delivery))
         return "delivered"
 
-    def _failed(self, delivery: Delivery, handler: Handler, exc: Exception) -> str:
-        name, message = values.storable_error(type(exc).__name__, str(exc))
+    def _failed(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:
+        name, message = values.storable_error(*values.described(exc))
         error = f"{name}: {message}"
-        if isinstance(exc, NonRetryableError) or handler.is_beyond(delivery.attempt + 1):
+        if values.forbids_retry(exc) or handler.is_beyond(delivery.attempt + 1):
             return self._give_up(delivery, error)
         self._give_back(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
         logger.warning("Outbound event %r (%s) is tried again: %s", delivery.name, delivery.id, error)

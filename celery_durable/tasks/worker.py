@@ -12,10 +12,13 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
-from celery_durable.tasks.hearing import check_hearing
+from celery_durable.errors import DurableError
+from celery_durable.tasks.lost.held import HEADER
+from celery_durable.tasks.pools import leave_queue, pool_name, runs_workflows
+from celery_durable.tasks.redis_watchdog import RedisWatchdog
 
 _LOOK_SECONDS = 0.5
-_SUPPORTED_POOLS = ("prefork", "thread", "solo")
+_OURS = "celery_durable."
 
 
 class StopFlag:
@@ -35,29 +38,42 @@ class StopFlag:
 
 
 class DurableStep(bootsteps.StartStopStep):
-    """A worker's part: refuse pools we cannot keep our word on, and host the dispatcher where the settings say so."""
+    """A worker's part: leave our queue if the pool runs no workflows, and host the dispatcher if settings say so."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self.durable: Any = parent.app.durable
+        self._pool = pool_name(parent.pool_cls)
+        self._refusal: Exception | None = None
         self._looks: list[Any] = []
+        self._redis_watchdog = RedisWatchdog()
+        self.durable.unsupported_pool = None if runs_workflows(self._pool) else self._pool
+        if not runs_workflows(self._pool):
+            self._leave_queue(parent.app)
         super().__init__(parent, **kwargs)
 
+    def _leave_queue(self, app: Any) -> None:
+        """Now, since the worker soon shows what it consumes; what is wrong is said when it starts."""
+        try:
+            queue = self.durable.settings.queue
+            leave_queue(app, queue, self._pool, named=queue in self.durable.named_queues)
+        except (DurableError, ImproperlyConfigured) as exc:
+            self._refusal = exc
+
     def start(self, parent: Any) -> None:
-        check_pool(parent.pool_cls)
-        self.durable.worker_started(parent.hostname)
+        if self._refusal is not None:
+            raise self._refusal
+        self.durable.worker_started(parent.hostname, self._pool)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Look for pool processes that died, to hand on their runs: Celery sees some only every 5 s.
-
-        And for a connection that was lost without Celery noticing.
-        """
+        """Look for pool processes that died in a pass, and for a worker that stopped consuming."""
         for look in self._looks:  # each connection to the broker registers anew
             look.cancel()
+        self._redis_watchdog.watch(parent.consumer)
         self._looks = [
-            hub.call_repeatedly(_LOOK_SECONDS, parent.pool.maintain_pool),
-            hub.call_repeatedly(_LOOK_SECONDS, check_hearing, parent.consumer),
+            hub.call_repeatedly(_LOOK_SECONDS, notice_dead_passes, parent.pool),
+            hub.call_repeatedly(_LOOK_SECONDS, self._redis_watchdog.check),
         ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
@@ -66,11 +82,20 @@ class DurableStep(bootsteps.StartStopStep):
     terminate = stop
 
 
-def check_pool(pool: Any) -> None:
-    """Raise for pools on which leases, timers and commits are not tested to hold."""
-    module = getattr(pool, "__module__", str(pool)).rpartition(".")[2]
-    if module not in _SUPPORTED_POOLS:
-        raise ImproperlyConfigured(
-            f"celery_durable does not run on the {module!r} pool: its cooperative threads starve the lease keeper. "
-            "Run this queue on a worker with -P prefork, threads or solo."
-        )
+def notice_dead_passes(pool: Any) -> None:
+    """Have Celery look after its pool now, if a process that worked for us is gone: it looks only every 5 s itself.
+
+    Not otherwise: when the end of a foreign task's process is noticed is the host's affair (LAW 8).
+    """
+    from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
+
+    ours = {request.worker_pid for request in list(state.active_requests) if _is_ours(request)}
+    ours.discard(None)  # not yet accepted by a process
+    processes = getattr(getattr(pool, "_pool", None), "_pool", None) if ours else None
+    if processes is not None and not ours <= {process.pid for process in processes if process.exitcode is None}:
+        pool.maintain_pool()
+
+
+def _is_ours(request: Any) -> bool:
+    """Whether it is one of our tasks, or does a step."""
+    return request.name.startswith(_OURS) or HEADER in request.request_dict

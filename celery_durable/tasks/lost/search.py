@@ -1,0 +1,286 @@
+"""The search for lost tasks: a dispatcher's part. It notices deaths, sends markers, calls the roll, and reports.
+
+Nothing of it is stored but the roll call's number: a dispatcher that ends has its searches begun anew by another one.
+It begins when a worker died or a new one came, and once a minute with what was sent more than a minute ago: that finds
+what nobody reports, such as a queue that was purged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+from celery_durable.runtime import Runtime
+from celery_durable.store import losses, roll_calls
+from celery_durable.store.engine import Store
+from celery_durable.store.losses import Place, SentTask
+from celery_durable.store.roll_calls import REPLACED, SILENT, Peer
+from celery_durable.tasks.lost import elimination
+from celery_durable.tasks.lost.elimination import Abandon, Ask, Conclude, Facts, Search, SendMarker, Wait, Worker
+
+logger = logging.getLogger("celery_durable.lost")
+
+_LOOK_SECONDS = 1.0
+_GAP_SECONDS = 10.0
+"""Between two looks: the database may have been away meanwhile, or this process."""
+_SLOW_SECONDS = 60.0
+_NEW_WORKER_SECONDS = 5.0
+"""After which a worker that has just started consumes its queues."""
+_AGAIN_SECONDS = 5.0
+"""After a search that could not be ended, as long as a death is recent."""
+_RECENT_SECONDS = 600.0
+_PAGE = 10_000
+_REPORTS = 50
+"""In one transaction; a look makes one."""
+_VANISHED_SECONDS = 10.0
+"""A marker that is in an empty queue for so long is gone."""
+_MARKERS = 3
+"""Sent in vain: then another application takes them, and the queue is left alone for a while."""
+_LEFT_ALONE_SECONDS = 600.0
+_LOOPS_THAT_RUN_BODIES = ("solo", None)
+"""Pools, as heartbeats name them; None: not known."""
+WHY = "no worker holds it, and its message is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the messages of a task go: a queue, and with which priority."""
+
+    queue: str
+    priority: int = 0
+
+
+class Messages(Protocol):
+    """What the search needs of Celery."""
+
+    def destination(self, body: str) -> Destination | None:
+        """Where a stored task's message goes; None where no queue is known."""
+
+    def send_marker(self, id_: str, to: Destination) -> bool:
+        """Send a marker; False where the broker did not take it."""
+
+    def queue_length(self, queue: str) -> int | None:
+        """How many messages wait; None: unknown."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A search that is under way; ``marked_at``, ``called_at``: by this process's steady clock.
+
+    ``has_successor``: a look has found messages since that this search does not cover.
+    """
+
+    search: Search
+    tasks: dict[str, SentTask]
+    begun_at: float
+    marked_at: float = -math.inf
+    called_at: float = 0.0
+    markers: int = 0
+    has_successor: bool = False
+
+
+@dataclass(slots=True)
+class _Due:
+    """When to look for suspects next, and which."""
+
+    at: float
+    age_seconds: float
+    after: Place | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    searches: dict[Destination, _Open] = field(default_factory=dict)
+    left_alone: dict[str, float] = field(default_factory=dict)
+    lost: list[SentTask] = field(default_factory=list)
+    known: frozenset[str] | None = None
+    death_at: float = -math.inf
+    slow: _Due = field(default_factory=lambda: _Due(-math.inf, _SLOW_SECONDS))
+    full: _Due = field(default_factory=lambda: _Due(math.inf, 0.0))
+
+
+class LostTasks:
+    """Finds lost tasks; of several dispatchers the oldest does. ``row``: the id of this process's heartbeat's row."""
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        messages: Messages,
+        report: Callable[[Sequence[SentTask]], int],
+        *,
+        row: Callable[[], str | None],
+    ) -> None:
+        self._store, self._runtime, self._messages, self._report, self._row = store, runtime, messages, report, row
+        self._look_at, self._looked_at, self._seen_from = -math.inf, -math.inf, math.inf
+        self._state = _State()
+
+    def look(self) -> None:
+        """Go on, in a bounded turn; raises what the database raises."""
+        now = self._runtime.monotonic()
+        row = self._row()
+        if now < self._look_at or row is None:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        if now - self._looked_at > _GAP_SECONDS:
+            self._seen_from = now
+        try:
+            peers = self._store.attempt(lambda tx: roll_calls.stand(tx, row))
+            if not _is_first(row, peers):
+                self._state = _State()
+            else:
+                self._go_on(row, peers, now)
+        except Exception:
+            self._looked_at = -math.inf
+            raise
+        self._looked_at = now
+
+    def _go_on(self, row: str, peers: Sequence[Peer], now: float) -> None:
+        state = self._state
+        if state.lost:
+            part, state.lost = state.lost[:_REPORTS], state.lost[_REPORTS:]
+            self._tell(part)
+            return
+        workers = [peer for peer in peers if peer.is_worker and not _is_dead(peer, peers)]
+        self._notice(frozenset(peer.id for peer in workers), now)
+        facts = Facts(
+            [Worker(each.queues, each.answered, each.held, each.pool in _LOOPS_THAT_RUN_BODIES) for each in workers],
+            frozenset().union(*(peer.passed for peer in workers)),
+            now - self._seen_from,
+        )
+        wants_roll = [to for to, each in list(state.searches.items()) if self._advance(to, each, facts, now)]
+        if wants_roll:
+            self._call(row, wants_roll, now)
+        for due, every in ((state.full, math.inf), (state.slow, _SLOW_SECONDS)):
+            if now >= due.at:
+                self._begin(due, now, every)
+                break
+
+    def _notice(self, living: frozenset[str], now: float) -> None:
+        """A worker is gone, or there is a new one: look at all that is out."""
+        state, known = self._state, self._state.known
+        state.known = living
+        if known is None or known - living:
+            state.death_at = now
+            state.full.at, state.full.after = now, None
+        elif living - known:
+            state.full.at, state.full.after = min(state.full.at, now + _NEW_WORKER_SECONDS), None
+
+    # --- begin ----------------------------------------------------------------------------------
+
+    def _begin(self, due: _Due, now: float, every: float) -> None:
+        """Read a page of what is out, and begin a search for each place to which it was sent."""
+        age = timedelta(seconds=due.age_seconds)
+        page = self._store.read(lambda tx: losses.read_sent(tx, age=age, after=due.after, limit=_PAGE))
+        due.after = page.next
+        due.at = now + (every if page.next is None or every < math.inf else _LOOK_SECONDS)
+        suspects = self._store.read(lambda tx: losses.left_outbox(tx, page.tasks)) if page.tasks else []
+        for to, tasks in self._by_destination(suspects).items():
+            if (under_way := self._state.searches.get(to)) is not None:
+                under_way.has_successor |= any(under_way.tasks.get(task.id) != task for task in tasks)
+                continue
+            if now < self._state.left_alone.get(to.queue, -math.inf):
+                continue
+            by_id = {task.id: task for task in tasks}
+            search = Search(to.queue, frozenset(by_id), self._runtime.new_token())
+            opened = self._state.searches[to] = _Open(search, by_id, now)
+            self._mark(to, opened, now)
+
+    def _by_destination(self, suspects: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
+        """All tasks of a step go where its first one does."""
+        steps: dict[tuple[int, int, str], list[SentTask]] = {}
+        for task in suspects:
+            steps.setdefault(task.key[:3], []).append(task)
+        first = [tasks[0] for tasks in steps.values()]
+        bodies = self._store.read(lambda tx: losses.read_bodies(tx, first)) if first else {}
+        found: dict[Destination, list[SentTask]] = {}
+        for tasks in steps.values():
+            body = bodies.get(tasks[0].key)
+            to = None if body is None else self._messages.destination(body)
+            if to is not None:
+                found.setdefault(to, []).extend(tasks)
+        return found
+
+    def _mark(self, to: Destination, opened: _Open, now: float) -> None:
+        if self._messages.send_marker(opened.search.marker, to):
+            opened.marked_at, opened.markers = now, opened.markers + 1
+
+    # --- go on ----------------------------------------------------------------------------------
+
+    def _advance(self, to: Destination, opened: _Open, facts: Facts, now: float) -> bool:
+        """Bring one search as far as it goes; True where it wants the roll called."""
+        opened.search, action = elimination.advance(
+            opened.search, facts, next_marker=self._runtime.new_token(), waited_seconds=now - opened.called_at
+        )
+        match action:
+            case Ask():
+                return True
+            case SendMarker():
+                opened.markers = 0
+                self._mark(to, opened, now)
+            case Wait():
+                self._look_after_marker(to, opened, now)
+            case Abandon(why):
+                self._end(to, opened, now)
+                logger.debug("Tasks of queue %r cannot be searched for: %s", to.queue, why)
+                if now - self._state.death_at < _RECENT_SECONDS:
+                    self._state.full.at = min(self._state.full.at, now + _AGAIN_SECONDS)
+            case Conclude(lost):
+                self._end(to, opened, now)
+                if lost:
+                    logger.warning("%d tasks of queue %r are in nobody's hands, and are lost", len(lost), to.queue)
+                self._state.lost += [opened.tasks[id_] for id_ in sorted(lost)]
+        return False
+
+    def _end(self, to: Destination, opened: _Open, now: float) -> None:
+        del self._state.searches[to]
+        if opened.begun_at < self._state.death_at:  # what has died since is searched for anew
+            self._state.full.at, self._state.full.after = now, None
+        elif opened.has_successor:
+            self._state.slow.at, self._state.slow.after = now, None
+
+    def _call(self, row: str, searching: Sequence[Destination], now: float) -> None:
+        number = self._store.attempt(lambda tx: roll_calls.call(tx, row))
+        for to in searching if number is not None else ():
+            opened = self._state.searches[to]
+            opened.search, opened.called_at = elimination.asked(opened.search, number or 0), now
+
+    def _look_after_marker(self, to: Destination, opened: _Open, now: float) -> None:
+        """Send the marker again where it never left, or is not in its queue any more."""
+        if opened.search.stage is not elimination.Stage.MARKER or now - opened.marked_at < _VANISHED_SECONDS:
+            return
+        is_out = opened.marked_at > -math.inf
+        if is_out and self._messages.queue_length(to.queue) != 0:
+            opened.marked_at = now  # asked again later
+        elif opened.markers < _MARKERS:
+            self._mark(to, opened, now)
+        else:
+            self._end(to, opened, now)
+            self._state.left_alone[to.queue] = now + _LEFT_ALONE_SECONDS
+            logger.warning(
+                "Queue %r is consumed by another application too, which takes our markers: tasks that are lost there "
+                "wait for their timeout",
+                to.queue,
+            )
+
+    def _tell(self, lost: Sequence[SentTask]) -> None:
+        found = self._report(lost)
+        logger.warning("%d of %d lost tasks were still awaited: sent again, or ended as TaskLost", found, len(lost))
+
+
+def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
+    """Silent for too long, or its node name belongs to another process by now."""
+    if peer.silent >= SILENT:
+        return True
+    after = [other for other in peers if other.node == peer.node and other.started_at > peer.started_at]
+    return peer.silent >= REPLACED and any(other.silent < peer.silent for other in after)
+
+
+def _is_first(row: str, peers: Sequence[Peer]) -> bool:
+    """Of the living dispatchers that search, the oldest does; two for a moment do no harm."""
+    searching = [peer for peer in peers if peer.roll_call is not None and peer.silent < SILENT]
+    return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == row

@@ -1,0 +1,63 @@
+"""What `task_always_eager` does instead of sending: the tasks run here, one after the other."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from celery import Celery
+
+from celery_durable.model import Due, OutboxKind, Outgoing
+from celery_durable.tasks.publishing.compose import Composer
+
+logger = logging.getLogger("celery_durable.tasks")
+
+
+class EagerTasks:
+    """Runs tasks where they would have been published."""
+
+    def __init__(self, app: Celery, composer: Composer, *, advance: str, deliver: str, on_error: str) -> None:
+        self._app, self._composer = app, composer
+        self._advance, self._deliver, self._on_error = advance, deliver, on_error
+        self._thread = threading.local()
+
+    def run(self, dues: Sequence[Due]) -> None:
+        self._do_in_turn([functools.partial(self._run_due, due) for due in dues])
+
+    def send(self, messages: Sequence[Outgoing]) -> None:
+        self._do_in_turn([functools.partial(self._run_outgoing, message) for message in messages])
+
+    def _do_in_turn(self, jobs: Sequence[Callable[[], object]]) -> None:
+        """One after the other; what a run wakes comes after it, not inside it."""
+        waiting: deque[Callable[[], object]] | None = getattr(self._thread, "queue", None)
+        if waiting is not None:
+            waiting.extend(jobs)
+            return
+        waiting = self._thread.queue = deque(jobs)
+        try:
+            while waiting:
+                waiting.popleft()()
+        finally:
+            del self._thread.queue
+
+    def _run_due(self, due: Due) -> None:
+        ref = due.ref
+        self._app.tasks[self._advance].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
+
+    def _run_outgoing(self, message: Outgoing) -> None:
+        if message.kind is OutboxKind.EVENT:
+            self._app.tasks[self._deliver].apply(args=(message.id,))
+            return
+        body = message.content
+        callbacks = self._composer.answering(body)
+        if message.name not in self._app.tasks:
+            text = f"Task {message.name!r} is not known to this process, which runs its tasks itself"
+            logger.error(text)
+            if callbacks:
+                self._app.tasks[self._on_error].apply(({"name": "NotRegistered", "message": text}, body["answers"]))
+            return
+        # Its failure is its own: the step that sent it is recorded.
+        self._app.tasks[message.name].apply(body["args"], body["kwargs"], task_id=message.id, throw=False, **callbacks)

@@ -1,0 +1,254 @@
+"""What a process publishes through: nobody waits for a broker without a bound, no refusal spreads, nothing is raised.
+
+A caller waits at most 3 s, and not at all while an outage of the broker is on record (LAW 7). What is not sent delays
+an instance until a dispatcher's next look, and fails nobody (LAW 1).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from celery import Celery
+from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
+
+from celery_durable.model import Due, Outgoing
+from celery_durable.runtime import Runtime
+from celery_durable.tasks.publishing.circuit import Circuits
+from celery_durable.tasks.publishing.compose import Composer, Message
+from celery_durable.tasks.publishing.eager import EagerTasks
+from celery_durable.tasks.publishing.lanes import Item, Lane
+from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.report import Outage, PublishReport, SendState
+from celery_durable.tasks.publishing.sender import Job, Sender
+from celery_durable.tasks.publishing.transports import Transport, maker, transport_kind
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_durable.tasks")
+
+BOUND_SECONDS = 3.0
+_PART = 1000
+"""Messages that are sent at once, so that of many some are known to have left."""
+
+
+class Publisher:
+    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send.
+
+    ``answers``: the tasks that are called with the result and with the error of a task that a step waits for.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        task: str,
+        runtime: Runtime,
+        *,
+        deliver: str,
+        answers: tuple[str, str],
+        queue: Callable[[], str],
+    ) -> None:
+        self._app, self._runtime = app, runtime
+        self._composer = Composer(app, runtime, advance=task, deliver=deliver, answers=answers, queue=queue)
+        self._eager = EagerTasks(app, self._composer, advance=task, deliver=deliver, on_error=answers[1])
+        self._circuits = Circuits(runtime, lambda: str(app.connection_for_write().as_uri()))
+        _publishers.add(self)
+
+    @functools.cached_property
+    def _kind(self) -> type[Transport]:
+        return transport_kind(self._app)
+
+    @functools.cached_property
+    def _sender(self) -> Sender:
+        return Sender(maker(self._app, self._kind, self._runtime.monotonic), self._circuits, self._runtime)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def wake(self, dues: Sequence[Due]) -> None:
+        """Publish; what fails is left to the sweep."""
+        if dues:
+            self.publish(dues)
+
+    def publish(self, dues: Sequence[Due]) -> PublishReport:
+        """Publish a message for each; raises nothing but the caller's own time limit."""
+        if self._app.conf.task_always_eager:
+            self.run_eagerly(dues)
+            return PublishReport.of(len(dues), SendState.SENT)
+        return self._send_all(dues, lambda: self._composer.hints(can_fill=self._kind.can_fill), lambda due: due.queue)
+
+    def send(self, messages: Sequence[Outgoing]) -> PublishReport:
+        """Send what was in the outbox; raises nothing but the caller's own time limit."""
+        if self._app.conf.task_always_eager:
+            self.send_eagerly(messages)
+            return PublishReport.of(len(messages), SendState.SENT)
+        return self._send_all(messages, lambda: self._composer.outgoing, lambda _: None)
+
+    def run_eagerly(self, dues: Sequence[Due]) -> None:
+        """As `publish`, without broker and worker: what is due runs here."""
+        self._eager.run(dues)
+
+    def send_eagerly(self, messages: Sequence[Outgoing]) -> None:
+        """As `send`, without broker and worker: the tasks run here."""
+        self._eager.send(messages)
+
+    # --- what is known of the broker ------------------------------------------------------------
+
+    def outages(self) -> Mapping[str | None, Outage]:
+        """What does not take messages now, as this process knows: queues by name, and under None the broker itself."""
+        return self._circuits.outages()
+
+    def queue_length(self, queue: str) -> int | None:
+        """How many messages wait in a queue; None where the broker cannot say, or is away."""
+        if self._is_broker_away():
+            return None
+        job = Job(ask=lambda transport: transport.queue_length(queue))
+        if not self._sender.do(job, BOUND_SECONDS):
+            self._give_up(job)
+        answer: int | None = job.answer
+        return answer
+
+    def close(self) -> None:
+        """End the sending thread and its connection."""
+        if "_sender" in self.__dict__:
+            self._sender.close()
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _send_all(
+        self,
+        given: Sequence[T],
+        compose: Callable[[], Callable[[T], Sequence[Message]]],
+        queue_of: Callable[[T], str | None],
+    ) -> PublishReport:
+        states: list[SendState] = []
+        end = self._runtime.monotonic() + BOUND_SECONDS
+        while len(states) < len(given) and not self._is_broker_away():
+            part = given[len(states) : len(states) + _PART]
+            left = end - self._runtime.monotonic()
+            if left <= 0:
+                break
+            states += self._send_part(part, compose(), queue_of, left)
+            if states[-1] is SendState.UNSENT:
+                break
+        return PublishReport(states + [SendState.UNSENT] * (len(given) - len(states)))
+
+    def _send_part(
+        self,
+        part: Sequence[T],
+        make: Callable[[T], Sequence[Message]],
+        queue_of: Callable[[T], str | None],
+        seconds: float,
+    ) -> list[SendState]:
+        states = [SendState.UNSENT] * len(part)
+        lanes = self._lanes(part, make, queue_of, states)
+        if not lanes:
+            return states
+        self._runtime.checkpoint("before-publish")
+        job = Job(lanes)
+        if not self._sender.do(job, seconds):
+            self._give_up(job)
+            if job.is_started:  # the thread is still at it
+                return [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
+            return list(states)
+        self._runtime.checkpoint("after-publish")
+        return states
+
+    def _lanes(
+        self,
+        part: Sequence[T],
+        make: Callable[[T], Sequence[Message]],
+        queue_of: Callable[[T], str | None],
+        states: list[SendState],
+    ) -> list[Lane]:
+        """Make the messages, each with its place in ``states``; those of queues that rest are refused at once."""
+        lanes: dict[tuple[str, str], Lane] = {}
+        refused: list[tuple[T, Exception]] = []
+        for index, each in enumerate(part):
+            queue = queue_of(each)
+            if queue is not None and self._circuits.refuses(queue):
+                states[index] = SendState.REFUSED
+                continue
+            try:
+                messages = make(each)
+            except SoftTimeLimitExceeded:
+                raise  # the caller's own task, which is out of time
+            except Exception as exc:  # noqa: BLE001  # a queue that the app does not have, a receiver that raises
+                states[index] = SendState.REFUSED
+                if isinstance(exc, QueueNotFound) and queue is not None:
+                    self._circuits.failed(queue, f"{type(exc).__name__}: {exc}")
+                else:
+                    refused.append((each, exc))
+                continue
+            item = _item(messages[0], states, index)
+            lane = _lane(lanes, item, queue)
+            if lane.queue is not None and self._circuits.refuses(lane.queue):
+                states[index] = SendState.REFUSED
+                continue
+            lane.add(item)
+            for event in messages[1:]:  # Celery's own, about it: nobody asks what becomes of them
+                item = _item(event, [SendState.UNSENT], 0)
+                _lane(lanes, item, None, is_event=True).add(item)
+        _say_refused(refused)
+        return [lane for lane in lanes.values() if lane.items]
+
+    def _give_up(self, job: Job) -> None:
+        if not job.done.is_set():
+            self._circuits.failed(None, f"TimeoutError: no answer within {BOUND_SECONDS:g} s")
+
+    def _is_broker_away(self) -> bool:
+        """Whether nobody is to wait for the broker; has it tried in the background when it is time."""
+        if self._circuits.should_probe():
+            self._sender.begin(Job(ask=self._probe))
+        return self._circuits.is_open()
+
+    def _probe(self, transport: Transport) -> None:
+        transport.probe()
+        self._circuits.answered()
+
+    def forked(self) -> None:
+        """In a child of a fork."""
+        self._circuits.forked()
+        self._composer.templates.forget()
+
+
+def _say_refused(refused: Sequence[tuple[object, Exception]]) -> None:
+    """One line for a batch: where the application's own code fails it fails for all."""
+    if refused:
+        what, exc = refused[0]
+        name = f"{what.name!r} ({what.id})" if isinstance(what, Outgoing) else what.ref if isinstance(what, Due) else ""
+        more = f", and {len(refused) - 1} more of the same batch," if len(refused) > 1 else ""
+        logger.error("A message for %s%s cannot be sent, and is tried again later: %r", name, more, exc)
+
+
+def _item(message: Message, states: list[SendState], index: int) -> Item:
+    id_ = message.properties.get("correlation_id") if isinstance(message, Recorded) else message.values["id"]
+    return Item(states, index, str(id_), message)
+
+
+def _lane(lanes: dict[tuple[str, str], Lane], item: Item, queue: str | None, *, is_event: bool = False) -> Lane:
+    recorded = item.recorded
+    key = recorded.exchange, recorded.routing_key
+    if key not in lanes:
+        name = None if is_event else queue or _queue_name(recorded)
+        lanes[key] = Lane(*key, name)
+    return lanes[key]
+
+
+def _queue_name(recorded: Recorded) -> str:
+    names = [entity.name for entity in recorded.declare if hasattr(entity, "routing_key")]
+    return str(names[0] if names else recorded.routing_key or recorded.exchange)
+
+
+_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for publisher in list(_publishers):
+        publisher.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,236 @@
+"""The one thread of a process that sends, on a connection of its own (LAW 8), for callers who wait within a bound.
+
+So the bound holds for whatever a transport does: a resolver that hangs, a client library without timeouts. The
+connection is opened at first use and closed after a minute without any. A child of a fork begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_durable.runtime import Runtime
+from celery_durable.tasks.forks import StillAtForks
+from celery_durable.tasks.publishing.circuit import Circuits
+from celery_durable.tasks.publishing.lanes import Lane, merged
+from celery_durable.tasks.publishing.report import SendState
+from celery_durable.tasks.publishing.transports import Transport
+
+logger = logging.getLogger("celery_durable.tasks")
+
+IDLE_SECONDS = 60.0
+_STUCK_SECONDS = 6.0
+"""A thread that is at one thing for longer is given up: it gets no more work, and ends when it comes back."""
+_ONCE_MORE_SECONDS = 0.5
+_MOST_MESSAGES = 2000
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What a caller wants done: messages sent, or a question answered."""
+
+    lanes: Sequence[Lane] = ()
+    ask: Callable[[Transport], Any] | None = None
+    answer: Any = None
+    is_started: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Sender(StillAtForks):
+    """Starts the thread when there is work, and gives all that waits to the transport as one batch.
+
+    No fork happens while it makes a connection: that imports, and a child would inherit the lock of the import.
+    """
+
+    def __init__(self, make: Callable[[int], Transport], circuits: Circuits, runtime: Runtime) -> None:
+        super().__init__()
+        self._make, self._circuits, self._runtime = make, circuits, runtime
+        self._failures = 0
+        self._inherited: list[Transport] = []
+        self._begin_anew()
+        _senders.add(self)
+
+    def _begin_anew(self) -> None:
+        self.begin_thread()
+        self._changed = threading.Condition()
+        self._jobs: list[Job] = []
+        self._thread: threading.Thread | None = None
+        self._given_up: list[threading.Thread] = []
+        self._transport: Transport | None = None
+        self._busy_since: float | None = None
+
+    # --- callers --------------------------------------------------------------------------------
+
+    def do(self, job: Job, seconds: float) -> bool:
+        """Have it done, and wait for it; False where it was not done in time: then it was taken back, or goes on."""
+        if not self.begin(job):
+            return False
+        if job.done.wait(seconds):
+            return True
+        with self._changed:
+            if job in self._jobs:
+                self._jobs.remove(job)
+        return False
+
+    def begin(self, job: Job) -> bool:
+        """Have it done some time; False where two threads hang already."""
+        with self._changed:
+            if not self._has_thread():
+                return False
+            self._jobs.append(job)
+            self._changed.notify_all()
+            return True
+
+    def _has_thread(self) -> bool:
+        self._given_up = [each for each in self._given_up if each.is_alive()]
+        since = self._busy_since
+        if self._thread is not None and since is not None and time.monotonic() - since > _STUCK_SECONDS:
+            if self._given_up:
+                return False
+            self._given_up.append(self._thread)
+            self._thread = self._transport = self._busy_since = None
+        if self._thread is None or not self._thread.is_alive():
+            self._busy_since = None
+            self._thread = threading.Thread(target=self._work, name="durable-publisher", daemon=True)
+            self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """End the thread, and with it the connection; waits a little."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_STUCK_SECONDS / 2)
+
+    def forked(self) -> None:
+        """In a child: give back copies of sockets without a word to the broker, whose connection is the parent's."""
+        transport = self._transport
+        self._begin_anew()
+        if transport is not None:
+            self._inherited.append(transport)  # not collected: a destructor would talk
+            with contextlib.suppress(Exception):  # half open, half closed: whatever its libraries say of that
+                for sock in transport.sockets():
+                    os.close(sock.detach())  # close() would shut the parent's connection down
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        transport: Transport | None = None
+        while jobs := self._next_jobs(me):
+            transport = self._do_all(jobs, transport, me)
+            with self._changed:
+                if self._thread is me:
+                    self._busy_since = None
+            for job in jobs:
+                job.done.set()
+        if transport is not None:
+            transport.close()
+
+    def _next_jobs(self, me: threading.Thread) -> list[Job]:
+        """All that wait; none when the thread is to end: told to, given up, or idle for long."""
+        end = time.monotonic() + IDLE_SECONDS
+        with self._changed:
+            while self._thread is me and not self._jobs and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if self._thread is not me:
+                return []
+            if not self._jobs:
+                self._thread = self._transport = None
+                return []
+            count = taken = 0
+            while taken < len(self._jobs) and (taken == 0 or count < _MOST_MESSAGES):
+                count += sum(len(lane.items) for lane in self._jobs[taken].lanes)
+                taken += 1
+            jobs, self._jobs = self._jobs[:taken], self._jobs[taken:]
+            for job in jobs:
+                job.is_started = True
+            self._busy_since = time.monotonic()
+            return jobs
+
+    def _do_all(self, jobs: Sequence[Job], transport: Transport | None, me: threading.Thread) -> Transport | None:
+        """Answers with the connection, if it may be used again."""
+        lanes = merged(lane for job in jobs for lane in job.lanes)
+        was_open, began = transport is not None, time.monotonic()
+        try:
+            try:
+                transport = self._opened(transport, me)
+                self._do_on(transport, jobs, lanes)
+            except Exception as exc:
+                # It may have died while it lay idle: once more over a new one.
+                if not was_open or time.monotonic() - began > _ONCE_MORE_SECONDS:
+                    raise
+                logger.debug("Sending once more, over a new connection: %r", exc)
+                self._discard(transport)
+                transport = self._opened(None, me)
+                self._do_on(transport, jobs, lanes)
+        except Exception as exc:  # noqa: BLE001  # each transport has its own errors
+            self._failures += 1
+            self._discard(transport)
+            transport = None
+            if me not in self._given_up:
+                self._circuits.failed(None, f"{type(exc).__name__}: {exc}")
+        else:
+            self._note_success(lanes)
+        self._note_queues(lanes)
+        return transport
+
+    def _opened(self, transport: Transport | None, me: threading.Thread) -> Transport:
+        if transport is None:
+            with self.may_work:
+                transport = self._make(self._failures)
+            with self._changed:
+                if self._thread is me:
+                    self._transport = transport  # before it opens: a child has to find its sockets
+            transport.open()
+        return transport
+
+    def _discard(self, transport: Transport | None) -> None:
+        found = transport or self._transport
+        if found is not None:
+            found.close()
+        with self._changed:
+            if self._transport is found:
+                self._transport = None
+
+    @staticmethod
+    def _do_on(transport: Transport, jobs: Sequence[Job], lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            lane.error = ""
+        if lanes:
+            transport.send(lanes)
+        for job in jobs:
+            if job.ask is not None:
+                job.answer = job.ask(transport)
+
+    def _note_success(self, lanes: Sequence[Lane]) -> None:
+        if lanes:
+            self._circuits.succeeded(None)
+
+    def _note_queues(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            if lane.queue is None:
+                continue
+            if lane.error:
+                self._circuits.failed(lane.queue, lane.error)
+            elif all(item.state is SendState.SENT for item in lane.items):
+                self._circuits.succeeded(lane.queue)
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for sender in list(_senders):
+        sender.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

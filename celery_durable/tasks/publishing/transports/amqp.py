@@ -1,0 +1,257 @@
+"""RabbitMQ over py-amqp: a channel for each destination, frames written in one go, confirms counted.
+
+py-amqp raises the error of a channel in whatever read is current. So there are three phases: declare, lane by lane,
+while nothing is under way, so that an error is that of the lane that waits; write all; read until all is confirmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import amqp
+from kombu import Queue
+
+from celery_durable.tasks.publishing.lanes import Item, Lane
+from celery_durable.tasks.publishing.report import SendState
+from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
+from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
+
+_ALARM = "connection.blocked: the broker takes no messages (a memory or disk alarm)"
+_NACK = "basic.nack: the queue is full or not available"
+_PROBE_QUEUE = "celery-durable.probe"
+_MOST_DESTINATIONS = 64
+_MOST_BYTES = 131_072
+_LONGEST_NAME = 255
+
+
+@dataclass(slots=True, eq=False)
+class _Destination:
+    """A channel in confirm mode for one exchange and routing key."""
+
+    channel: Any
+    lane: Lane
+    declared: set[int] = field(default_factory=set)
+    tag: int = 0
+    waiting: dict[int, Item] = field(default_factory=dict)
+    """Written and not confirmed, by delivery tag."""
+    was_declared: bool = False
+    is_gone: bool = False
+    """It was there when it was declared, and is not any more."""
+
+
+class AmqpTransport(Transport):
+    """Refusals stay with their destination: each has a channel of its own."""
+
+    can_fill: ClassVar[bool] = True
+
+    @classmethod
+    def fits(cls, transport: Any) -> bool:
+        connection = getattr(transport, "Connection", None)
+        has_names = hasattr(amqp.Channel, "_do_revive") and hasattr(amqp.Message, "_serialize_properties")
+        return bool(has_names and isinstance(connection, type) and issubclass(connection, amqp.Connection))
+
+    def _options(self) -> dict[str, Any]:
+        # Nobody calls heartbeat_check for a connection that only publishes: with a heartbeat RabbitMQ would close it.
+        self.is_blocked = False
+        return {
+            "confirm_publish": False,
+            "connect_timeout": CONNECT_SECONDS,
+            "heartbeat": 0,
+            "on_blocked": lambda _: setattr(self, "is_blocked", True),
+            "on_unblocked": lambda: setattr(self, "is_blocked", False),
+        }
+
+    def _choose_address(self) -> None:
+        self.connection.hostname = resolved(self.connection, self._turn) or self.connection.hostname
+
+    def open(self) -> None:
+        super().open()
+        self._amqp: Any = self.connection.connection
+        # Python's own timeout: with read_timeout (SO_RCVTIMEO) py-amqp waits for ever in the middle of a frame.
+        self._amqp.transport.sock.settimeout(SEND_SECONDS)
+        self._destinations: dict[tuple[str, str], _Destination] = {}
+        self._encoder = Encoder(self.channel)
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send(self, lanes: Sequence[Lane]) -> None:
+        with self._naming_silence():
+            self._hear()
+            again = self._pass(lanes)
+            for lane in again:  # what an operator has deleted since: declared anew, and offered once more
+                lane.error = ""
+            if again:
+                self._pass(again)
+            while len(self._destinations) > _MOST_DESTINATIONS:
+                self._destinations.pop(next(iter(self._destinations))).channel.close()
+
+    @contextlib.contextmanager
+    def _naming_silence(self) -> Iterator[None]:
+        """Say why nothing was heard, where the broker has said it."""
+        try:
+            yield
+        except TimeoutError as exc:  # the kernel's ETIMEDOUT is one too
+            silence = str(exc) if exc.errno else f"no answer within {SEND_SECONDS:g} s"
+            raise ConnectionError(_ALARM if self.is_blocked else silence) from exc
+
+    def _hear(self) -> None:
+        """What came while we were idle: closed, blocked, unblocked."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while True:
+                    self._amqp.drain_events(timeout=0)
+            except TimeoutError as exc:
+                if exc.errno:  # ETIMEDOUT: the connection is gone
+                    raise
+        if self.is_blocked:
+            raise ConnectionError(_ALARM)
+
+    def _pass(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Declare, write, confirm; answers with the lanes whose destination has gone since it was declared."""
+        ready = []
+        for lane in lanes:
+            payloads = self._encoded(lane)
+            destination = self._ready(lane)
+            if destination is not None:
+                ready.append((destination, payloads))
+        for destination, payloads in ready:
+            self._write(destination, payloads)
+        self._confirm([destination for destination, _ in ready])
+        return [destination.lane for destination, _ in ready if destination.is_gone and destination.was_declared]
+
+    def _encoded(self, lane: Lane) -> list[tuple[Item, Payload]]:
+        payloads = []
+        for item in lane.open_items():
+            try:
+                payloads.append((item, self._encoder.encode(item.message)))
+            except Exception as exc:  # noqa: BLE001  # a header that AMQP has no type for, an id that is too long
+                lane.refuse_one(item, exc)
+        return payloads
+
+    def _ready(self, lane: Lane) -> _Destination | None:
+        """The channel of a lane, its queue declared; None where that was refused."""
+        if any(len(name.encode()) > _LONGEST_NAME for name in lane.key):
+            lane.refuse(f"The name of an exchange, queue or routing key is longer than {_LONGEST_NAME} bytes in AMQP")
+            return None
+        destination = self._destinations.pop(lane.key, None)  # kept in the order of use
+        try:
+            if destination is None:
+                destination = self._begin(lane)
+            destination.lane, destination.waiting = lane, {}
+            destination.was_declared, destination.is_gone = bool(destination.declared), False
+            for entity in lane.declare:
+                if hash(entity) not in destination.declared:
+                    entity(destination.channel).declare()
+                    destination.declared.add(hash(entity))
+        except self.connection.channel_errors as exc:
+            lane.refuse(exc)
+            return None
+        self._destinations[lane.key] = destination
+        return destination
+
+    def _begin(self, lane: Lane) -> _Destination:
+        channel = self._amqp.channel()
+        # py-amqp would open it anew, and wait, in the middle of reading, and without confirms.
+        channel._do_revive = channel.collect  # noqa: SLF001
+        channel.confirm_select()
+        destination = _Destination(channel, lane)
+
+        def settle(tag: int, multiple: bool, state: SendState) -> None:  # noqa: FBT001  # py-amqp calls it
+            for each in [tag_ for tag_ in destination.waiting if tag_ <= tag] if multiple else [tag]:
+                item = destination.waiting.pop(each, None)
+                if item is not None and item.state is not SendState.REFUSED:  # returned before
+                    item.state = state
+            if state is SendState.REFUSED:
+                destination.lane.error = _NACK
+
+        def returned(exc: Exception, _exchange: str, _key: str, message: Any) -> None:
+            destination.lane.error, destination.is_gone = f"{type(exc).__name__}: {exc}", True
+            destination.declared.clear()
+            id_ = message.properties.get("correlation_id")
+            waiting = destination.waiting.values()
+            found = (item for item in waiting if item.id == id_ and item.state is not SendState.REFUSED)
+            if (item := next(found, None)) is not None:
+                item.state = SendState.REFUSED
+
+        channel.events["basic_ack"].add(lambda tag, multiple: settle(tag, multiple, SendState.SENT))
+        channel.events["basic_nack"].add(lambda tag, multiple: settle(tag, multiple, SendState.REFUSED))
+        channel.events["basic_return"].add(returned)
+        return destination
+
+    def _write(self, destination: _Destination, payloads: Sequence[tuple[Item, Payload]]) -> None:
+        lane, number = destination.lane, destination.channel.channel_id
+        # Not for Celery's events, to whose exchange nobody may be bound.
+        is_mandatory = any(isinstance(entity, Queue) for entity in lane.declare)
+        method = publish_method(number, lane.exchange, lane.routing_key, is_mandatory=is_mandatory)
+        frames: list[bytes] = []
+        size = 0
+        for item, payload in payloads:
+            destination.tag += 1
+            destination.waiting[destination.tag] = item
+            item.state = SendState.UNKNOWN
+            frames += (method, *content_frames(number, payload, self._amqp.frame_max))
+            size += len(payload.body)
+            if size > _MOST_BYTES:
+                self._amqp.transport.write(b"".join(frames))
+                frames, size = [], 0
+        self._amqp.transport.write(b"".join(frames))
+
+    def _confirm(self, destinations: Sequence[_Destination]) -> None:
+        """Read until all is confirmed. Progress counts: a slow broker is not a dead one."""
+        began = heard = self._monotonic()
+        while waiting := [each for each in destinations if each.waiting]:
+            try:
+                left = min(heard + SEND_SECONDS, began + 2 * SEND_SECONDS) - self._monotonic()
+                self._amqp.drain_events(timeout=max(left, 0.001))
+                heard = self._monotonic()
+            except self.connection.channel_errors as exc:
+                for each in [each for each in waiting if each.channel.connection is None]:
+                    each.is_gone = isinstance(exc, amqp.NotFound)
+                    each.waiting.clear()
+                    each.lane.refuse(exc)
+                    self._destinations.pop(each.lane.key, None)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        """Have a message returned: only then it is certain that the broker takes any.
+
+        In an alarm it takes one, then says that it is blocked, and does not answer when the channel is closed.
+        """
+        with self._naming_silence(), self._throwaway_channel() as channel:
+            self._hear()
+            confirmed: list[int] = []
+            channel.confirm_select()
+            channel.events["basic_return"].add(lambda *_: None)
+            channel.events["basic_ack"].add(lambda tag, _: confirmed.append(tag))
+            channel.basic_publish(amqp.Message(""), routing_key=_PROBE_QUEUE, mandatory=True)
+            try:
+                while not confirmed:
+                    self._amqp.drain_events(timeout=SEND_SECONDS)
+            except self.connection.channel_errors:
+                pass  # it may not publish there: it answers
+
+    def queue_length(self, queue: str) -> int | None:
+        """Messages that are ready; None for a queue that is missing, or exclusive to others."""
+        with self._naming_silence(), self._throwaway_channel() as channel:
+            try:
+                return int(channel.queue_declare(queue, passive=True).message_count)
+            except self.connection.channel_errors:
+                return None
+
+    @contextlib.contextmanager
+    def _throwaway_channel(self) -> Iterator[Any]:
+        """An error closes a channel, and must not close one that sends."""
+        channel = self._amqp.channel()
+        channel._do_revive = channel.collect  # noqa: SLF001
+        yield channel
+        if channel.connection is not None:  # else it was closed by an error; after any other the connection is
+            channel.close()
+
+    def sockets(self) -> list[Any]:
+        transport = getattr(getattr(self, "_amqp", None), "transport", None)
+        sock = getattr(transport, "sock", None)
+        return [] if sock is None else [sock]

@@ -1,0 +1,106 @@
+"""AMQP 0-9-1 frames of messages, made of what py-amqp serializes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from struct import pack
+from typing import Any
+
+from amqp.serialization import dumps
+
+from celery_durable.tasks.publishing.compose import Message
+from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.templates import MARK, Template
+
+_BASIC, _PUBLISH = 60, 40
+_METHOD, _HEADER, _BODY = 1, 2, 3
+_END = b"\xce"
+_OVERHEAD = 8
+"""Of a frame: its type, channel, size and end."""
+_MOST_FORMS = 1000
+_MARKED = MARK.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A message's properties and body, as they travel."""
+
+    properties: bytes
+    body: bytes
+
+
+Render = Callable[[Mapping[str, str], str], Payload]
+
+
+class Encoder:
+    """Encodes messages; ``channel``: any of kombu's, for its `prepare_message`."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._forms: dict[Template, Render] = {}
+
+    def encode(self, message: Message) -> Payload:
+        """Raises what py-amqp raises of values that AMQP has no type for."""
+        if isinstance(message, Recorded):
+            return self._encode(message)
+        render = self._forms.get(message.template)
+        if render is None:
+            if len(self._forms) > _MOST_FORMS:
+                self._forms = {}
+            render = self._forms[message.template] = self._form(message.template)
+        return render(message.values, message.body)
+
+    def _encode(self, recorded: Recorded) -> Payload:
+        message = self._channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
+        body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+        return Payload(message._serialize_properties(), body)  # noqa: SLF001
+
+    def _form(self, template: Template) -> Render:
+        recorded = template.recorded
+        raw, table = self._encode(recorded).properties, dumps("F", (recorded.headers,))
+        start = raw.index(table)
+        # Strings in the table have a length of 4 bytes, the others one of 1; the table's own length goes before it.
+        long = re.compile(rb"\x00{3}." + re.escape(_MARKED) + rb"(\w+)@", re.DOTALL)
+        short = re.compile(rb"." + re.escape(_MARKED) + rb"(\w+)@", re.DOTALL)
+        head, tail = short.split(raw[:start]), short.split(raw[start + len(table) :])
+        middle = long.split(table[4:])
+
+        def render(values: Mapping[str, str], body: str) -> Payload:
+            fit = {key.encode(): value.encode() for key, value in values.items()}
+            inner = _filled(middle, fit, ">I")
+            parts = (_filled(head, fit, ">B"), pack(">I", len(inner)), inner, _filled(tail, fit, ">B"))
+            return Payload(b"".join(parts), body.encode())
+
+        return render
+
+
+def _filled(parts: Sequence[bytes], values: Mapping[bytes, bytes], width: str) -> bytes:
+    """What `re.split` made: text and names in turn; each value with its length before it."""
+    found = []
+    for index, part in enumerate(parts):
+        if index % 2:
+            value = values[part]
+            found += [pack(width, len(value)), value]
+        else:
+            found.append(part)
+    return b"".join(found)
+
+
+def publish_method(channel: int, exchange: str, routing_key: str, *, is_mandatory: bool) -> bytes:
+    """The method frame of a basic.publish."""
+    name, key = exchange.encode(), routing_key.encode()
+    head = pack(">HHHB", _BASIC, _PUBLISH, 0, len(name)) + name + pack(">B", len(key)) + key
+    arguments = head + bytes([is_mandatory])
+    return pack(">BHI", _METHOD, channel, len(arguments)) + arguments + _END
+
+
+def content_frames(channel: int, payload: Payload, frame_max: int) -> Iterator[bytes]:
+    """The header frame, and as many body frames as it takes."""
+    properties, body = payload.properties, payload.body
+    yield pack(">BHIHHQ", _HEADER, channel, len(properties) + 12, _BASIC, 0, len(body)) + properties + _END
+    most = frame_max - _OVERHEAD
+    for start in range(0, len(body), most):
+        part = body[start : start + most]
+        yield pack(">BHI", _BODY, channel, len(part)) + part + _END

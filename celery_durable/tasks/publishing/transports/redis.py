@@ -1,0 +1,196 @@
+"""Redis: one LPUSH for each queue, all in one round trip; each answer says whether its messages have left."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from kombu import Queue
+from kombu.common import maybe_declare
+from kombu.utils.json import dumps
+
+from celery_durable.tasks.publishing.lanes import Item, Lane
+from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.report import SendState
+from celery_durable.tasks.publishing.templates import MARK, Template
+from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
+
+Render = Callable[[Mapping[str, str], str], str]
+
+_PRIVATE = (
+    "_create_client",
+    "_get_message_priority",
+    "_inplace_augment_message",
+    "_lookup",
+    "_q_for_pri",
+    "_queue_bind",
+    "_size",
+)
+_MOST_FORMS = 1000
+_quote = json.encoder.encode_basestring_ascii
+
+
+class RedisTransport(Transport):
+    """Redis and Sentinel. There is no MULTI: what is in doubt stays in doubt, and each queue is answered for itself."""
+
+    can_fill: ClassVar[bool] = True
+
+    @classmethod
+    def fits(cls, transport: Any) -> bool:
+        channel = getattr(transport, "Channel", None)
+        return transport.driver_type == "redis" and all(hasattr(channel, name) for name in _PRIVATE)
+
+    def _options(self) -> dict[str, Any]:
+        # connect_timeout has no effect on Redis, and health checks wait without a timeout.
+        times = {"socket_timeout": SEND_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
+        return {**times, "retry_on_timeout": False, "health_check_interval": 0}
+
+    def _choose_address(self) -> None:
+        if type(self.connection.transport).__name__ == "Transport":  # Sentinel's names are its own
+            self.connection.hostname = resolved(self.connection, self._turn) or self.connection.hostname
+
+    def open(self) -> None:
+        super().open()
+        # kombu has asked whether the server answers over a second pool, made for consumers.
+        if (pool := getattr(self.channel, "_async_pool", None)) is not None:
+            pool.disconnect()
+        self._forms: dict[Template, Render] = {}
+
+    def send(self, lanes: Sequence[Lane]) -> None:
+        pushed: list[tuple[Lane, list[Item]]] = []
+        with self.channel._create_client().pipeline(transaction=False) as pipe:  # noqa: SLF001
+            for lane in lanes:
+                if self._is_fanout(lane):
+                    self._send_one_by_one(lane)
+                else:
+                    self._push(pipe, lane, pushed)
+            if not pushed:
+                return
+            for _, items in pushed:
+                _mark(items, SendState.UNKNOWN)
+            answers = pipe.execute(raise_on_error=False)
+        for (_, items), answer in zip(pushed, answers, strict=True):
+            _mark(items, SendState.UNSENT if isinstance(answer, Exception) else SendState.SENT)
+        for (lane, _), answer in zip(pushed, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._refuse_or_raise(lane, answer)
+
+    def _push(self, pipe: Any, lane: Lane, pushed: list[tuple[Lane, list[Item]]]) -> None:
+        """Add a lane's commands, each paired with the items that it answers for."""
+        channel = self.channel
+        try:
+            queues = self._queues(lane)
+        except channel.ResponseError as exc:
+            self._refuse_or_raise(lane, exc)
+            return
+        if not queues:
+            lane.refuse(f"No queue is bound to exchange {lane.exchange!r} with routing key {lane.routing_key!r}")
+            return
+        by_priority: dict[int, list[tuple[Item, str]]] = {}
+        for item in lane.open_items():
+            try:
+                priority = channel._get_message_priority({"properties": {"priority": item.recorded.priority}})  # noqa: SLF001
+                by_priority.setdefault(priority, []).append((item, self._text(item)))
+            except Exception as exc:  # noqa: BLE001  # whatever its content makes of JSON
+                lane.refuse_one(item, exc)
+        expires: Mapping[str, int] = getattr(channel, "_expires", {})  # from kombu 5.7
+        for priority, texts in by_priority.items():
+            items = [item for item, _ in texts]
+            for queue in queues:
+                pipe.lpush(channel._q_for_pri(queue, priority), *(text for _, text in texts))  # noqa: SLF001
+                pushed.append((lane, items))
+                for step in channel.priority_steps if queue in expires else ():
+                    pipe.pexpire(channel._q_for_pri(queue, step), expires[queue])  # noqa: SLF001
+                    pushed.append((lane, []))
+
+    def _is_fanout(self, lane: Lane) -> bool:
+        if not lane.exchange:
+            return False
+        for entity in lane.declare:
+            maybe_declare(entity, self.channel)
+        return bool(self.channel.typeof(lane.exchange).type == "fanout")
+
+    def _queues(self, lane: Lane) -> list[str]:
+        for entity in lane.declare:
+            maybe_declare(entity, self.channel)  # once for a connection: SADD _kombu.binding.*, and LLEN
+        if not lane.exchange:
+            return [lane.routing_key]
+        found = list(self.channel._lookup(lane.exchange, lane.routing_key))  # noqa: SLF001
+        if not found:  # Redis has forgotten the binding since, as after FLUSHALL; kombu drops the message silently
+            self._bind_anew(lane)
+            found = list(self.channel._lookup(lane.exchange, lane.routing_key))  # noqa: SLF001
+        return found
+
+    def _bind_anew(self, lane: Lane) -> None:
+        """Write the bindings of a lane's queues. Declaring would not: kombu remembers them for the whole process."""
+        channel = self.channel
+        for queue in [each for each in lane.declare if isinstance(each, Queue)]:
+            exchange, key = queue.exchange.name, queue.routing_key
+            meta = channel.typeof(exchange).prepare_bind(queue.name, exchange, key, queue.binding_arguments)
+            channel._queue_bind(exchange, *meta)  # noqa: SLF001
+
+    def _refuse_or_raise(self, lane: Lane, exc: Exception) -> None:
+        text = str(exc)
+        if "WRONGTYPE" not in text and "permission" not in text.lower():
+            raise exc  # READONLY, OOM, LOADING, MISCONF: the broker's own trouble
+        lane.refuse(exc)
+
+    def _text(self, item: Item) -> str:
+        if isinstance(item.message, Recorded):
+            return self._encode(item.message)
+        template = item.message.template
+        render = self._forms.get(template)
+        if render is None:
+            if len(self._forms) > _MOST_FORMS:
+                self._forms = {}
+            render = self._forms[template] = self._form(template)
+        return render(item.message.values, item.message.body)
+
+    def _encode(self, recorded: Recorded) -> str:
+        message = self.channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
+        self.channel._inplace_augment_message(message, recorded.exchange, recorded.routing_key)  # noqa: SLF001
+        return str(dumps(message))
+
+    def _form(self, template: Template) -> Render:
+        message = json.loads(self._encode(template.recorded))
+        is_base64 = message["properties"]["body_encoding"] == "base64"
+        message["body"], message["properties"]["delivery_tag"] = f"{MARK}body@", f"{MARK}tag@"
+        form = re.sub(rf"{re.escape(MARK)}(\w+)@", r"%(\1)s", dumps(message).replace("%", "%%"))
+
+        def render(values: Mapping[str, str], body: str) -> str:
+            fit = {key: _quote(value)[1:-1] for key, value in values.items()}
+            fit["body"] = base64.b64encode(body.encode()).decode() if is_base64 else _quote(body)[1:-1]
+            fit["tag"] = _delivery_tag()
+            return form % fit
+
+        return render
+
+    def queue_length(self, queue: str) -> int | None:
+        """The sum of its lists, one for each priority; a list that is missing is an empty queue."""
+        try:
+            return int(self.channel._size(queue))  # noqa: SLF001
+        except self.channel.ResponseError as exc:
+            if "WRONGTYPE" not in str(exc) and "permission" not in str(exc).lower():
+                raise
+            return None
+
+    def sockets(self) -> list[Any]:
+        pools = [getattr(self.channel, name, None) for name in ("_pool", "_async_pool")]
+        names = ("_available_connections", "_in_use_connections")
+        held = [each for pool in pools if pool for name in names for each in getattr(pool, name, ())]
+        return [sock for each in held if (sock := getattr(each, "_sock", None)) is not None]
+
+
+def _mark(items: Sequence[Item], state: SendState) -> None:
+    for item in items:
+        item.state = state
+
+
+def _delivery_tag() -> str:
+    """As kombu's: a random uuid, made ten times as fast."""
+    raw = os.urandom(16).hex()
+    return f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
