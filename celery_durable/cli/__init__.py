@@ -54,6 +54,8 @@ class Verbs(click.Group):
 
     verbs: Mapping[str, str] = _VERBS
     """Their names, and the module of each, with its name in it where that is another: ``reading.ls``."""
+    aliases: Mapping[str, str] = {"cancel": "terminate"}
+    """Other names of verbs; they are not listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """All of them, without loading any."""
@@ -61,6 +63,7 @@ class Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """One of them, loaded now."""
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name not in self.verbs:
             return None
         module, _, name = self.verbs[cmd_name].partition(".")
@@ -71,7 +74,7 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that is called; one that does not exist is answered with the nearest that does."""
-        name = args[0]
+        name = self.aliases.get(args[0], args[0])
         if name not in self.verbs and not name.startswith("-"):
             import difflib
 

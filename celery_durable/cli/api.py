@@ -24,6 +24,7 @@ from celery_durable.model import (
     LogRecord,
     Origin,
     Page,
+    ParentStep,
     Published,
     Status,
     StepRecord,
@@ -106,7 +107,7 @@ class HttpBackend:
                     gathered.extend(page[kind])
                 else:
                     page.pop(f"{kind}Cursor", None)  # of the first page, which came again
-        about = first["run"]
+        about, types = first["run"], {each["stepKey"]: each["type"] for each in steps}
         return History(
             workflow=workflow,
             instance_id=instance_id,
@@ -120,8 +121,9 @@ class HttpBackend:
             steps=tuple(_step(each) for each in steps),
             events=tuple(_event(place, each) for place, each in enumerate(events)),
             origin=_origin(about.get("origin")),
-            audit=tuple(_audited(first["runNumber"], each) for each in about.get("audit", [])),
+            audit=tuple(_audited(first["runNumber"], each, types) for each in about.get("audit", [])),
             labels=about.get("labels", {}),
+            parent=_parent(about.get("parent")),
         )
 
     def tail(
@@ -278,7 +280,7 @@ def _step(said: dict[str, Any]) -> StepRecord:
         step_key=said["stepKey"],
         name=said["name"],
         type=StepType(said["type"]),
-        status=StepStatus(said["status"]),
+        status=_step_status(said["status"], said["type"]),
         attempts=said["attempts"],
         max_attempts=said["maxAttempts"],
         timeout=None if said["timeoutMs"] is None else timedelta(milliseconds=said["timeoutMs"]),
@@ -296,6 +298,22 @@ def _step(said: dict[str, Any]) -> StepRecord:
         child=_child(said.get("child")),
         items=_items(said.get("items")),
     )
+
+
+def _step_status(said: str, type_: str) -> StepStatus:
+    if type_ == StepType.LINEAR:
+        return _LINEAR[said]
+    return StepStatus(said)
+
+
+_LINEAR = {
+    "planned": StepStatus.LINEAR_PENDING,
+    "ready": StepStatus.READY,
+    "running": StepStatus.RUNNING,
+    "waiting": StepStatus.LINEAR_WAITING,
+    "done": StepStatus.DONE,
+    "dead": StepStatus.DEAD,
+}
 
 
 def _child(said: dict[str, Any] | None) -> Child | None:
@@ -318,11 +336,18 @@ def _event(place: int, said: dict[str, Any]) -> EventRecord:
     )
 
 
+def _parent(said: dict[str, Any] | None) -> ParentStep | None:
+    if said is None:
+        return None
+    return ParentStep(said["workflowName"], said["instanceId"], said["runNumber"], said["stepKey"])
+
+
 def _origin(said: dict[str, Any] | None) -> Origin | None:
     return None if said is None else Origin(said["instanceId"], said["runNumber"], said["stepKey"])
 
 
-def _audited(run: int, said: dict[str, Any]) -> AuditRecord:
+def _audited(run: int, said: dict[str, Any], types: Mapping[str, str]) -> AuditRecord:
+    """``types``: of the run's steps, by key; statuses of linear ones have names of their own."""
     before = said["before"]
     return AuditRecord(
         run_number=run,
@@ -330,7 +355,7 @@ def _audited(run: int, said: dict[str, Any]) -> AuditRecord:
         action=said["action"],
         by=said["by"],
         reason=said["reason"],
-        status_before=StepStatus(before["status"]),
+        status_before=_step_status(before["status"], types.get(said["stepKey"], "")),
         attempts_before=before["attempts"],
         error_before=_error(before),
         created_at=_instant(said["createdAt"]),

@@ -37,6 +37,7 @@ _MOST_SEEN = 10_000
 _NEWS_SECONDS = 10.0
 _PAUSE_SECONDS = (0.3, 1.2)
 _PATIENCE_SECONDS = 30.0
+_CHILDREN_KILLED, _WORKERS_KILLED = "pool processes killed", "workers killed"
 _COLUMNS = (Column("WHAT"), Column("HOW OFTEN"))
 
 
@@ -105,7 +106,7 @@ class Storm:
         self._stop = threading.Event()
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []
-        self._done: Counter[str] = Counter()
+        self._done: Counter[str] = Counter({_CHILDREN_KILLED: 0, _WORKERS_KILLED: 0})
         self._struck: list[probes.Held] = []
         self._recovered: dict[probes.Held, float] = {}
         self._seen: dict[int, Due] = {}
@@ -234,7 +235,7 @@ class Storm:
             worker.signal_child(pid, end)
         if held is not None:
             self._struck += held
-            self._done["pool processes killed"] += 1
+            self._done[_CHILDREN_KILLED] += 1
 
     def _kill_worker(self) -> None:
         worker = self._dice.choice(self._workers)
@@ -252,11 +253,11 @@ class Storm:
         worker.kill()
         self._replace(worker)
         self._struck += held
-        self._done["workers killed"] += 1
+        self._done[_WORKERS_KILLED] += 1
 
     def _to_be_struck(self, worker: OwnWorker) -> list[probes.Held] | None:
         """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
-        held = self._durable.store.read(lambda tx: probes.held_by(tx, worker.node))
+        held = self._durable.store.read(lambda tx: probes.held_by(tx, worker.node, lease=self._durable.settings.lease))
         most = max(1, self._durable.settings.max_crashes - 2)
         return None if any(each.crash_count >= most for each in held) else held
 
@@ -287,8 +288,8 @@ class Storm:
     # --- the report -----------------------------------------------------------------------------
 
     def _deeds(self) -> list[tuple[str, int]]:
-        done = self._done | Counter({f"messages {how}": n for how, n in self._messenger.done.items()})
-        return sorted(done.items())
+        messages = {f"messages {how}": n for how, n in self._messenger.done.items()}
+        return sorted((dict(self._done) | messages).items())
 
     def report(self) -> tuple[list[tuple[str, str]], list[str]]:
         """The table, and what contradicts itself."""

@@ -14,8 +14,9 @@ from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli import embedded
 from celery_durable.errors import DurableError, UnsupportedDatabase
-from celery_durable.model import HEARTBEAT, Heartbeat, iso, span
-from celery_durable.store import health, heartbeats, migrate, outbox, sweeps
+from celery_durable.explain.refusals import remedy
+from celery_durable.model import HEARTBEAT, SWEEP_TASK, Heartbeat, Outage, iso, span
+from celery_durable.store import agendas, health, heartbeats, migrate, outbox
 from celery_durable.store.schema import REVISION
 
 _APP = "<your app>"
@@ -24,8 +25,8 @@ _LONGEST_PASS = timedelta(hours=1)
 _LATE = timedelta(minutes=1)
 _CONNECT_SECONDS = 3
 _PING_SECONDS = 1.0
+_TO_THE_DATABASE = "Bring the database back. The dispatcher then continues by itself."
 _PICKLE = {"pickle", "application/x-python-serialize"}
-_JSON = {"json", "application/json"}
 _VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 
 
@@ -60,6 +61,7 @@ def check_all(durable: Durable) -> Iterator[Finding]:
     if processes is not None:
         now, beats = processes
         yield _dispatcher(durable, now, beats)
+        yield from _outages(now, beats)
         yield _backlog(durable)
         yield _outbox(durable)
         yield from _workers(durable, now, beats, has_broker=has_broker)
@@ -78,8 +80,9 @@ def _configuration(durable: Durable) -> Iterator[Finding]:
         sentence = "task_always_eager is on: workflows run in whatever process creates them, and no worker gets any."
         yield Finding(Level.WARN, about, sentence, "Remove it from the settings of production.")
     if conf.worker_pool in ("gevent", "eventlet"):
-        sentence = f"worker_pool is {conf.worker_pool!r}: its cooperative threads starve the lease keeper."
-        yield Finding(Level.FAIL, about, sentence, "Run this app's workers with -P prefork, threads or solo.")
+        sentence = f"worker_pool is {conf.worker_pool!r}: such a worker runs no workflows."
+        remedy = f"celery -A {_APP} worker -P prefork -Q {settings.queue}"
+        yield Finding(Level.WARN, about, sentence, remedy)
     yield from _content(conf)
     yield _time_limits(durable)
     transport = _transport(conf)
@@ -99,13 +102,10 @@ def _configuration(durable: Durable) -> Iterator[Finding]:
 
 def _content(conf: Any) -> Iterator[Finding]:
     accepted = {str(each) for each in conf.accept_content or ()}
-    if not accepted & _JSON:
-        sentence = f"accept_content is {sorted(accepted)}: workers throw our messages away, which are JSON."
-        yield Finding(Level.FAIL, "accept_content", sentence, "Add 'json' to accept_content.")
     if accepted & _PICKLE:
         sentence = "accept_content has pickle: whoever can write to the broker runs code in your workers."
         yield Finding(Level.WARN, "accept_content", sentence, "Take pickle out: accept_content = ['json'].")
-    elif accepted & _JSON:
+    else:
         yield Finding(Level.OK, "accept_content", "Workers read JSON, and no pickle.")
 
 
@@ -133,6 +133,12 @@ def _broker_url(conf: Any) -> str:
     return url if isinstance(url, str) else ";".join(url)
 
 
+_REDIS = ("socket_timeout", '{"socket_timeout": 5, "socket_connect_timeout": 5, "health_check_interval": 5}')
+_AMQP = ("read_timeout", '{"read_timeout": 5, "write_timeout": 5}, and broker_heartbeat = 10')
+_SILENCE = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(("amqp", "amqps", "pyamqp"), _AMQP)
+"""By transport: the option that bounds a read, and what to set."""
+
+
 def _broker(durable: Durable) -> Generator[Finding, None, bool]:
     conf: Any = durable.app.conf
     url, transport = maybe_sanitize_url(_broker_url(conf)), _transport(conf)
@@ -148,15 +154,18 @@ def _broker(durable: Durable) -> Generator[Finding, None, bool]:
         yield Finding(Level.WARN, "broker", sentence, "Set broker_url to a server, for example redis:// or amqp://.")
         return True
     yield Finding(Level.OK, "broker", f"{url} answers.")
-    if transport in ("redis", "rediss", "sentinel"):
-        seconds = (conf.broker_transport_options or {}).get("socket_timeout")
-        if not seconds:
-            sentence = "There is no socket_timeout: a Redis that hangs, instead of refusing, blocks whoever publishes."
-            options = '{"socket_timeout": 5, "socket_connect_timeout": 5}'
-            yield Finding(Level.WARN, "socket_timeout", sentence, f"Set broker_transport_options = {options}")
-        else:
-            yield Finding(Level.OK, "socket_timeout", f"A Redis that hangs is given up after {seconds:g} s.")
+    if transport in _SILENCE:
+        yield _silence(transport, conf.broker_transport_options or {})
     return True
+
+
+def _silence(transport: str, options: dict[str, Any]) -> Finding:
+    """Without a bound Celery itself waits for ever for a broker that has gone silent, in a worker's main loop too."""
+    about, wanted = _SILENCE[transport]
+    if seconds := options.get(about):
+        return Finding(Level.OK, about, f"A broker that has gone silent is given up after {seconds:g} s.")
+    sentence = f"There is no {about}: a broker that has gone silent, instead of refusing, stops a worker for good."
+    return Finding(Level.WARN, about, sentence, f"Set broker_transport_options = {wanted}")
 
 
 Processes = tuple[datetime, tuple[Heartbeat, ...]]
@@ -214,6 +223,14 @@ def _schema(durable: Durable) -> Generator[Finding, None, bool]:
 def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
     about, setting = "dispatcher", durable.settings.dispatcher
     sweeping = [beat for beat in beats if beat.sweeps(now)]
+    if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
+        sentence = (
+            f"Only the task {SWEEP_TASK} looks for due work, last on {sweeping[0].node}: timers are up to five seconds "
+            "late, Celery tasks of steps that are lost wait for their timeout, and outages are not reported."
+        )
+        return Finding(
+            Level.WARN, about, sentence, "Set durable_dispatcher to worker or both, or see why beat has none."
+        )
     if sweeping:
         nodes = ", ".join(sorted({beat.node for beat in sweeping})[:5])
         return Finding(Level.OK, about, f"Due work is looked for by {nodes}.")
@@ -225,8 +242,25 @@ def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -
     return Finding(Level.FAIL, about, sentence, remedy)
 
 
+def _outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
+    """What dispatchers say of queues that refuse, and of servers that are away: each once, by who has seen it first."""
+    told: dict[tuple[str, str], Outage] = {}
+    for outage in sorted((each for beat in beats if beat.is_live(now) for each in beat.outages), key=_since):
+        told.setdefault((outage.what, outage.where), outage)
+    for outage in told.values():
+        who = {"queue": f"Queue {outage.where!r} refuses messages", "broker": f"The broker {outage.where} takes none"}
+        what = who.get(outage.what, "The dispatcher cannot look after due work")
+        sentence = f"{what} since {iso(outage.since)}, {span(now - outage.since, units=1)} ago: {outage.error}"
+        fix = _TO_THE_DATABASE if outage.what == "database" else remedy(outage.error)
+        yield Finding(Level.FAIL, outage.what, sentence, fix)
+
+
+def _since(outage: Outage) -> datetime:
+    return outage.since
+
+
 def _backlog(durable: Durable) -> Finding:
-    first, now = durable.store.read(sweeps.next_poll)
+    first, now = durable.store.read(agendas.next_poll)
     if first is None or now - first <= _LATE:
         return Finding(Level.OK, "backlog", "Nothing is late.")
     sentence = f"The oldest due work has not been looked after for {span(now - first, units=1)}."
@@ -255,7 +289,13 @@ def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, h
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
     for queue, names in needed.items():
-        consumers = [beat for beat in working if queue in beat.queues]
+        everybody = [beat for beat in working if queue in beat.queues]
+        consumers = [beat for beat in everybody if beat.runs_workflows]
+        if everybody and not consumers:
+            pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in everybody})[:5])
+            sentence = f"{queue!r} is consumed only by workers on pools that run no workflows ({pools})."
+            yield Finding(Level.FAIL, "queue", sentence, f"celery -A {_APP} worker -P prefork -Q {queue}")
+            continue
         if not consumers:
             remedy = f"celery -A {_APP} worker -Q {queue}"
             yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.{_but(answering, queue)}", remedy)

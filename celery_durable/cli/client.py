@@ -9,21 +9,29 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import queue
 import shlex
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from email.message import Message
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from celery_durable.cli.verb import REFUSED, UNREACHABLE, Refusal, refusal
 
+T = TypeVar("T")
+
 _PROBLEM = "application/problem+json"
 _PASSING = frozenset({429, 502, 503, 504})
 """What a server, or a proxy before it, answers with for a while."""
+_REPEATED = _PASSING | {500}
 _LONGEST_PAUSE_SECONDS = 30.0
+_LARGEST_BODY = 256 * 2**20
+"""In bytes. A page has up to 100 steps, each with a result of up to 1 MiB."""
 
 
 class NoApi(Refusal):
@@ -40,6 +48,16 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a server sent; of a body that is too large one byte more than may be."""
+
+    code: int
+    reason: str
+    headers: Message
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Retries:
     """``limit`` after the first, the first after ``delay_seconds``, then each time twice as long."""
 
@@ -53,8 +71,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """One API. ``timeout_seconds``: of one request, beyond the time for which it asks the server to wait.
+    """One API.
 
+    ``timeout_seconds``: for one request up to the last byte of its answer, beyond the time for which it asks the server
+    to wait. ``largest_body``: of an answer, in bytes.
     ``tell``: gets each request as a command, in which the headers' values are left out: they may be secrets.
     """
 
@@ -67,8 +87,10 @@ class Client:
         retries: Retries,
         sleep: Callable[[float], None],
         tell: Callable[[str], None] | None = None,
+        largest_body: int = _LARGEST_BODY,
     ) -> None:
         self.base_url, self._headers = base_url.rstrip("/"), headers
+        self._largest_body = largest_body
         self._timeout_seconds, self._retries, self._sleep = timeout_seconds, retries, sleep
         self._tell = tell
         self._opener = urllib.request.build_opener(_NoRedirects())
@@ -114,19 +136,14 @@ class Client:
             for name, value in (("Accept", "application/json"), *self._headers, *headers):
                 request.add_header(name, value)
             try:
-                with self._opener.open(request, timeout=self._timeout_seconds + wait) as response:
-                    return self._reply(response, response.read(), tries)
-            except urllib.error.HTTPError as answered:
-                with answered:
-                    self._note(answered)
-                    if answered.code == 304:
-                        return Reply(None, answered.headers.get("ETag"), tries)
-                    if answered.code not in _PASSING or left <= 0:
-                        raise self._refused(answered, about, tries) from answered
-                pause = max(pause, _asked_pause(answered))
+                answer = _in_time(lambda: self._send(request, wait), self._timeout_seconds + wait)  # noqa: B023
             except (OSError, http.client.HTTPException) as failed:
                 if left <= 0:
                     raise self._unreached(failed, is_change=method != "GET") from failed
+            else:
+                if answer.code not in _REPEATED or left <= 0:
+                    return self._reply(answer, about, tries)
+                pause = max(pause, _asked_pause(answer))
             self._sleep(min(pause, _LONGEST_PAUSE_SECONDS))
             left, tries, pause = left - 1, tries + 1, pause * 2
 
@@ -140,29 +157,43 @@ class Client:
             words += ["-X", method]
         return shlex.join([*words, f"{self.base_url}/{target}"])
 
-    def _reply(self, response: Any, body: bytes, tries: int) -> Reply:
-        self._note(response)
+    def _send(self, request: urllib.request.Request, wait: float) -> _Answer:
         try:
-            return Reply(json.loads(body), response.headers.get("ETag"), tries)
-        except ValueError as exc:
-            raise self._no_api(f"answered with {response.headers.get_content_type()}, not with JSON") from exc
+            response = self._opener.open(request, timeout=self._timeout_seconds + wait)
+        except urllib.error.HTTPError as answered:
+            response = answered
+        with response:
+            return _Answer(response.status, response.reason, response.headers, response.read(self._largest_body + 1))
 
-    def _note(self, response: Any) -> None:
-        sent = response.headers.get("Date")
+    def _reply(self, answer: _Answer, about: Sequence[str], tries: int) -> Reply:
+        self._note(answer)
+        if answer.code == 304:
+            return Reply(None, answer.headers.get("ETag"), tries)
+        if len(answer.body) > self._largest_body:
+            raise self._no_api(f"answered with more than {self._largest_body} bytes")
+        if answer.code >= 300:
+            raise self._refused(answer, about, tries)
+        try:
+            return Reply(json.loads(answer.body), answer.headers.get("ETag"), tries)
+        except (ValueError, RecursionError) as exc:
+            raise self._no_api(f"answered with {answer.headers.get_content_type()}, not with JSON") from exc
+
+    def _note(self, answer: _Answer) -> None:
+        sent = answer.headers.get("Date")
         try:
             self.server_time = self.server_time if sent is None else email.utils.parsedate_to_datetime(sent)
         except ValueError:
             return
 
-    def _refused(self, answered: urllib.error.HTTPError, about: Sequence[str], tries: int) -> Refusal:
+    def _refused(self, answered: _Answer, about: Sequence[str], tries: int) -> Refusal:
         if answered.headers.get_content_type() != _PROBLEM:
             return self._foreign(answered)
         try:
-            said = json.loads(answered.read())
+            said = json.loads(answered.body)
             message, code = str(said["message"]), str(said["code"])
-        except (ValueError, KeyError, TypeError, OSError):
+            flaws = "; ".join(f"{each['where']}: {each['message']}" for each in said.get("errors", []))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return self._foreign(answered)
-        flaws = "; ".join(f"{each['where']}: {each['message']}" for each in said.get("errors", []))
         if code == "NOT_FOUND":
             return self._no_api("knows no such route")
         found = refusal(
@@ -175,7 +206,7 @@ class Client:
             found.hint = f"An earlier try of this command got no answer, and may have made it. {found.hint}"
         return found
 
-    def _foreign(self, answered: urllib.error.HTTPError) -> Refusal:
+    def _foreign(self, answered: _Answer) -> Refusal:
         """Not our API's words: a proxy's, or a hook's own answer."""
         if answered.code in (401, 403):
             return refusal(
@@ -203,6 +234,29 @@ class Client:
         )
 
 
+def _in_time(work: Callable[[], T], seconds: float) -> T:
+    """What ``work`` returns; TimeoutError after so long.
+
+    A socket's own timeout is one of each read: a server that sends a byte now and then would never exceed it.
+    """
+    found: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put((work(), None))
+        except BaseException as exc:  # noqa: BLE001  # raised by the thread that waits
+            found.put((None, exc))
+
+    threading.Thread(target=run, name="celery-durable request", daemon=True).start()
+    try:
+        result, error = found.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no complete answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # mypy does not narrow a pair by its other part
+
+
 def _about(path: Sequence[str]) -> Sequence[str]:
     """The workflow and the instance of ``workflows/{}/instances/{}``."""
     return [path[1], path[3]] if len(path) > 3 else []
@@ -212,7 +266,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _asked_pause(answered: urllib.error.HTTPError) -> float:
+def _asked_pause(answered: _Answer) -> float:
     try:
         return float(answered.headers.get("Retry-After", 0))
     except ValueError:

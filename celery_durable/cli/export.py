@@ -11,6 +11,7 @@ import click
 
 from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.model import EXPORT_VERSION
+from celery_durable.store.watchdog import answer_within
 
 
 @click.command(cls=Verb, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
@@ -23,20 +24,22 @@ def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bo
     """Print all that is recorded of a run as JSON.
 
     Use it to keep the history of an instance, to attach it to a bug report, to look into it with jq, or to replay it
-    elsewhere (replay --file). Holds parameters, results and payloads as they are stored.
+    elsewhere (replay --file). Holds parameters, results and payloads, as the application shows them.
     """
     backend = open_backend(ctx)
     seen = backend.look(workflow, id)
     assert seen is not None
-    told = backend.history(workflow, id, run=run)
-    said = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(told)}
-    if logs:
-        tail = backend.tail(workflow, id, run=told.run_number)
-        said["logs"] = [dataclasses.asdict(line) for line in tail.news()]
-    click.echo(json.dumps(said, default=_plain, ensure_ascii=False, indent=2))
+    with answer_within(None):  # a run may be as large as it likes (LAW 7)
+        told = backend.history(workflow, id, run=run)
+        said = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(told)}
+        if logs:
+            tail = backend.tail(workflow, id, run=told.run_number)
+            said["logs"] = [dataclasses.asdict(line) for line in tail.news()]
+    click.echo(json.dumps(said, default=plain, ensure_ascii=False, indent=2))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Times and spans as JSON has them."""
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from celery_durable.model import Due
-from celery_durable.tasks.publish import Publisher
+from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
 
 _DROPPED, _REPEATED = 0.2, 0.4
 _KNOCK_SECONDS = 10.0
@@ -112,19 +112,23 @@ class Messenger:
     def __init__(self, publisher: Publisher, dice: random.Random) -> None:
         self._publisher, self._dice = publisher, dice
         self._lock = threading.Lock()
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter(dropped=0, repeated=0)
 
-    def publish(self, dues: Sequence[Due]) -> list[Due]:
-        """As a Publisher does, but unreliably. A message that is dropped was never sent: the sweep will do it again."""
-        sent: list[Due] = []
-        for due in dues:
+    def publish(self, dues: Sequence[Due]) -> PublishReport:
+        """As a Publisher does, but unreliably. A message that is dropped counts as sent: the sweep will do it again."""
+        sent: list[int] = []
+        for index in range(len(dues)):
             chance = self._dice.random()
             times = 0 if chance < _DROPPED else 1 if chance > _REPEATED else 2
-            sent += [due] * times
+            sent += [index] * times
             with self._lock:
                 self.done["dropped"] += times == 0
                 self.done["repeated"] += times == 2
-        return self._publisher.publish(sent) if sent else []
+        report = self._publisher.publish([dues[index] for index in sent]) if sent else PublishReport([])
+        states = [SendState.SENT] * len(dues)
+        for index, state in zip(sent, report.states, strict=True):
+            states[index] = state
+        return PublishReport(states)
 
     def repeat(self, due: Due) -> None:
         """A message that nobody needs."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from celery_durable.app import Durable
 from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Cell, Column, Screen, Styled
 from celery_durable.cli.stored import database_now, open_durable
@@ -55,7 +56,7 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
             screen.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
             return
         times = Times(database_now(durable), exact=not screen.is_terminal)
-        screen.table(_COLUMNS, [_row(letter, screen, times) for letter in found[:limit]])
+        screen.table(_COLUMNS, [_row(durable, letter, screen, times) for letter in found[:limit]])
         if len(found) > limit:
             screen.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 
@@ -65,9 +66,10 @@ def _say(screen: Screen, deed: str, letters: Sequence[Letter]) -> None:
         screen.entry([deed, letter.kind.value, Styled(letter.name, "bold"), letter.id])
 
 
-def _row(letter: Letter, screen: Screen, times: Times) -> list[Cell]:
+def _row(durable: Durable, letter: Letter, screen: Screen, times: Times) -> list[Cell]:
     ref = letter.ref
     whose = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
+    redaction = durable.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
     given_up: Cell = Styled("given up", "red") if screen.is_terminal else ""
     return [
         letter.kind.value,
@@ -77,5 +79,5 @@ def _row(letter: Letter, screen: Screen, times: Times) -> list[Cell]:
         str(letter.attempts),
         times.at(letter.since),
         given_up if letter.is_given_up else times.at(letter.next_at),
-        letter.error or "",
+        redaction.value(letter.error, "error", letter.name) or "",
     ]

@@ -13,7 +13,8 @@ from celery_durable.cli.render import Times
 from celery_durable.cli.screen import Column, Screen, Styled
 from celery_durable.cli.steer import Targets, on_targets
 from celery_durable.cli.stored import StoreBackend, database_now, open_durable
-from celery_durable.cli.verb import Verb
+from celery_durable.cli.verb import Refusal, Verb
+from celery_durable.explain.refusals import remedy
 from celery_durable.model import TERMINAL, Status
 
 _LIMIT = click.option(
@@ -143,8 +144,17 @@ def sweep(ctx: click.Context) -> None:
     """Look once for what is due, and tell the workers.
 
     Use it where no dispatcher runs, or from cron. Any number at once, beside dispatchers too. What a dead worker holds
-    is taken from it when sweeps have seen its lease expired for a lease's time.
+    is taken from it when sweeps have seen its lease expired for a lease's time. A message that was sent five seconds
+    ago or earlier, and that no worker has taken, is sent again if its queue is empty: it was lost. The exit code is
+    1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
     """
     durable, screen = open_durable(ctx), Screen.of(ctx)
-    published = durable.sweeper.sweep()
+    published = durable.sweeper.sweep_alone()
     screen.entry(["Published", str(published)])
+    outages = durable.publisher.outages().items()
+    if outages:
+        says = [
+            f"{'The broker' if queue is None else 'Queue'} {each.where} takes no messages: {each.error}"
+            for queue, each in outages
+        ]
+        raise Refusal(" ".join(says), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))

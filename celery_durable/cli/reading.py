@@ -48,7 +48,7 @@ def workflows(ctx: click.Context) -> None:
         "ls -w order",
         "ls -w order -s errored",
         "ls -w order --label tenant=acme",
-        "ls -w order --limit 100 --cursor WyJpIiwgNDJd",
+        "ls -w order --limit 100 --cursor t0jS2hXqZ3o5nS8q",
     ],
 )
 @click.option("-w", "--workflow", help="Only instances of this workflow.")
@@ -180,7 +180,8 @@ def history(
 
 def _story(told: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:
     status, names = told.status, {step.step_key: step.name for step in told.steps}
-    yield told.created_at, line_of("run", Status.ACTIVE, f"run {told.run_number} of {told.workflow}/{told.instance_id}")
+    started = line_of("run", Status.ACTIVE, f"run {told.run_number} of {told.workflow}/{told.instance_id}")
+    yield told.created_at, started if told.parent is None else [*started, render.child_of(told.parent)]
     for event in told.events:
         yield event.created_at, _sent(event, names)
     for step in told.steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from celery_durable.cli.api import HttpBackend
 from celery_durable.cli.client import Client, Retries
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.screen import clean
-from celery_durable.cli.verb import Door, Refusal, Verb, by_options
+from celery_durable.cli.verb import UNREACHABLE, Door, Refusal, Verb, by_options
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"
@@ -56,6 +57,17 @@ class HttpDoor(Door):
             tell=_say if self.is_verbose else None,
         )
         return HttpBackend(client, runtime)
+
+    def refuse_if_unreadable(self, exc: Exception) -> None:
+        """Show no traceback without --verbose. An OSError is that of a closed pipe; click ends quietly on it."""
+        if self.is_verbose or isinstance(exc, OSError):
+            return
+        what = textwrap.shorten(f"{type(exc).__name__}: {exc}", 200)
+        raise Refusal(
+            f"{self.base_url} sent something that this version of celery-durable cannot read: {what}",
+            "Is the server of the same version? --verbose shows where it failed.",
+            exit_code=UNREACHABLE,
+        ) from exc
 
 
 def _say(line: str) -> None:
@@ -194,7 +206,7 @@ For people: programs ask the API itself, for example
     envvar="DURABLE_TIMEOUT",
     default="15s",
     show_default=True,
-    help="Of one request.",
+    help="Of one request, up to the last byte of its answer.",
 )
 @click.option(
     "--retries",
@@ -202,13 +214,13 @@ For people: programs ask the API itself, for example
     envvar="DURABLE_RETRIES",
     default=2,
     show_default=True,
-    help="Of what can be repeated (reads; creations and events with an id), after network errors, 429, 502, 503, 504.",
+    help="Of what can be repeated (reads; creations and events with an id), after network errors, 429, 500, 502-504.",
 )
 @click.option(
     "--retry-delay", type=DurationInput(), default="500ms", show_default=True, help="Before the first; doubles."
 )
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Say on standard error what curl would have to be told; no header's value."
+    "-v", "--verbose", is_flag=True, help="Show each request as a curl command, without header values, and tracebacks."
 )
 @click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR.")
 @click.version_option(package_name="celery-durable")

@@ -19,6 +19,7 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Origin,
+    ParentStep,
     Published,
     Status,
     StepRecord,
@@ -246,9 +247,16 @@ def _plain(value: Any) -> str:
 def standing(history: History) -> list[str]:
     """What a run ended with, and why it was ended or begun, as sentences. What a live one waits for `explain` says."""
     said = [] if history.status.error is None else [sentence(history.status.error)]
+    if (parent := history.parent) is not None:
+        said.append(child_of(parent))
     if history.origin is not None:
         said.append(continues(history.origin, history.instance_id))
     return said if history.reason is None else [*said, f"Reason: {history.reason}"]
+
+
+def child_of(parent: ParentStep) -> str:
+    """The step that created an instance, as a sentence."""
+    return f"Child of step {parent.step_key}, run {parent.run_number} of {parent.workflow}/{parent.instance_id}"
 
 
 def continues(origin: Origin, instance_id: str) -> str:

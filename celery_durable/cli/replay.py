@@ -40,7 +40,8 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
 
     Use it before a deploy that changes a workflow: on instances of staging, or in CI on exported runs. No step is run
     and nothing is written; the workflow's code between its steps is executed. Exit code 1 where the code does something
-    else than the record. Piped: what (run, step, differs, end), then its fields.
+    else than the record. What has changed of an open step (its event type, topic, task, child, timeout) is shown, and
+    is no difference. Piped: what (run, step, differs, changed, end), then its fields.
     """
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
@@ -98,6 +99,9 @@ def _show(screen: Screen, recorded: Recorded, found: Rehearsal) -> None:
         for each in found.differences:
             screen.line(Styled("differs", "red"), each.sentence)
             screen.line(Styled(each.remedy, "dim"), indent=2)
+        for each in found.changes:
+            screen.line(Styled("changed", "yellow"), each.sentence)
+            screen.line(Styled(each.remedy, "dim"), indent=2)
         screen.line(found.end)
     else:
         screen.record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
@@ -105,6 +109,8 @@ def _show(screen: Screen, recorded: Recorded, found: Rehearsal) -> None:
             screen.record("step", *row)
         for each in found.differences:
             screen.record("differs", each.sentence, each.remedy)
+        for each in found.changes:
+            screen.record("changed", each.sentence, each.remedy)
         screen.record("end", found.end)
     if recorded.is_partial:
         screen.aside(

@@ -24,8 +24,8 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     """Show one instance: where it stands, its steps, its events.
 
     Use it to see what an instance has done, what it waits for, and what it publishes of itself. Piped: one record a
-    line, named by its first field (instance, label, origin, error, reason, step, event, audit, published; with --full
-    also params and output, and a last field with the result or payload as JSON).
+    line, named by its first field (instance, label, origin, parent, error, reason, step, event, audit, published; with
+    --full also params and output, and a last field with the result or payload as JSON).
     """
     backend, screen = open_backend(ctx), Screen.of(ctx)
     seen = backend.look(workflow, id)
@@ -117,6 +117,8 @@ def _show_programs(screen: Screen, history: History, times: Times, *, full: bool
         screen.record("error", status.error.name, status.error.message)
     if (origin := history.origin) is not None:
         screen.record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
+    if (parent := history.parent) is not None:
+        screen.record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
     if history.reason is not None:
         screen.record("reason", history.reason)
     if full:

@@ -14,10 +14,11 @@ from celery_durable.cli import embedded
 from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
 from celery_durable.cli.verb import UNREACHABLE, Refusal
 from celery_durable.errors import DurableError
-from celery_durable.explain import Diagnosis
+from celery_durable.explain import Diagnosis, explain
 from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
 from celery_durable.operations import Operations
-from celery_durable.store import migrate, sweeps
+from celery_durable.redaction import Redaction
+from celery_durable.store import agendas, migrate
 from celery_durable.store.engine import Store
 
 LOGS_PER_PAGE = 1000
@@ -101,11 +102,14 @@ def _unreachable(exc: Exception) -> Refusal:
 
 def database_now(durable: Durable) -> datetime:
     """The database's time, by which everything shown was written."""
-    return durable.store.read(sweeps.next_poll)[1]
+    return durable.store.read(agendas.next_poll)[1]
 
 
 class StoreBackend:
-    """The instances in the store of a Durable; also those of workflows that this process has never heard of."""
+    """The instances in the store of a Durable; also those of workflows that this process has never heard of.
+
+    What it shows of values the application's redaction has let through.
+    """
 
     def __init__(self, durable: Durable) -> None:
         self.durable = durable
@@ -143,20 +147,25 @@ class StoreBackend:
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
         """Also of all workflows."""
-        return self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
+        found = self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
+        return Page(
+            tuple(self.durable.redaction(each.workflow, each.id).summary(each) for each in found.items), found.cursor
+        )
 
     def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
         """One row; what has not changed is looked at again after a while, by the caller."""
-        row = self._operations.read(workflow, instance_id)
-        if row.version == known:
+        found = self._operations.look(workflow, instance_id)
+        row = found.instance
+        if found.tag == known:
             if patience > 0:
                 self.sleep(min(LOOK_SECONDS, patience))
             return None
-        return Seen(row.status, row.run_number, row.pause_requested, row.version, row.created_at)
+        return Seen(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """From one transaction."""
-        return self._operations.history(workflow, instance_id, run=run)
+        found = self._operations.history(workflow, instance_id, run=run)
+        return self.durable.redaction(workflow, instance_id).history(found)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
@@ -164,15 +173,18 @@ class StoreBackend:
         """By the lines' ids."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
         narrowed = {"run": run, "levels": levels, "category": category}
-        return StoredTail(self._operations, (workflow, instance_id), narrowed)
+        redaction = self.durable.redaction(workflow, instance_id)
+        return StoredTail(self._operations, (workflow, instance_id), narrowed, redaction)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
-        """As stored."""
-        return self._operations.published(workflow, instance_id, run=run)
+        """From one look."""
+        found = self._operations.published(workflow, instance_id, run=run)
+        return self.durable.redaction(workflow, instance_id).published(found)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """From the database alone."""
-        return self._operations.explain(workflow, instance_id)
+        facts = self._operations.facts(workflow, instance_id)
+        return explain(self.durable.redaction(workflow, instance_id).facts(facts))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """The app's workflows are imported before."""
@@ -228,8 +240,10 @@ class StoreBackend:
 class StoredTail:
     """The log lines of a run, each read once."""
 
-    def __init__(self, operations: Operations, target: tuple[str, str], narrowed: Mapping[str, Any]) -> None:
-        self._operations, self._target, self._narrowed = operations, target, narrowed
+    def __init__(
+        self, operations: Operations, target: tuple[str, str], narrowed: Mapping[str, Any], redaction: Redaction
+    ) -> None:
+        self._operations, self._target, self._narrowed, self._redaction = operations, target, narrowed, redaction
         self._seen = 0
 
     def news(self) -> Iterator[LogRecord]:
@@ -238,6 +252,6 @@ class StoredTail:
             page = self._operations.logs(*self._target, after_id=self._seen, limit=LOGS_PER_PAGE, **self._narrowed)
             for line in page:
                 self._seen = line.id
-                yield line
+                yield self._redaction.log(line)
             if len(page) < LOGS_PER_PAGE:
                 return

@@ -36,6 +36,10 @@ class Door(abc.ABC):
     def open(self) -> Backend:
         """The instances; raises Refusal."""
 
+    @abc.abstractmethod
+    def refuse_if_unreadable(self, exc: Exception) -> None:
+        """Raise Refusal if a command failed at what the other side sent."""
+
 
 def open_backend(ctx: click.Context) -> Backend:
     """The instances that the user means: those of the app named by -A, or those behind another door."""
@@ -92,10 +96,12 @@ class Verb(click.Command):
         except KeyboardInterrupt:
             click.echo("Interrupted", err=True)
             ctx.exit(INTERRUPTED)
-        except click.ClickException:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as exc:
-            if not isinstance(ctx.obj, Door):
+            if isinstance(ctx.obj, Door):
+                ctx.obj.refuse_if_unreadable(exc)
+            else:
                 from celery_durable.cli import stored
 
                 stored.refuse_if_unreachable(exc)

@@ -42,7 +42,7 @@ class Tracing:
         signals.around_pass.connect(self._pass)
         signals.around_step.connect(self._step)
         for signal, receiver in self._receivers:
-            signal.connect(receiver, weak=False)
+            signals.listen(signal, receiver)
         before_task_publish.connect(_inject, sender=ADVANCE, weak=False)
 
     def disconnect(self) -> None:
@@ -50,7 +50,7 @@ class Tracing:
         signals.around_pass.disconnect(self._pass)
         signals.around_step.disconnect(self._step)
         for signal, receiver in self._receivers:
-            signal.disconnect(receiver)
+            signals.ignore(signal, receiver)
         before_task_publish.disconnect(_inject, sender=ADVANCE)
 
     @contextmanager

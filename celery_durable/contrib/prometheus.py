@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from celery_durable import signals, values
 from celery_durable.app import Durable
-from celery_durable.model import Status
-from celery_durable.store import census, outbox
+from celery_durable.model import Heartbeat, Status
+from celery_durable.store import census, heartbeats, outbox
 from celery_durable.values import Duration
 
 logger = logging.getLogger("celery_durable.prometheus")
@@ -60,6 +60,11 @@ class Metrics:
             registry=registry,
             buckets=_DURATIONS,
         )
+        self.refused = Counter(
+            "celery_durable_answers_refused",
+            "Answers of Celery tasks that were refused for a wrong token: the messages may be forged.",
+            registry=registry,
+        )
         self._receivers = (
             (signals.workflow_started, self._on_started),
             (signals.workflow_resumed, self._on_resumed),
@@ -69,17 +74,18 @@ class Metrics:
             (signals.step_completed, self._on_step_completed),
             (signals.step_retrying, self._on_step_retrying),
             (signals.step_failed, self._on_step_failed),
+            (signals.answer_refused, self._on_answer_refused),
         )
 
     def connect(self) -> None:
         """Listen."""
         for signal, receiver in self._receivers:
-            signal.connect(receiver, weak=False)
+            signals.listen(signal, receiver)
 
     def disconnect(self) -> None:
         """Listen no more; what was counted stays."""
         for signal, receiver in self._receivers:
-            signal.disconnect(receiver)
+            signals.ignore(signal, receiver)
 
     def _on_started(self, workflow: str, latency: timedelta, **_: Any) -> None:
         self.started.labels(workflow).inc()
@@ -106,6 +112,9 @@ class Metrics:
     def _on_step_failed(self, **told: Any) -> None:
         self._observe_step("failed", **told)
 
+    def _on_answer_refused(self, **_: Any) -> None:
+        self.refused.inc()
+
     def _observe_step(self, outcome: str, *, workflow: str, step: str, duration: timedelta | None, **_: Any) -> None:
         if duration is not None:
             labels = (workflow, *([step] if self._by_step else []), outcome)
@@ -126,14 +135,15 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
 class InstanceCounts(Collector):
     """How many instances are active, waiting and paused, of the workflows that ``durable`` knows, in all processes.
 
-    And how many outbound events were given up, of whatever workflow. Asked for when it is scraped; the answer is kept
-    for ``fresh_for``. Without an answer there are no samples.
+    And how many outbound events were given up, of whatever workflow, and what keeps dispatchers from their work.
+    Asked for when it is scraped; the answer is kept for ``fresh_for``. Without an answer there are no samples.
     """
 
     def __init__(self, durable: Durable, *, fresh_for: Duration = "10 seconds") -> None:
         self._durable, self._fresh_for = durable, values.duration(fresh_for).total_seconds()
         self._counts: dict[tuple[str, Status], int] = {}
         self._given_up: int | None = None
+        self._outages: dict[tuple[str, str], float] | None = None
         self._good_until = -math.inf
 
     def describe(self) -> list[Metric]:
@@ -141,7 +151,7 @@ class InstanceCounts(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges ``celery_durable_instances`` and ``celery_durable_outbox_given_up``."""
+        """The gauges ``celery_durable_instances``, ``celery_durable_outbox_given_up``, ``.._outage_seconds``."""
         self._read()
         help_ = "Instances that have not ended, by how they stand."
         gauge = GaugeMetricFamily("celery_durable_instances", help_, labels=["workflow", "status"])
@@ -153,6 +163,11 @@ class InstanceCounts(Collector):
         if self._given_up is not None:
             given_up.add_metric([], self._given_up)
         yield given_up
+        help_ = "For how long a queue has refused messages, a broker or the database has been away, by dispatchers."
+        outages = GaugeMetricFamily("celery_durable_outage_seconds", help_, labels=["what", "where"])
+        for (what, where), seconds in (self._outages or {}).items():
+            outages.add_metric([what, where], seconds)
+        yield outages
 
     def _read(self) -> None:
         now = self._durable.runtime.monotonic()
@@ -162,11 +177,21 @@ class InstanceCounts(Collector):
             known = sorted(self._durable.registry)
             self._counts = self._durable.store.read(lambda tx: census.living(tx, known))
             self._given_up = self._durable.store.read(outbox.count_given_up)
+            self._outages = _lasting(*self._durable.store.read(heartbeats.read))
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", exc)
-            self._counts, self._given_up = {}, None
+            self._counts, self._given_up, self._outages = {}, None, None
             return
         self._good_until = now + self._fresh_for
+
+
+def _lasting(now: datetime, beats: tuple[Heartbeat, ...]) -> dict[tuple[str, str], float]:
+    """How many seconds each outage has lasted, by the dispatcher that saw it first."""
+    lasting: dict[tuple[str, str], float] = {}
+    for outage in (each for beat in beats if beat.is_live(now) for each in beat.outages):
+        key = outage.what, outage.where
+        lasting[key] = max(lasting.get(key, 0.0), (now - outage.since).total_seconds())
+    return lasting
 
 
 class _Whole(Collector):

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
+from celery_durable.explain.refusals import remedy
 from celery_durable.explain.waits import asleep, listed, waiting_steps
 from celery_durable.explain.words import (
     ago,
@@ -27,7 +28,7 @@ from celery_durable.explain.words import (
     start_worker,
     times,
 )
-from celery_durable.model import Heartbeat, Kind, Status, StepStatus, iso, span
+from celery_durable.model import Heartbeat, Outage, Status, StepStatus, iso, span
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
@@ -78,8 +79,7 @@ def _failed(facts: Facts) -> Diagnosis:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code and what is recorded do not fit"
     row = facts.instance
-    again = ("restart",) if row.kind is Kind.LINEAR else ("retry", "restart")
-    actions = [do(row, "show", "--full"), *(do(row, verb) for verb in again)]
+    actions = [do(row, "show", "--full"), do(row, "retry"), do(row, "restart")]
     return said(facts, code, f"{sentence.rstrip('.')}.", *actions)
 
 
@@ -126,7 +126,12 @@ def _due(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     due_at = row.run_at or row.updated_at
     since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {ago(facts, due_at)}"
-    consumers = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
+    if row.sent_at is None and (outage := _outage(facts)) is not None:
+        return _refused(facts, since, outage)
+    everybody = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
+    consumers = [beat for beat in everybody if beat.runs_workflows]
+    if everybody and not consumers:
+        return _on_other_pools(facts, since, everybody)
     if consumers and not any(row.workflow in beat.workflows for beat in consumers):
         return _unknown(facts, since, consumers)
     missing = "" if consumers else f" And no worker consumes queue {row.queue!r}."
@@ -135,7 +140,7 @@ def _due(facts: Facts) -> Diagnosis:
         sent = f"was sent {times(row.dispatches)}" if row.dispatches else "nobody has sent it to a worker"
         sentence = f"{since}, and {sent}. {_nobody_sweeps(facts)}{missing}"
         return said(facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat(), *start_worker(facts, consumers))
-    if row.dispatches:
+    if row.dispatches or (row.sent_at is not None and now - row.sent_at > _PUBLISHES_WITHIN):
         return _unclaimed(facts, since, consumers)
     if is_overdue and row.poll_at is not None and now - row.poll_at > _PUBLISHES_WITHIN:
         sentence = (
@@ -146,6 +151,30 @@ def _due(facts: Facts) -> Diagnosis:
     missing = "" if consumers else f" But no worker consumes queue {row.queue!r}."
     sentence = f"{since}; a worker should take it any moment.{missing}"
     return said(facts, Code.DUE, sentence, *start_worker(facts, consumers))
+
+
+def _outage(facts: Facts) -> Outage | None:
+    """What keeps dispatchers from sending it: its own queue first, the broker else, then the database."""
+    found = [outage for beat in facts.heartbeats if beat.is_live(facts.now) for outage in beat.outages]
+    queue = facts.instance.queue
+    for what in ("queue", "broker", "database"):
+        ours = [outage for outage in found if outage.what == what and (what != "queue" or outage.where == queue)]
+        if ours:
+            return min(ours, key=lambda outage: outage.since)
+    return None
+
+
+def _refused(facts: Facts, since: str, outage: Outage) -> Diagnosis:
+    lasts, error = f"since {iso(outage.since)}", short(outage.error).rstrip(".")
+    if outage.what == "database":
+        sentence = f"{since}, and the dispatcher cannot look after it, {lasts}: {error}."
+        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor())
+    fix = remedy(outage.error)
+    if outage.what == "broker":
+        sentence = f"{since}, and the broker {outage.where} takes no messages {lasts}: {error}. {fix}"
+        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor())
+    sentence = f"{since}, and queue {outage.where!r} refuses its messages {lasts}: {error}. {fix}"
+    return said(facts, Code.QUEUE_REFUSED, sentence, doctor(), refused_since=iso(outage.since), error=outage.error)
 
 
 def _unknown(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
@@ -161,9 +190,19 @@ def _unknown(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     return said(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
 
 
+def _on_other_pools(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+    row = facts.instance
+    pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers})[:5])
+    sentence = (
+        f"{since}, and queue {row.queue!r} is consumed only by workers on pools that run no workflows ({pools}). Start "
+        "one with -P prefork, threads or solo, or give the workflow a queue of its own."
+    )
+    return said(facts, Code.POOL_UNSUPPORTED, sentence, *start_worker(facts, []))
+
+
 def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
-    sentence = f"{since} and was sent {times(row.dispatches)}, "
+    sentence = f"{since} and was sent {times(max(row.dispatches, 1))}, "
     if consumers:
         count = "1 worker consumes" if len(consumers) == 1 else f"{len(consumers)} workers consume"
         sentence += (
@@ -173,7 +212,8 @@ def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosi
     else:
         sentence += f"but no worker consumes queue {row.queue!r}."
     if row.poll_at is not None and row.poll_at > facts.now:
-        sentence += f" It is sent again in {span(row.poll_at - facts.now)}."
+        again = span(row.poll_at - facts.now)
+        sentence += f" It is sent again when its queue shows that the message got lost, at the latest in {again}."
     return said(facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker(facts, consumers), doctor())
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from celery_durable.model import Child, Heartbeat, InstanceRow, RunRow, Status, StepRecord
+from celery_durable.model import Child, Heartbeat, InstanceRow, ParentStep, RunRow, Status, StepRecord
 
 YOUR_APP = "<your app>"
 """Where an action names the app after ``-A``: whoever shows it may know the name."""
@@ -27,8 +27,10 @@ class Code(StrEnum):
     RUNNING = "RUNNING"
     DUE = "DUE"
     DUE_NOT_DISPATCHED = "DUE_NOT_DISPATCHED"
+    QUEUE_REFUSED = "QUEUE_REFUSED"
     DISPATCHED_NOT_CLAIMED = "DISPATCHED_NOT_CLAIMED"
     NOT_REGISTERED = "NOT_REGISTERED"
+    POOL_UNSUPPORTED = "POOL_UNSUPPORTED"
     LEASE_EXPIRED = "LEASE_EXPIRED"
     CRASHING = "CRASHING"
     STEP_LIMIT = "STEP_LIMIT"
@@ -60,6 +62,8 @@ class Facts:
     children: Mapping[Child, Status] = field(default_factory=dict)
     """How the instances stand that do its open steps; without those that are not there any more."""
     heartbeats: tuple[Heartbeat, ...] = ()
+    parent: ParentStep | None = None
+    """The step whose child it is."""
 
 
 @dataclass(frozen=True, slots=True)

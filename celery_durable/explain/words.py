@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,7 @@ def said(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) ->
         "run_at": maybe_iso(row.run_at),
         "poll_at": maybe_iso(row.poll_at),
         "dispatches": row.dispatches,
+        "sent_at": maybe_iso(row.sent_at),
         "crash_count": row.crash_count,
         "pause_requested": row.pause_requested,
         "claimed_by": row.claimed_by,
@@ -33,6 +35,8 @@ def said(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) ->
         "last_sweep": maybe_iso(last_sweep(facts)),
         "workers": sorted({beat.node for beat in facts.heartbeats if beat.kind == "worker" and beat.is_live(now)}),
     }
+    if facts.parent is not None:
+        known["parent"] = asdict(facts.parent)
     return Diagnosis(code, sentence, known | more, actions)
 
 

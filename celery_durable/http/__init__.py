@@ -6,7 +6,7 @@ Nobody gets in who is not let in (docs/http.md): without hooks there is no API. 
 from celery_durable.http.access import Access, Actor, Authorize, Hook, Right
 from celery_durable.http.app import asgi, router
 from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
-from celery_durable.http.view import Redact, Shown
+from celery_durable.model import Scope
 
 __all__ = [
     "Access",
@@ -15,9 +15,8 @@ __all__ = [
     "Forbidden",
     "Hook",
     "NoAuthorization",
-    "Redact",
     "Right",
-    "Shown",
+    "Scope",
     "Unauthenticated",
     "asgi",
     "router",

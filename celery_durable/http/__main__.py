@@ -7,10 +7,16 @@ import json
 from celery_durable.app import Durable
 from celery_durable.http import asgi
 
+_SCHEMES = {
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    "bearer": {"type": "http", "scheme": "bearer"},
+}
+"""Examples: what credentials there are is the application's choice."""
+
 
 def text() -> str:
     """The description as JSON, with the tick."""
-    described = asgi(Durable(), allow_anonymous=True, tick=True).openapi()
+    described = asgi(Durable(), allow_anonymous=True, tick=True, security_schemes=_SCHEMES).openapi()
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -6,17 +6,34 @@ Deny by default: what no hook answers with True is refused, and so is what no ho
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
-from celery_durable.http.problems import BodyTooLarge, Forbidden, NoAuthorization, answer_to
+from celery_durable import values
+from celery_durable.http import bounds
+from celery_durable.http.bounds import HookThreads
+from celery_durable.http.problems import (
+    BodyTooLarge,
+    Forbidden,
+    NoAuthorization,
+    UnsupportedEncoding,
+    answer_to,
+    of_http_exception,
+)
+from celery_durable.model import Scope
+from celery_durable.operations import Operations
 
 E = TypeVar("E", bound=Callable[..., Any])
 
@@ -47,9 +64,11 @@ class Access:
     request: Request
 
 
-Hook = Callable[[Access], bool | Response | Awaitable[bool | Response]]
-"""Answers with True to let the request go on. Any other answer refuses it: a Response is sent, else it is a 403;
-`Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain functions run on a thread."""
+Verdict = bool | Scope | Response
+Hook = Callable[[Access], Verdict | Awaitable[Verdict]]
+"""Returns True to let the request go on, or a `Scope` to let it reach these instances alone. Anything else refuses
+it: a Response is sent, else it is a 403; `Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain
+functions run on a thread."""
 
 
 Actor = Callable[[Access], str | Awaitable[str | None] | None]
@@ -78,6 +97,15 @@ class Authorize:
         return [hook for hook in (self.request, policy) if hook is not None]
 
 
+_scope: ContextVar[Scope | None] = ContextVar("celery_durable_scope", default=None)
+
+
+def in_scope(operations: Operations) -> Operations:
+    """The verbs for the request that is served, as far as its hooks let it reach."""
+    scope = _scope.get()
+    return operations if scope is None else operations.within(scope)
+
+
 class Gate:
     """The outermost layer of every route: access first, then the size of the body, and every error as a problem."""
 
@@ -92,6 +120,8 @@ class Gate:
         if (hooks is None or not any(hooks.hooks(right) for right in Right)) != allow_anonymous:
             raise NoAuthorization(is_contradiction=allow_anonymous)
         self._hooks, self._max_body_bytes = hooks, max_body_bytes
+        # The probes of a load balancer are not answered late because other hooks hang.
+        self._threads, self._health_threads = HookThreads("hooks"), HookThreads("health-hooks", 4)
 
     async def admit(self, access: Access) -> None:
         """Return if the hooks let this go on; raises what refuses it."""
@@ -101,35 +131,51 @@ class Gate:
         if not hooks:
             raise Forbidden(f"This API serves no requests of the kind {access.right.value!r}.")
         for hook in hooks:
-            answer = await _ask(hook, access)
+            answer = await self._ask(hook, access)
             if isinstance(answer, Response):
                 raise Answered(answer)
-            if answer is not True:
+            if isinstance(answer, Scope):
+                _narrow(access.right, answer)
+            elif answer is not True:
                 raise Forbidden
 
     async def actor(self, access: Access) -> str | None:
         """Who is asking, as the application knows it; None where it does not say. Raises TypeError for no name."""
         if self._hooks is None or self._hooks.actor is None:
             return None
-        name = await _ask(self._hooks.actor, access)
+        name = await self._ask(self._hooks.actor, access)
         if name is None or isinstance(name, str):
             return name
         raise TypeError(f"The actor hook answered with a {type(name).__name__}, not with a name or None.")
+
+    async def _ask(self, hook: Hook | Actor, access: Access) -> object:
+        call: Any = hook
+        threads = self._health_threads if access.right is Right.HEALTH else self._threads
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
+        answer = call(access) if is_async else await threads.call(call, access)
+        return await threads.in_time(answer) if inspect.isawaitable(answer) else answer
 
     async def pass_through(
         self, request: Request, right: Right, operation: str, inner: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         """Serve a request, or refuse it."""
         request = self._capped(request)
+        token = _scope.set(None)
         try:
             await self.admit(_access(request, right, operation))
+            _check_encoding(request)
             if request.method == "POST":
                 await request.body()  # kept by the request; what parses it would take our error for a bad body
-            response = await inner(request)
+            if right is Right.TICK:  # runs bodies, which take as long as they like
+                response = await inner(request)
+            else:
+                response = await bounds.in_time(lambda: inner(request))
         except Answered as answered:
             response = answered.response
         except Exception as error:  # noqa: BLE001  # the one place where errors become answers
             response = answer_to(error)
+        finally:
+            _scope.reset(token)
         response.headers.setdefault("Cache-Control", "private, no-cache")
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -157,11 +203,21 @@ class Answered(Exception):
         super().__init__(response.status_code)
 
 
-async def _ask(hook: Hook | Actor, access: Access) -> object:
-    call: Any = hook
-    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
-    answer = call(access) if is_async else await run_in_threadpool(call, access)
-    return await answer if inspect.isawaitable(answer) else answer
+def _check_encoding(request: Request) -> None:
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedEncoding
+
+
+def _narrow(right: Right, scope: Scope) -> None:
+    """Have the request reach what this hook and those before it allow; raises Forbidden where that is nothing."""
+    if right is Right.TICK:
+        raise Forbidden("A tick concerns all instances: the hook has to return True for it, or refuse it.")
+    values.labels(scope.labels)
+    before = _scope.get()
+    both = scope if before is None else before.narrowed(scope)
+    if both is None:
+        raise Forbidden
+    _scope.set(both)
 
 
 def _access(request: Request, right: Right, operation: str) -> Access:
@@ -193,8 +249,36 @@ _RIGHT = "__durable_right__"
 
 def guarded(gate: Gate) -> type[APIRoute]:
     """The class of routes that nobody passes but through this gate, also in the router of another application."""
+    methods: defaultdict[str, set[str]] = defaultdict(set)
 
     class GuardedRoute(APIRoute):
+        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            super().__init__(path, endpoint, **options)
+            methods[self.path_format].update(self.methods or ())
+            if self._is_read:
+                methods[self.path_format].add("HEAD")
+
+        @property
+        def _is_read(self) -> bool:
+            # Not the stream, which would not end. HEAD is no method of the route: the description would name it too.
+            return "GET" in (self.methods or ()) and not self.path_format.endswith("/stream")
+
+        def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
+            found, child = super().matches(scope)
+            return (Match.FULL if found is Match.PARTIAL and self._serves(scope) else found), child
+
+        def _serves(self, scope: ASGIScope) -> bool:
+            return scope["method"] in (self.methods or ()) or (scope["method"] == "HEAD" and self._is_read)
+
+        async def handle(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+            if self._serves(scope):
+                if scope["method"] == "HEAD":  # the server leaves the body out
+                    scope = {**scope, "method": "GET"}
+                return await super().handle(scope, receive, send)
+            allowed = ", ".join(sorted(methods[self.path_format]))
+            refused = HTTPException(405, "Method Not Allowed", headers={"Allow": allowed})
+            return await of_http_exception(refused)(scope, receive, send)
+
         def get_route_handler(self) -> Callable[[Request], Any]:
             inner = super().get_route_handler()
             right, operation = needed(self.endpoint), self.endpoint.__name__

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
-from celery_durable.http import openapi, topics, wire
+from celery_durable.http import bounds, openapi, responses, topics
 from celery_durable.http.access import Authorize, Gate, Hook, Right, guarded, needs
+from celery_durable.http.following import Followers
 from celery_durable.http.instances import Instances
 from celery_durable.http.problems import of_http_exception
 from celery_durable.http.reading import Reading
 from celery_durable.http.running import Running
-from celery_durable.http.view import Redact
 
 _ENVELOPE_BYTES = 64 * 1024
 _MANY = "/workflows/{workflowName}/instances"
@@ -32,32 +33,39 @@ def router(
     *,
     authorize: Authorize | Hook | None = None,
     allow_anonymous: bool = False,
-    redact: Redact | None = None,
+    security_schemes: Mapping[str, Mapping[str, Any]] | None = None,
     tick: bool = False,
     max_body_bytes: int | None = None,
+    max_streams: int = 1000,
 ) -> APIRouter:
     """The routes, to include in a FastAPI application; each guards itself. Raises NoAuthorization.
 
-    ``authorize``: an `Authorize`, or one hook for every request. ``redact``: see `Redact`. ``tick``: also the route
-    that runs workflows in this process. ``max_body_bytes``: of a request, by default a payload's limit and 64 KiB.
+    ``authorize``: an `Authorize`, or one hook for every request. ``security_schemes``: go into the description of your
+    application with these routes, as OpenAPI writes them; any one of them lets a client in, as far as the description
+    says. ``tick``: also the route that runs workflows in this process. ``max_body_bytes``: of a request, by default a
+    payload's limit and 64 KiB. ``max_streams``: streams and long polls that are open at a time in this process.
     """
 
     def limit() -> int:
         return max_body_bytes or durable.settings.max_payload_bytes + _ENVELOPE_BYTES
 
     gate = Gate(authorize, allow_anonymous=allow_anonymous, max_body_bytes=limit)
-    made = APIRouter(route_class=guarded(gate), tags=["workflows"])
-    _add_reading(made, Reading(durable, redact))
+    schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
+    made = APIRouter(route_class=guarded(gate), tags=["workflows"], dependencies=schemes)
+    _add_reading(made, Reading(durable, Followers(max_streams)))
     _add_changes(made, Instances(durable, gate))
     _add_topics(made, topics.Topics(durable, gate))
     _add_running(made, Running(durable), with_tick=tick)
     return made
 
 
-def asgi(durable: Durable, **options: Any) -> FastAPI:
+def asgi(
+    durable: Durable, *, security_schemes: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+) -> FastAPI:
     """An ASGI application with the routes, to serve or to mount; ``options`` as `router`. Raises NoAuthorization.
 
-    Its description, ``/openapi.json``, is for who may read.
+    Its description, ``/openapi.json``, is for who may read. ``security_schemes``: goes into it, as OpenAPI writes them;
+    any one of them lets a client in, as far as the description says.
     """
     app = FastAPI(title=openapi.TITLE, version=openapi.VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -68,6 +76,17 @@ def asgi(durable: Durable, **options: Any) -> FastAPI:
     def describe() -> Response:
         """The description of this API."""
         return JSONResponse(app.openapi())
+
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None and security_schemes:
+            found = plain()
+            found["components"]["securitySchemes"] = {name: dict(each) for name, each in security_schemes.items()}
+            found["security"] = [{name: []} for name in security_schemes]
+        return plain()
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend a description
 
     routes.add_api_route("/openapi.json", describe, include_in_schema=False)
     app.include_router(routes)
@@ -80,12 +99,12 @@ async def _no_route(_: Request, error: Exception) -> Response:
 
 
 _RUN = ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND", "INVALID_CURSOR")
-_BODY = ("BODY_TOO_LARGE",)
+_BODY = ("BODY_TOO_LARGE", "UNSUPPORTED_ENCODING")
 _LABELS = ("INVALID_LABEL", "TOO_MANY_LABELS")
 _CHANGE = ("INSTANCE_NOT_FOUND", "PRECONDITION_FAILED", *_BODY)
 _NEW = (
     "WORKFLOW_NOT_FOUND", "INVALID_INSTANCE_ID", "NOT_SERIALIZABLE", "WORKFLOW_PARAMS_INVALID", "PAYLOAD_TOO_LARGE",
-    *_LABELS, *_BODY,
+    "OUT_OF_SCOPE", *_LABELS, *_BODY,
 )  # fmt: skip
 _EVENT = ("INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE)
 
@@ -100,17 +119,19 @@ def _add(
     status: int = 200,
     responses: dict[int | str, dict[str, Any]] | None = None,
     response_class: type[Response] = JSONResponse,
+    in_schema: bool = True,
 ) -> None:
     """``where``: method and path. ``codes``: of refusals that not every route knows."""
     method, path = where.split()
     made.add_api_route(
         path,
-        endpoint,
+        endpoint if inspect.iscoroutinefunction(endpoint) else bounds.on_threads(endpoint),
         methods=[method],
         status_code=status,
         response_model=model,
         response_class=response_class,
         responses={**(responses or {}), **openapi.errors(*codes)},
+        include_in_schema=in_schema,
         operation_id=openapi.operation_id(endpoint.__name__),
         summary=openapi.summary(endpoint),
         description=openapi.description(endpoint),
@@ -118,34 +139,60 @@ def _add(
 
 
 def _add_reading(made: APIRouter, to: Reading) -> None:
-    _add(made, "GET /workflows", to.list_workflows, wire.WorkflowList, ())
+    _add(made, "GET /workflows", to.list_workflows, responses.WorkflowList, ())
     listed = ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR", *_LABELS)
-    _add(made, f"GET {_MANY}", to.list_instances, wire.InstanceList, listed)
-    _add(made, f"GET {_ONE}", to.get, wire.InstanceView, ("INSTANCE_NOT_FOUND",), responses=openapi.NOT_MODIFIED)
-    _add(made, f"GET {_ONE}/explain", to.explain, wire.Explanation, ("INSTANCE_NOT_FOUND",))
-    _add(made, f"GET {_ONE}/history", to.history, wire.HistoryView, _RUN)
-    _add(made, f"GET {_ONE}/published", to.published, wire.PublishedValues, ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"))
-    _add(made, f"GET {_ONE}/stream", to.stream, None, _RUN, responses=openapi.STREAM, response_class=Response)
+    _add(made, f"GET {_MANY}", to.list_instances, responses.InstanceList, listed)
+    one = ("INSTANCE_NOT_FOUND", "TOO_MANY_STREAMS")
+    _add(made, f"GET {_ONE}", to.get, responses.InstanceView, one, responses=openapi.NOT_MODIFIED)
+    _add(made, f"GET {_ONE}/explain", to.explain, responses.Explanation, ("INSTANCE_NOT_FOUND",))
+    _add(made, f"GET {_ONE}/history", to.history, responses.HistoryView, _RUN)
+    _add(
+        made, f"GET {_ONE}/published", to.published, responses.PublishedValues, ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND")
+    )
+    _add(
+        made,
+        f"GET {_ONE}/stream",
+        to.stream,
+        None,
+        (*_RUN, "TOO_MANY_STREAMS"),
+        responses=openapi.STREAM,
+        response_class=Response,
+    )
 
 
 def _add_changes(made: APIRouter, to: Instances) -> None:
-    taken = (*_NEW, "INSTANCE_ID_ALREADY_EXISTS")
-    _add(made, f"POST {_MANY}", to.create, wire.InstanceItem, taken, status=201, responses=openapi.EXISTING)
-    _add(made, f"POST {_MANY}/batch", to.create_batch, wire.InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
-    _add(made, f"POST {_ONE}/pause", to.pause, wire.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-    _add(made, f"POST {_ONE}/resume", to.resume, wire.Done, _CHANGE)
-    _add(made, f"POST {_ONE}/terminate", to.terminate, wire.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-    _add(made, f"POST {_ONE}/restart", to.restart, wire.Restarted, _CHANGE)
-    _add(made, f"POST {_ONE}/retry", to.retry, wire.Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
-    _add(made, f"POST {_ONE}/rewind", to.rewind, wire.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
-    forked = ("INSTANCE_NOT_FOUND", "STEP_NOT_FOUND", "INVALID_INSTANCE_ID", "INSTANCE_ID_ALREADY_EXISTS", *_BODY)
-    _add(made, f"POST {_ONE}/fork", to.fork, wire.InstanceItem, forked, status=201)
+    taken = (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "VALUE_REFUSED")
+    _add(made, f"POST {_MANY}", to.create, responses.InstanceItem, taken, status=201, responses=openapi.EXISTING)
+    _add(made, f"POST {_MANY}/batch", to.create_batch, responses.InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
+    _add(made, f"POST {_ONE}/pause", to.pause, responses.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+    _add(made, f"POST {_ONE}/resume", to.resume, responses.Done, _CHANGE)
+    _add(made, f"POST {_ONE}/terminate", to.terminate, responses.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+    cancel = (*_CHANGE, "INSTANCE_TERMINAL")
+    _add(made, f"POST {_ONE}/cancel", to.terminate, responses.Done, cancel, in_schema=False)  # the same
+    _add(made, f"POST {_ONE}/restart", to.restart, responses.Restarted, _CHANGE)
+    _add(made, f"POST {_ONE}/retry", to.retry, responses.Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
+    _add(made, f"POST {_ONE}/rewind", to.rewind, responses.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
+    forked = (
+        "INSTANCE_NOT_FOUND",
+        "OUT_OF_SCOPE",
+        "STEP_NOT_FOUND",
+        "INVALID_INSTANCE_ID",
+        "INSTANCE_ID_ALREADY_EXISTS",
+        *_BODY,
+    )
+    _add(made, f"POST {_ONE}/fork", to.fork, responses.InstanceItem, forked, status=201)
     settled = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
     valued = (*settled, "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE")
-    _add(made, f"POST {_ONE}/set-result", to.set_result, wire.Settled, valued)
-    _add(made, f"POST {_ONE}/skip", to.skip, wire.Settled, settled)
-    _add(made, f"POST {_ONE}/restart-or-create", to.restart_or_create, wire.Begun, (*_NEW, "PRECONDITION_FAILED"))
-    _add(made, f"POST {_ONE}/events", to.send_event, wire.EventSent, _EVENT)
+    _add(made, f"POST {_ONE}/set-result", to.set_result, responses.Settled, valued)
+    _add(made, f"POST {_ONE}/skip", to.skip, responses.Settled, settled)
+    _add(
+        made,
+        f"POST {_ONE}/restart-or-create",
+        to.restart_or_create,
+        responses.Begun,
+        (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "PRECONDITION_FAILED"),
+    )
+    _add(made, f"POST {_ONE}/events", to.send_event, responses.EventSent, _EVENT)
 
 
 def _add_topics(made: APIRouter, to: topics.Topics) -> None:
@@ -156,6 +203,6 @@ def _add_topics(made: APIRouter, to: topics.Topics) -> None:
 
 def _add_running(made: APIRouter, to: Running, *, with_tick: bool) -> None:
     if with_tick:
-        _add(made, "POST /_runner/tick", to.tick, wire.Ticked, _BODY)
-    _add(made, "GET /healthz", to.healthz, wire.Healthy, ())
-    _add(made, "GET /readyz", to.readyz, wire.Healthy, ("NOT_READY",))
+        _add(made, "POST /_runner/tick", to.tick, responses.Ticked, _BODY)
+    _add(made, "GET /healthz", to.healthz, responses.Healthy, ())
+    _add(made, "GET /readyz", to.readyz, responses.Healthy, ("NOT_READY",))

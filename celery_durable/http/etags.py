@@ -1,4 +1,4 @@
-"""ETags: an instance's version, which every change of it moves on, in quotes."""
+"""ETags: an instance's tag, which every change of it replaces, in quotes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import re
 from collections.abc import Collection
 
 _TAG = re.compile(r'(W/)?"([^"]*)"')
-_VERSION = re.compile(r"[0-9]{1,18}")
 
 
-def tag(version: int) -> str:
-    """The ETag of a version."""
-    return f'"{version}"'
+def etag(tag: str) -> str:
+    """The header of a tag."""
+    return f'"{tag}"'
 
 
-def is_known(version: int, if_none_match: str | None) -> bool:
-    """Whether an If-None-Match names this version."""
+def is_known(tag: str, if_none_match: str | None) -> bool:
+    """Whether an If-None-Match names this tag."""
     if if_none_match is None:
         return False
-    return if_none_match.strip() == "*" or version in _versions(if_none_match, weak_too=True)
+    return if_none_match.strip() == "*" or tag in _tags(if_none_match, weak_too=True)
 
 
-def wanted(if_match: str | None) -> Collection[int] | None:
-    """The versions that an If-Match names; None where any will do. One that names nothing of ours names none."""
+def wanted(if_match: str | None) -> Collection[str] | None:
+    """The tags that an If-Match names; None where any will do. One that names nothing of ours names none."""
     if if_match is None or if_match.strip() == "*":
         return None
-    return _versions(if_match, weak_too=False)
+    return _tags(if_match, weak_too=False)
 
 
-def _versions(header: str, *, weak_too: bool) -> set[int]:
-    found = _TAG.findall(header)
-    return {int(text) for weak, text in found if (weak_too or not weak) and _VERSION.fullmatch(text)}
+def _tags(header: str, *, weak_too: bool) -> set[str]:
+    return {text for weak, text in _TAG.findall(header) if weak_too or not weak}

@@ -6,22 +6,21 @@ from typing import Annotated, Any
 
 from fastapi import Body
 from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_durable import values
 from celery_durable.app import Durable
-from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists
-from celery_durable.http import wire
-from celery_durable.http.access import Access, Gate, Right, needs
+from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists, InstanceNotFound
+from celery_durable.http import bounds, requests, responses
+from celery_durable.http.access import Access, Gate, Right, in_scope, needs
 from celery_durable.http.etags import wanted
 from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
 from celery_durable.http.reading import answer
 from celery_durable.model import CreateOptions, Status
 from celery_durable.operations import Operations
 
-OptionalReason = Annotated[wire.Reason | None, Body()]
+OptionalReason = Annotated[requests.Reason | None, Body()]
 
 
 class Instances:
@@ -32,17 +31,17 @@ class Instances:
 
     @property
     def _operations(self) -> Operations:
-        return self._durable.operations
+        return in_scope(self._durable.operations)
 
     @needs(Right.CREATION)
-    async def create(self, request: Request, workflow: WorkflowName, body: wire.CreateInstance) -> Response:
+    async def create(self, request: Request, workflow: WorkflowName, body: requests.CreateInstance) -> Response:
         """Create an instance and have it started.
 
         An id that is taken is refused: `restart` runs an instance again. With `ifExists` "return", which needs the
         right to read it too, the answer is then the existing one, and 200.
         """
         self._durable.registry.get(workflow)
-        instance_id = self._durable.runtime.new_id() if body.id is None else self._checked(body.id)
+        instance_id = self._operations.new_id() if body.id is None else self._checked(body.id)
         await self._admit(request, "create", workflow, instance_id)
         if body.if_exists == "return":
             await self._gate.admit(Access(Right.READING, "create", workflow, instance_id, request))
@@ -50,17 +49,21 @@ class Instances:
         def create() -> Response:
             try:
                 self._operations.create(workflow, body.params, id=instance_id, run_at=body.run_at, labels=body.labels)
-            except InstanceAlreadyExists:
+            except InstanceAlreadyExists as taken:
                 if body.if_exists == "error":
                     raise
-                status = wire.StatusView(status=self._operations.read(workflow, instance_id).status)
-                return answer(wire.InstanceItem(id=instance_id, details=status))
+                try:
+                    found = self._operations.read(workflow, instance_id)
+                except InstanceNotFound:  # out of the caller's scope
+                    raise taken from None
+                status = responses.StatusView(status=found.status)
+                return answer(responses.InstanceItem(id=instance_id, details=status))
             return answer(_created(instance_id, Status.ACTIVE if body.run_at is None else Status.WAITING), status=201)
 
-        return await run_in_threadpool(create)
+        return await bounds.work(create)
 
     @needs(Right.CREATION)
-    async def create_batch(self, request: Request, workflow: WorkflowName, body: wire.CreateBatch) -> Response:
+    async def create_batch(self, request: Request, workflow: WorkflowName, body: requests.CreateBatch) -> Response:
         """Create several instances at once.
 
         Existing and repeated ids are skipped, and left out of the answer; one invalid item refuses all.
@@ -73,8 +76,8 @@ class Instances:
         ]
         for instance_id in dict.fromkeys(each.id for each in batch):
             await self._admit(request, "create_batch", workflow, instance_id)
-        made = await run_in_threadpool(self._operations.create_batch, workflow, batch)
-        return answer(wire.InstanceBatch(instances=[_created(instance_id) for instance_id in made]))
+        made = await bounds.work(self._operations.create_batch, workflow, batch)
+        return answer(responses.InstanceBatch(instances=[_created(instance_id) for instance_id in made]))
 
     def _checked(self, instance_id: str) -> str:
         return values.instance_id(instance_id, self._durable.settings.max_instance_id)
@@ -90,7 +93,7 @@ class Instances:
         Timers and deadlines go on.
         """
         self._operations.pause(workflow, instance_id, if_version=wanted(if_match))
-        return answer(wire.Done(ok=True))
+        return answer(responses.Done(ok=True))
 
     @needs(Right.MANAGEMENT)
     def resume(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
@@ -99,7 +102,7 @@ class Instances:
         Of one that is not paused nothing is changed.
         """
         self._operations.resume(workflow, instance_id, if_version=wanted(if_match))
-        return answer(wire.Done(ok=True))
+        return answer(responses.Done(ok=True))
 
     @needs(Right.MANAGEMENT)
     def terminate(
@@ -115,7 +118,7 @@ class Instances:
         """
         reason = None if body is None else body.reason
         self._operations.terminate(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(wire.Done(ok=True))
+        return answer(responses.Done(ok=True))
 
     @needs(Right.MANAGEMENT)
     def restart(
@@ -131,7 +134,7 @@ class Instances:
         """
         reason = None if body is None else body.reason
         number = self._operations.restart(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(wire.Restarted(ok=True, run_number=number))
+        return answer(responses.Restarted(ok=True, run_number=number))
 
     @needs(Right.MANAGEMENT)
     def retry(
@@ -147,11 +150,11 @@ class Instances:
         """
         reason = None if body is None else body.reason
         number = self._operations.retry(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(wire.Restarted(ok=True, run_number=number))
+        return answer(responses.Restarted(ok=True, run_number=number))
 
     @needs(Right.MANAGEMENT)
     def rewind(
-        self, workflow: WorkflowName, instance_id: InstanceId, body: wire.Rewind, if_match: IfMatch = None
+        self, workflow: WorkflowName, instance_id: InstanceId, body: requests.Rewind, if_match: IfMatch = None
     ) -> Response:
         """Begin a new run of an instance that goes on from a step.
 
@@ -160,19 +163,19 @@ class Instances:
         number = self._operations.restart(
             workflow, instance_id, from_step=body.step, reason=body.reason, if_version=wanted(if_match)
         )
-        return answer(wire.Restarted(ok=True, run_number=number))
+        return answer(responses.Restarted(ok=True, run_number=number))
 
     @needs(Right.MANAGEMENT)
     async def fork(
-        self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: wire.Fork
+        self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: requests.Fork
     ) -> Response:
         """Create an instance that goes on from a step of another.
 
         It needs the right to create the new one, too. The other instance is left alone.
         """
-        new_id = self._durable.runtime.new_id() if body.id is None else self._checked(body.id)
+        new_id = self._operations.new_id() if body.id is None else self._checked(body.id)
         await self._admit(request, "fork", workflow, new_id)
-        await run_in_threadpool(self._operations.fork, workflow, instance_id, body.step, id=new_id)
+        await bounds.work(self._operations.fork, workflow, instance_id, body.step, id=new_id)
         return answer(_created(new_id), status=201)
 
     @needs(Right.MANAGEMENT)
@@ -181,7 +184,7 @@ class Instances:
         request: Request,
         workflow: WorkflowName,
         instance_id: InstanceId,
-        body: wire.SetResult,
+        body: requests.SetResult,
         if_match: IfMatch = None,
     ) -> Response:
         """Complete a step by hand, with a result.
@@ -190,7 +193,7 @@ class Instances:
         it, when and why.
         """
         by = await self._actor(request, "set_result", workflow, instance_id, body.by)
-        number = await run_in_threadpool(
+        number = await bounds.work(
             self._operations.set_result,
             workflow,
             instance_id,
@@ -200,7 +203,7 @@ class Instances:
             reason=body.reason,
             if_version=wanted(if_match),
         )
-        return answer(wire.Settled(ok=True, run_number=number))
+        return answer(responses.Settled(ok=True, run_number=number))
 
     @needs(Right.MANAGEMENT)
     async def skip(
@@ -208,7 +211,7 @@ class Instances:
         request: Request,
         workflow: WorkflowName,
         instance_id: InstanceId,
-        body: wire.Skip,
+        body: requests.Skip,
         if_match: IfMatch = None,
     ) -> Response:
         """Complete a step by hand, without a result.
@@ -216,7 +219,7 @@ class Instances:
         A sleep ends at once. Else as set-result.
         """
         by = await self._actor(request, "skip", workflow, instance_id, body.by)
-        number = await run_in_threadpool(
+        number = await bounds.work(
             self._operations.skip,
             workflow,
             instance_id,
@@ -225,7 +228,7 @@ class Instances:
             reason=body.reason,
             if_version=wanted(if_match),
         )
-        return answer(wire.Settled(ok=True, run_number=number))
+        return answer(responses.Settled(ok=True, run_number=number))
 
     async def _actor(self, request: Request, operation: str, workflow: str, instance_id: str, named: str | None) -> str:
         """Who does it: as the application knows, else as the client says."""
@@ -242,7 +245,7 @@ class Instances:
         request: Request,
         workflow: WorkflowName,
         instance_id: InstanceId,
-        body: wire.RestartOrCreate,
+        body: requests.RestartOrCreate,
         if_match: IfMatch = None,
     ) -> Response:
         """Restart an instance if it is in one of these statuses, create it where there is none.
@@ -251,7 +254,7 @@ class Instances:
         """
         self._checked(instance_id)
         await self._gate.admit(Access(Right.MANAGEMENT, "restart_or_create", workflow, instance_id, request))
-        begun = await run_in_threadpool(
+        begun = await bounds.work(
             self._operations.restart_or_create,
             workflow,
             body.params,
@@ -261,12 +264,14 @@ class Instances:
             reason=body.reason,
             labels=body.labels,
         )
-        status = wire.StatusView(status=begun.status)
-        return answer(wire.Begun(outcome=begun.outcome, id=instance_id, run_number=begun.run_number, details=status))
+        status = responses.StatusView(status=begun.status)
+        return answer(
+            responses.Begun(outcome=begun.outcome, id=instance_id, run_number=begun.run_number, details=status)
+        )
 
     @needs(Right.EVENTS)
     def send_event(
-        self, workflow: WorkflowName, instance_id: InstanceId, body: wire.SendEvent, if_match: IfMatch = None
+        self, workflow: WorkflowName, instance_id: InstanceId, body: requests.SendEvent, if_match: IfMatch = None
     ) -> Response:
         """Send an event to an instance.
 
@@ -277,8 +282,8 @@ class Instances:
         )
         # The word alone: who may send events need not be one who may read outputs and errors.
         status = self._operations.read(workflow, instance_id).status
-        return answer(wire.EventSent(status=wire.StatusView(status=status), accepted=accepted))
+        return answer(responses.EventSent(status=responses.StatusView(status=status), accepted=accepted))
 
 
-def _created(instance_id: str, status: Status = Status.ACTIVE) -> wire.InstanceItem:
-    return wire.InstanceItem(id=instance_id, details=wire.StatusView(status=status))
+def _created(instance_id: str, status: Status = Status.ACTIVE) -> responses.InstanceItem:
+    return responses.InstanceItem(id=instance_id, details=responses.StatusView(status=status))

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import Header, Path
+from fastapi.security.base import SecurityBase
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from celery_durable.http.codes import STATUS
 from celery_durable.http.problems import MEDIA_TYPE
-from celery_durable.http.wire import InstanceItem, Problem
+from celery_durable.http.responses import InstanceItem, Problem
 
 TITLE = "celery_durable"
 VERSION = "1"
 NOTHING: Any = None
 """No model: the answer is described by hand."""
 
-WorkflowName = Annotated[str, Path(alias="workflowName", description="The workflow's name.", examples=["order"])]
-InstanceId = Annotated[str, Path(alias="instanceId", description="The instance's id.", examples=["order-42"])]
+NAME = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]*$", "minLength": 1, "maxLength": 255}
+"""Of names and ids. Described only: what does not fit is refused with the code that says so, or is not found."""
+TOPIC = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*$", "minLength": 1, "maxLength": 100}
+WorkflowName = Annotated[
+    str,
+    Path(alias="workflowName", description="The workflow's name.", examples=["order"], json_schema_extra=dict(NAME)),
+]
+InstanceId = Annotated[
+    str,
+    Path(alias="instanceId", description="The instance's id.", examples=["order-42"], json_schema_extra=dict(NAME)),
+]
 IfNoneMatch = Annotated[
     str | None, Header(alias="If-None-Match", description="The ETag that the client knows: answered with 304.")
 ]
@@ -28,44 +41,14 @@ IfMatch = Annotated[
 ]
 
 _REFERENCE = {"$ref": "#/components/schemas/Problem"}
-_STATUS = {
-    "INVALID_REQUEST": 400,
-    "INVALID_INSTANCE_ID": 400,
-    "INVALID_EVENT_TYPE": 400,
-    "INVALID_TOPIC": 400,
-    "INVALID_LABEL": 400,
-    "TOO_MANY_LABELS": 400,
-    "INVALID_CURSOR": 400,
-    "NAME_INVALID": 400,
-    "VALUE_REFUSED": 400,
-    "NOT_SERIALIZABLE": 400,
-    "WORKFLOW_PARAMS_INVALID": 400,
-    "BATCH_TOO_LARGE": 400,
-    "UNAUTHENTICATED": 401,
-    "FORBIDDEN": 403,
-    "WORKFLOW_NOT_FOUND": 404,
-    "INSTANCE_NOT_FOUND": 404,
-    "RUN_NOT_FOUND": 404,
-    "STEP_NOT_FOUND": 404,
-    "INSTANCE_ID_ALREADY_EXISTS": 409,
-    "INSTANCE_TERMINAL": 409,
-    "EMISSION_MISMATCH": 409,
-    "INSTANCE_NOT_ERRORED": 409,
-    "STEP_NOT_OPEN": 409,
-    "PRECONDITION_FAILED": 412,
-    "BODY_TOO_LARGE": 413,
-    "PAYLOAD_TOO_LARGE": 413,
-    "STORE_UNAVAILABLE": 503,
-    "NOT_READY": 503,
-}
-_EVERYWHERE = ("INVALID_REQUEST", "UNAUTHENTICATED", "FORBIDDEN", "STORE_UNAVAILABLE")
+_EVERYWHERE = ("INVALID_REQUEST", "UNAUTHENTICATED", "FORBIDDEN", "HOOK_TIMEOUT", "STORE_UNAVAILABLE")
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route, those that all have included."""
     by_status: dict[int, list[str]] = {}
     for code in (*_EVERYWHERE, *codes):
-        by_status.setdefault(_STATUS[code], []).append(code)
+        by_status.setdefault(STATUS[code], []).append(code)
     described: dict[int | str, dict[str, Any]] = {
         status: {
             "description": ", ".join(f"`{code}`" for code in found),
@@ -87,7 +70,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
         "description": "Messages `step`, `log`, `published`, `status` and, last, `end`; their data is JSON.",
         "content": {
             "text/event-stream": {
-                "example": 'id: WyJzdHJlYW0iLDEsMCwwLCIiLDBd\nevent: status\ndata: {"status":"waiting"}\n\n',
+                "example": 'id: t0jS2hXqZ3o5nS8q1m0hYw9dKc2TzA\nevent: status\ndata: {"status":"waiting"}\n\n',
             }
         },
     },
@@ -95,10 +78,31 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
+class DescribedScheme(SecurityBase):
+    """A security scheme that is described with the routes, and decides nothing: hooks do."""
+
+    def __init__(self, name: str, about: Mapping[str, Any]) -> None:
+        self.scheme_name, self.model = name, dict(about)  # type: ignore[assignment]  # it is only written out as JSON
+
+    async def __call__(self) -> None:
+        """Let the request go on."""
+
+
 class EventStream(StreamingResponse):
-    """Messages for browsers' EventSource."""
+    """Messages for browsers' EventSource. ``on_end``: called once, also where the response is never sent."""
 
     media_type = "text/event-stream"
+
+    def __init__(self, messages: AsyncIterator[str], *, on_end: Callable[[], None]) -> None:
+        super().__init__(messages, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._end = weakref.finalize(self, on_end)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 def operation_id(name: str) -> str:

@@ -8,10 +8,12 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from celery_durable.errors import DurableError, WorkflowNotFound
-from celery_durable.http.wire import Flaw, Problem
+from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
+from celery_durable.http import bounds
+from celery_durable.http.responses import Flaw, Problem
 from celery_durable.store.engine import Store
 
 logger = logging.getLogger("celery_durable.http")
@@ -64,6 +66,15 @@ class BodyTooLarge(DurableError):
         super().__init__(f"The body of a request may have at most {limit_bytes} bytes.")
 
 
+class UnsupportedEncoding(DurableError):
+    """The request's body is compressed."""
+
+    code, http_status = "UNSUPPORTED_ENCODING", 415
+
+    def __init__(self) -> None:
+        super().__init__("The body of a request is read as it is: send it without Content-Encoding.")
+
+
 class NotReady(DurableError):
     """The database cannot be reached, or has not been migrated."""
 
@@ -92,20 +103,37 @@ def answer_to(error: Exception) -> Response:
     match error:
         case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
             return _refusal(error)
+        case bounds.HookTimeout():
+            logger.warning("A request was refused: a hook did not return within %g s", bounds.HOOK_SECONDS)
+            return problem(503, error.code, str(error), headers={"Retry-After": "2"})
+        case StoreUnavailable():
+            return _unavailable(error)
+        case ClientDisconnect():  # a client that breaks off is no fault of ours, and reads no answer
+            logger.debug("A client broke off its request")
+            return problem(400, "CLIENT_DISCONNECTED", "The request ended before its body did.")
         case RequestValidationError():
             return problem(400, "INVALID_REQUEST", "The request is not valid.", flaws=_flaws(error.errors()))
         case HTTPException():
             return of_http_exception(error)
     if Store.is_transient(error):
-        logger.warning("A request was refused, the database does not answer: %s", error)
-        return problem(503, "STORE_UNAVAILABLE", "The database does not answer.", headers={"Retry-After": "2"})
+        return _unavailable(error)
     logger.error("A request failed", exc_info=error)
     code = error.code if isinstance(error, DurableError) else "INTERNAL_ERROR"
     return problem(500, code, "The request could not be served. The server's log says why.")
 
 
+def _unavailable(error: Exception) -> Response:
+    logger.warning("A request was refused, the database does not answer: %s", error)
+    code = StoreUnavailable.code
+    return problem(503, code, "The database does not answer.", headers={"Retry-After": "2"})
+
+
 def _refusal(error: DurableError) -> Response:
     headers = {"WWW-Authenticate": error.challenge} if isinstance(error, Unauthenticated) else None
+    if isinstance(error, UnsupportedEncoding):
+        headers = {"Accept-Encoding": "identity"}
+    if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
+        headers = {"Retry-After": "10"}
     # Which workflows there are is told to who may list them.
     message = f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
     return problem(error.http_status, error.code, message, headers=headers)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
-import anyio
 from fastapi import Header, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
-from celery_durable.http import wire
-from celery_durable.http.access import Right, needs
-from celery_durable.http.etags import is_known, tag
+from celery_durable.http import bounds, responses
+from celery_durable.http.access import Right, in_scope, needs
+from celery_durable.http.etags import etag, is_known
+from celery_durable.http.following import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
 from celery_durable.http.stream import Place, Stream
-from celery_durable.http.view import Redact, View
-from celery_durable.model import InstanceRow, LogLevel, Status
+from celery_durable.http.view import View
+from celery_durable.model import LogLevel, Look, Status
 from celery_durable.operations import Operations
+from celery_durable.values.labels import MOST_LABELS
 
 LARGEST_PAGE = 100
 _LONGEST_WAIT_SECONDS = 60
@@ -29,7 +30,14 @@ _LEVELS = list(LogLevel)  # from the least to the most important
 
 PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=LARGEST_PAGE, description="How many at most.")]
 Cursor = Annotated[str | None, Query(description="Continues an earlier page, which gave it.")]
-Labels = Annotated[Sequence[str], Query(description="Only with this label: `name=value`; several: with all.")]
+_LABEL = {"type": "string", "pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]{0,63}=[^\\x00-\\x1f\\x7f-\\x9f]{1,255}$"}
+Labels = Annotated[
+    Sequence[str],
+    Query(
+        description="Only with this label: `name=value`; several, of different names: with all.",
+        json_schema_extra={"items": _LABEL, "maxItems": MOST_LABELS},
+    ),
+]
 RunNumber = Annotated[
     int | None, Query(alias="runNumber", ge=1, le=_LARGEST_RUN, description="By default the current run.")
 ]
@@ -38,15 +46,15 @@ RunNumber = Annotated[
 class Reading:
     """The endpoints."""
 
-    def __init__(self, durable: Durable, redact: Redact | None) -> None:
-        self._durable, self._redact = durable, redact
+    def __init__(self, durable: Durable, followers: Followers) -> None:
+        self._durable, self._followers = durable, followers
 
     @property
     def _operations(self) -> Operations:
-        return self._durable.operations
+        return in_scope(self._durable.operations)
 
     def _view(self, workflow: str, instance_id: str) -> View:
-        return View(self._redact, workflow, instance_id)
+        return View(self._durable.redaction(workflow, instance_id))
 
     @needs(Right.READING)
     def list_workflows(self) -> Response:
@@ -55,7 +63,7 @@ class Reading:
         Those that the serving process knows.
         """
         names = sorted(self._durable.workflows)
-        return answer(wire.WorkflowList(workflows=[wire.WorkflowView(name=name) for name in names]))
+        return answer(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
 
     @needs(Right.READING)
     def list_instances(
@@ -76,7 +84,7 @@ class Reading:
             raise WorkflowNotFound(workflow, [])
         more = {} if page.cursor is None else {"cursor": page.cursor}
         items = [self._view(workflow, item.id).listed(item) for item in page.items]
-        return answer(wire.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
+        return answer(responses.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
 
     @needs(Right.READING)
     async def get(
@@ -90,30 +98,32 @@ class Reading:
     ) -> Response:
         """Get an instance: where it stands, its parameters, its current step.
 
-        The ETag is its version, which every change moves on. With `wait` the answer comes when the instance has ended
+        Every change replaces its ETag, which is opaque. With `wait` the answer comes when the instance has ended
         or, with If-None-Match, has changed; at the latest after so many seconds.
         """
         if wait > 0 or if_none_match is not None:
-            row = await self._awaited(workflow, instance_id, wait, if_none_match)
-            if is_known(row.version, if_none_match):
-                return Response(status_code=304, headers={"ETag": tag(row.version)})
-        return await run_in_threadpool(self._shown, workflow, instance_id)
+            with self._followers.one() if wait > 0 else nullcontext():
+                found = await self._awaited(workflow, instance_id, wait, if_none_match)
+            if is_known(found.tag, if_none_match):
+                return Response(status_code=304, headers={"ETag": etag(found.tag)})
+        return await bounds.work(self._shown, workflow, instance_id)
 
     def _shown(self, workflow: str, instance_id: str) -> Response:
         details = self._operations.details(workflow, instance_id)
         shown = self._view(workflow, instance_id).instance(details)
-        return answer(shown, headers={"ETag": tag(details.instance.version)})
+        return answer(shown, headers={"ETag": etag(details.tag)})
 
-    async def _awaited(self, workflow: str, instance_id: str, wait: float, if_none_match: str | None) -> InstanceRow:
-        """The instance's row at the end of a long poll; between two looks nothing is held."""
-        pause = 0.05
+    async def _awaited(self, workflow: str, instance_id: str, wait: float, if_none_match: str | None) -> Look:
+        """The instance at the end of a long poll; between two looks nothing is held."""
+        pause, operations = 0.05, self._operations
+        found = await bounds.look(operations.look, workflow, instance_id)
         while True:
-            row = await run_in_threadpool(self._operations.read, workflow, instance_id)
-            has_changed = if_none_match is not None and not is_known(row.version, if_none_match)
-            if row.status.is_terminal or has_changed or wait <= 0:
-                return row
-            await anyio.sleep(min(pause, wait))
+            has_changed = if_none_match is not None and not is_known(found.tag, if_none_match)
+            if found.instance.status.is_terminal or has_changed or wait <= 0:
+                return found
+            await bounds.pause(min(pause, wait))
             wait -= pause
+            found = await self._followers.look(operations, workflow, instance_id, within=pause / 2)
             pause = min(pause * 1.5, 1.0)
 
     @needs(Right.READING)
@@ -144,8 +154,8 @@ class Reading:
         """Read the history of a run: its steps, its events and, if asked for, its log lines.
 
         With `includeRun` also what the run was given, how it stands or ended, which run it continues, and what people
-        did to its steps. Each list has a cursor of its own. A cursor belongs to a run and an order; without `runNumber`
-        it goes on with its own run.
+        did to its steps. Each list has a cursor of its own. A cursor belongs to a run, an order and a filter;
+        without `runNumber` it goes on with its own run.
         """
         page = self._operations.history_page(
             workflow,
@@ -171,9 +181,8 @@ class Reading:
         """
         run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
         found = self._operations.published(workflow, instance_id, run=run)
-        view = self._view(workflow, instance_id)
-        shown = {key: view.published(key, each) for key, each in found.items()}
-        return answer(wire.PublishedValues(run_number=run, published=shown))
+        shown = self._view(workflow, instance_id).published(found)
+        return answer(responses.PublishedValues(run_number=run, published=shown))
 
     @needs(Right.READING)
     async def stream(
@@ -191,19 +200,21 @@ class Reading:
         that a client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell; and
         so do published values.
         """
-        row = await run_in_threadpool(self._operations.read, workflow, instance_id)
+        row = await bounds.work(self._operations.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number
-        place = Place(run) if last_event_id is None else Place.read(last_event_id)
+        cursors = await bounds.work(self._operations.stream_cursors, workflow, instance_id)
+        place = Place(run) if last_event_id is None else Place.read(cursors, last_event_id)
         if place.run != run:
             place = Place(run)  # the instance was restarted meanwhile, or the client looks at another run
-        await run_in_threadpool(self._operations.outcome, workflow, instance_id, run=run)
+        await bounds.work(self._operations.outcome, workflow, instance_id, run=run)
         if place.is_over:
             return Response(status_code=204)
-        followed = Stream(self._operations, self._view(workflow, instance_id), workflow, instance_id, place)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return EventStream(followed.messages(), headers=headers)
+        view = self._view(workflow, instance_id)
+        followed = Stream(self._operations, self._followers, view, workflow, instance_id, place=place, cursors=cursors)
+        self._followers.enter()
+        return EventStream(followed.messages(), on_end=self._followers.leave)
 
 
-def answer(what: wire.Answer, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def answer(what: responses.Answer, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer as JSON."""
     return Response(what.to_json(), status, headers, "application/json")

@@ -12,7 +12,7 @@ from fastapi import Body
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http import wire
+from celery_durable.http import bounds, requests, responses
 from celery_durable.http.access import Right, needs
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import answer
@@ -35,16 +35,16 @@ class Running:
         return ThreadPoolExecutor(_TICKS, thread_name_prefix="durable-tick")
 
     @needs(Right.TICK)
-    async def tick(self, body: Annotated[wire.TickRequest | None, Body()] = None) -> Response:
+    async def tick(self, body: Annotated[requests.TickRequest | None, Body()] = None) -> Response:
         """Advance what is due, in the serving process.
 
         For deployments that something like cron drives instead of Celery workers: up to `maxInstances` passes, each of
         up to `maxSteps` steps. Any number of ticks at once; `processed` is the number of passes.
         """
-        asked = body or wire.TickRequest()
+        asked = body or requests.TickRequest()
         work = functools.partial(self._durable.tick, max_instances=asked.max_instances, max_steps=asked.max_steps)
         processed = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return answer(wire.Ticked(processed=processed))
+        return answer(responses.Ticked(processed=processed))
 
     @needs(Right.HEALTH)
     async def healthz(self) -> Response:
@@ -52,14 +52,14 @@ class Running:
 
         Asks nobody else.
         """
-        return answer(wire.Healthy(status="ok"))
+        return answer(responses.Healthy(status="ok"))
 
     @needs(Right.HEALTH)
-    def readyz(self) -> Response:
+    async def readyz(self) -> Response:
         """Whether the database answers and has been migrated."""
         try:
-            migrate.check(self._durable.store)
+            await bounds.run_probe(lambda: migrate.check(self._durable.store))
         except Exception as exc:
             logger.warning("Not ready: %s", exc)
             raise NotReady from exc
-        return answer(wire.Healthy(status="ok"))
+        return answer(responses.Healthy(status="ok"))

@@ -10,15 +10,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
-import anyio
-from starlette.concurrency import run_in_threadpool
-
-from celery_durable.errors import CursorInvalid, InstanceNotFound
+from celery_durable.errors import InstanceNotFound
+from celery_durable.http import bounds
+from celery_durable.http.following import Followers
+from celery_durable.http.responses import Answer, PublishedNews, StatusView
 from celery_durable.http.view import View
-from celery_durable.http.wire import Answer, PublishedNews, StatusView
 from celery_durable.model import ENDED_STEPS, Published, Status, StepRecord
 from celery_durable.operations import Operations
-from celery_durable.values import read_cursor, write_cursor
+from celery_durable.values import Cursors
 
 _PAGE = 100
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
@@ -38,29 +37,36 @@ class Place:
     key: str = ""
     is_over: bool = False
 
-    def __str__(self) -> str:
-        return write_cursor("stream", self.run, self.log, self.seq, self.key, int(self.is_over))
+    def write(self, cursors: Cursors) -> str:
+        """The id of a message."""
+        return cursors.write(self.run, self.log, self.seq, self.key, int(self.is_over))
 
     @classmethod
-    def read(cls, text: str) -> Place:
+    def read(cls, cursors: Cursors, text: str) -> Place:
         """From the header Last-Event-ID; raises CursorInvalid."""
-        run, log, seq, key, is_over = read_cursor(text, "stream", int, int, int, str, int)
-        if cast("int", run) > _LARGEST_RUN or cast("int", seq) > _LARGEST_RUN:
-            raise CursorInvalid(text)
+        run, log, seq, key, is_over = cursors.read(text)
         return cls(cast("int", run), cast("int", log), cast("int", seq), cast("str", key), bool(is_over))
-
-
-_LARGEST_RUN = 2**31 - 1
 
 
 class Stream:
     """One client that follows one run."""
 
-    def __init__(self, operations: Operations, view: View, workflow: str, instance_id: str, place: Place) -> None:
-        self._operations, self._view = operations, view
+    def __init__(
+        self,
+        operations: Operations,
+        followers: Followers,
+        view: View,
+        workflow: str,
+        instance_id: str,
+        *,
+        place: Place,
+        cursors: Cursors,
+    ) -> None:
+        self._operations, self._followers, self._view = operations, followers, view
         self._workflow, self._instance_id = workflow, instance_id
         self._run, self._log, self._done = place.run, place.log, (place.seq, place.key)
-        self._version: int | None = None
+        self._cursors = cursors
+        self._tag: str | None = None
         self._status: Status | None = None
         self._told: dict[str, tuple[object, ...]] = {}
         self._shown: dict[str, Published] = {}
@@ -71,16 +77,19 @@ class Stream:
         pause, quiet, left = _SHORTEST_SECONDS, 0.0, _LIFE_SECONDS
         while left > 0:
             try:
-                row = await run_in_threadpool(self._operations.read, self._workflow, self._instance_id)
+                found = await self._followers.look(
+                    self._operations, self._workflow, self._instance_id, within=pause / 2
+                )
             except InstanceNotFound:
                 return  # deleted by its operator
-            if row.version != self._version:
-                self._version = row.version  # read before what it stands for: the next look finds what came since
+            row = found.instance
+            if found.tag != self._tag:
+                self._tag = found.tag  # read before what it stands for: the next look finds what came since
                 async for message in self._logs():
                     yield message
                 async for message in self._steps():
                     yield message
-                for news in await run_in_threadpool(self._next_published):
+                for news in await bounds.look(self._next_published):
                     yield self._message("published", news)
                 if row.status.is_terminal or row.run_number != self._run:
                     yield await self._end()
@@ -89,7 +98,7 @@ class Stream:
                     self._status = row.status
                     yield self._message("status", StatusView(status=row.status))
                 pause = _SHORTEST_SECONDS
-            await anyio.sleep(pause)
+            await bounds.pause(pause)
             quiet, left = quiet + pause, left - pause
             if quiet >= _KEEP_ALIVE_SECONDS:
                 yield ": still here\n\n"
@@ -98,7 +107,7 @@ class Stream:
 
     async def _logs(self) -> AsyncIterator[str]:
         while True:
-            lines = await run_in_threadpool(self._next_logs)
+            lines = await bounds.look(self._next_logs)
             for id_, line in lines:
                 self._log = id_
                 yield self._message("log", line)
@@ -113,7 +122,7 @@ class Stream:
     async def _steps(self) -> AsyncIterator[str]:
         after, is_complete = self._done, True
         while True:
-            page = await run_in_threadpool(self._next_steps, after)
+            page = await bounds.look(self._next_steps, after)
             for seq, step, shown in page:
                 # A place that is empty may still be taken, by a branch that began before its neighbours.
                 is_complete = is_complete and _has_ended(step) and seq <= self._done[0] + 1
@@ -137,17 +146,17 @@ class Stream:
         before = self._shown
         self._shown = self._operations.published(self._workflow, self._instance_id, run=self._run)
         new = {key: found for key, found in self._shown.items() if before.get(key) != found}
-        return [PublishedNews(key=key, **dict(self._view.published(key, found))) for key, found in new.items()]
+        return [PublishedNews(key=key, **dict(found)) for key, found in self._view.published(new).items()]
 
     async def _end(self) -> str:
-        return self._message("end", await run_in_threadpool(self._outcome), is_over=True)
+        return self._message("end", await bounds.look(self._outcome), is_over=True)
 
     def _outcome(self) -> Answer:
         return self._view.status(self._operations.outcome(self._workflow, self._instance_id, run=self._run))
 
     def _message(self, kind: str, answer: Answer, *, is_over: bool = False) -> str:
         place = Place(self._run, self._log, *self._done, is_over=is_over)
-        return f"id: {place}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
+        return f"id: {place.write(self._cursors)}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
 
 
 def _has_ended(step: StepRecord) -> bool:

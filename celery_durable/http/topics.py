@@ -7,24 +7,29 @@ from typing import Annotated, Any
 
 from fastapi import Path
 from pydantic import ConfigDict
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http.access import Access, Gate, Right, needs
+from celery_durable.http import bounds
+from celery_durable.http.access import Access, Gate, Right, in_scope, needs
+from celery_durable.http.openapi import TOPIC
 from celery_durable.http.reading import Cursor, PageSize, answer
-from celery_durable.http.wire import Answer, Body
+from celery_durable.http.requests import Body, EmissionId
+from celery_durable.http.responses import Answer
 from celery_durable.model import Waiter
 
-TopicName = Annotated[str, Path(description="The topic; it may contain slashes.", examples=["user.updated"])]
+TopicName = Annotated[
+    str,
+    Path(description="The topic; it may contain slashes.", examples=["user.updated"], json_schema_extra=dict(TOPIC)),
+]
 
 
 class Emit(Body):
     """What all who wait get. ``id``: yours; it makes a repetition harmless."""
 
     payload: Any = None
-    id: str | None = None
+    id: EmissionId = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"payload": {"userId": "7"}, "id": "change-12"}]})
 
@@ -90,7 +95,7 @@ class Topics:
         Nothing is kept for waits to come.
         """
         await self._gate.admit(Access(Right.MANAGEMENT, "emit", None, None, request))
-        resumed = await run_in_threadpool(self._durable.operations.emit, topic, body.payload, id=body.id)
+        resumed = await bounds.work(in_scope(self._durable.operations).emit, topic, body.payload, id=body.id)
         return answer(Emitted(resumed=resumed))
 
     @needs(Right.READING)
@@ -99,7 +104,7 @@ class Topics:
 
         Instances of all workflows, the oldest first.
         """
-        page = self._durable.operations.waiters(topic, cursor=cursor, limit=page_size)
+        page = in_scope(self._durable.operations).waiters(topic, cursor=cursor, limit=page_size)
         more = {} if page.cursor is None else {"cursor": page.cursor}
         items = [_shown(waiter) for waiter in page.items]
         return answer(WaiterList(waiters=items, has_next_page=page.cursor is not None, **more))

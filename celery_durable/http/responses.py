@@ -1,25 +1,32 @@
-"""What travels: the bodies of requests and answers, in camelCase, as section names of docs/http.md and OpenAPI show.
-
-A field that does not apply is left out; one that has no value yet is null.
-"""
+"""The bodies of responses, in camelCase. A field that does not apply is left out; one that has no value yet is null."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from celery_durable.explain import Code
-from celery_durable.model import LogLevel, Status, StepStatus, StepType
-from celery_durable.operations import IfExists
+from celery_durable.http.codes import ProblemCode
+from celery_durable.model import LogLevel, Status, StepType
 
 
-class Body(BaseModel):
-    """What comes in. Unknown fields are refused: a misspelled one must not be a silent default."""
+class StepState(StrEnum):
+    """How far a step has come. `planned`, `ready`, `running`, `done` and `dead` are those of linear workflows alone."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+    PENDING = "pending"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    ERRORED = "errored"
+    CANCELLED = "cancelled"
+    PLANNED = "planned"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"
 
 
 class Answer(BaseModel):
@@ -35,138 +42,6 @@ class Answer(BaseModel):
 _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
-# --- requests -----------------------------------------------------------------------------------
-
-
-class CreateInstance(Body):
-    """A new instance. ``id``: yours, unique per workflow; without one it is random. ``labels``: what lists find it by.
-
-    ``ifExists``: "return" answers with an existing instance instead of a refusal. ``runAt``: not before this time.
-    """
-
-    id: str | None = None
-    params: Any = None
-    if_exists: IfExists = "error"
-    run_at: AwareDatetime | None = None
-    labels: dict[str, str] = {}
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"id": "order-42", "params": {"orderId": "42", "cents": 1999}, "labels": {"tenant": "acme"}},
-            ]
-        }
-    )
-
-
-class BatchItem(Body):
-    """One instance of a batch."""
-
-    id: str
-    params: Any = None
-    labels: dict[str, str] = {}
-
-
-class CreateBatch(Body):
-    """Several instances, up to ``durable_max_batch`` (100). Existing and repeated ids are skipped."""
-
-    instances: list[BatchItem]
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"instances": [{"id": "order-1", "params": {"orderId": "1"}}]}]}
-    )
-
-
-class Reason(Body):
-    """Why; kept with the run."""
-
-    reason: str | None = Field(default=None, max_length=2048)
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "sold twice"}]})
-
-
-class Rewind(Body):
-    """``step``: the key of the step to go on from: its name, unless it is repeated."""
-
-    step: str
-    reason: str | None = Field(default=None, max_length=2048)
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"step": "charge card", "reason": "the price was wrong"}]}
-    )
-
-
-class Fork(Body):
-    """``step``: the key of the step to go on from. ``id``: of the new instance; without one it is random."""
-
-    step: str
-    id: str | None = None
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"step": "charge card", "id": "order-42-trial"}]})
-
-
-class Skip(Body):
-    """``step``: the key of the step to complete: its name, unless it is repeated.
-
-    ``by``: who does it; needed where the API's `actor` hook does not tell, which counts more.
-    """
-
-    step: str
-    by: str | None = None
-    reason: str | None = Field(default=None, max_length=2048)
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"step": "cool off", "by": "eve", "reason": "the customer waits"}]}
-    )
-
-
-class SetResult(Skip):
-    """``result``: of the step; of a wait, the payload of an event. The others as to skip it."""
-
-    result: Any
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"step": "charge card", "result": "payment 17", "by": "eve"}]}
-    )
-
-
-class RestartOrCreate(Body):
-    """``params``, ``labels``: for a new instance; a restarted one keeps its own. ``ifStatus``: when it is restarted."""
-
-    params: Any = None
-    labels: dict[str, str] = {}
-    if_status: list[Status] = Field(default=[Status.COMPLETE, Status.ERRORED, Status.TERMINATED], min_length=1)
-    reason: str | None = Field(default=None, max_length=2048)
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"params": {"orderId": "42"}, "ifStatus": ["errored", "terminated"]}]}
-    )
-
-
-class SendEvent(Body):
-    """An event. ``id``: yours; an event of this id is accepted once per run."""
-
-    type: str
-    payload: Any = None
-    id: str | None = None
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"type": "approval", "payload": {"by": "eve"}, "id": "click-7"}]}
-    )
-
-
-class TickRequest(Body):
-    """How much one tick does at most."""
-
-    max_instances: int = Field(default=10, ge=1, le=100)
-    max_steps: int | None = Field(default=None, ge=1, le=1024)
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"maxInstances": 10, "maxSteps": 100}]})
-
-
-# --- answers ------------------------------------------------------------------------------------
-
-
 class Flaw(Answer):
     """One thing that is wrong with a request; never with its value."""
 
@@ -180,7 +55,7 @@ class Problem(Answer):
     title: str
     status: int
     detail: str
-    code: str
+    code: ProblemCode | str
     message: str
     errors: list[Flaw] | None = None
 
@@ -309,7 +184,7 @@ class CurrentStep(Answer):
     step_key: str
     name: str
     type: StepType
-    status: StepStatus
+    status: StepState
     attempts: int
     max_attempts: int | None
     timeout_ms: int | None
@@ -496,10 +371,19 @@ class OriginView(Answer):
     step_key: str | None
 
 
+class ParentView(Answer):
+    """The step of another instance's run that created this one as its child."""
+
+    workflow_name: str
+    instance_id: str
+    run_number: int
+    step_key: str
+
+
 class StepBefore(Answer):
     """What a step was before somebody settled it."""
 
-    status: StepStatus
+    status: StepState
     attempts: int
     error: ErrorView | None = None
 
@@ -518,7 +402,8 @@ class AuditView(Answer):
 class RunView(Answer):
     """A run: what it was given, and how it stands or ended.
 
-    ``origin`` only where it continues another run; ``labels``: the instance's, as they are now.
+    ``origin`` only where it continues another run, ``parent`` only where it is the child of a step; ``labels``: the
+    instance's, as they are now.
     """
 
     details: StatusView
@@ -529,6 +414,7 @@ class RunView(Answer):
     completed_at: datetime | None
     reason: str | None
     origin: OriginView | None = None
+    parent: ParentView | None = None
     audit: list[AuditView]
 
 
