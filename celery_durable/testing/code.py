@@ -32,6 +32,14 @@ class Deployed(Registry):
         """Forget a workflow, as a worker of an older release that never knew it."""
         self._definitions.pop(name, None)
 
+    def without(self, workflows: Iterable[Code | str]) -> Deployed:
+        """The same as of now, but for some: what a worker knows that runs another release."""
+        rest = Deployed(())
+        rest._definitions = dict(self._definitions)
+        for each in workflows:
+            rest.withdraw(self.get(each if isinstance(each, str) else definition_of(each).name).name)
+        return rest
+
 
 def listed(workflows: Codes) -> list[Code]:
     """Workflows as given: one by one, or as a package exports them, by binding key."""

@@ -11,6 +11,7 @@ order, or to two runners at once, or not at all. Each time the end must be the s
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable.model import Status
 from celery_durable.testing.code import Code, definition_of
-from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe
+from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules
 from celery_durable.testing.harness import DurableHarness
 from celery_durable.testing.process import RunnerProcess
 
@@ -35,6 +36,7 @@ Deed = Callable[[Session], Any]
 _ID = "crash-safe"
 _MOST_TURNS = 10_000
 _PAIRS = 8
+_MOST_SCHEDULES = 200
 _HOLDS_NO_LOCK = ("claimed", "before-body", "after-commit")
 _MOST_SHOWN = 500
 
@@ -67,6 +69,13 @@ class CrashReport:
     schedules: int
     crashes: int
     freezes: int
+    possible: int
+    """How many schedules there are; of more than ``schedules`` a sample was run."""
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether some schedules were left out."""
+        return self.schedules < self.possible
 
 
 def assert_crash_safe(
@@ -80,8 +89,9 @@ def assert_crash_safe(
     workflows: Iterable[Code] = (),
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
-    schedules: int = 200,
+    schedules: int | None = None,
     replay: CrashSchedule | None = None,
+    expect_error: str | None = None,
 ) -> CrashReport:
     """Fail with NotCrashSafe unless the workflow ends the same wherever its runners die.
 
@@ -94,12 +104,22 @@ def assert_crash_safe(
     of the output must be the same, where it tells times or other things that may differ. ``setup``: gets each
     harness before the run, to make tables or doubles (``harness.mock_step_result("charge", "ch_1")``).
     ``workflows``: others that it creates or sends events to. ``seed``: decides what is left to chance.
-    ``schedules``: how many at most; of more the seed chooses. ``replay``: only this one, as a failure shows it.
+    ``schedules``: how many at most; of more the seed chooses. By default 200, and SampledSchedules warns if there are
+    more. ``replay``: only this one, as a failure shows it. ``expect_error``: the name of the error with which the
+    workflow is meant to end.
+
+    Raises HarnessMisuse where the undisturbed run ends otherwise than meant, or where ``setup`` names steps that the
+    run does not come to.
     """
     trial = _Trial(workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {})
     calm = trial.run(CrashSchedule(seed=seed))
-    trial.check_calm(calm)
-    chosen = [replay] if replay is not None else _choose(list(_schedules(calm.passed, seed)), schedules, seed)
+    trial.check_calm(calm, expect_error)
+    possible = [replay] if replay is not None else list(_schedules(calm.passed, seed))
+    chosen = _choose(possible, _MOST_SCHEDULES if schedules is None else schedules, seed)
+    if schedules is None and len(chosen) < len(possible):
+        text = f"{len(chosen)} of {len(possible)} schedules are run, which the seed chooses."
+        remedy = f"schedules={len(possible)} runs all, schedules={len(chosen)} says that so many are enough."
+        warnings.warn(SampledSchedules(f"{text} {remedy}"), stacklevel=2)
     for schedule in chosen:
         if problems := trial.differences(calm, trial.run(schedule)):
             shortest, problems, where = trial.shorten(calm, schedule, problems)
@@ -109,6 +129,7 @@ def assert_crash_safe(
         schedules=len(chosen),
         crashes=sum(len(each.crashes) for each in chosen),
         freezes=sum(each.freeze is not None for each in chosen),
+        possible=len(possible),
     )
 
 
@@ -159,6 +180,7 @@ class _Observed:
     unsent: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     is_endless: bool = False
+    misnamed: str | None = None
 
 
 @dataclass(slots=True)
@@ -176,7 +198,8 @@ class _Trial:
 
     def run(self, schedule: CrashSchedule) -> _Observed:
         """Run the workflow to its end under a schedule, in a harness of its own."""
-        with DurableHarness([self.workflow, *self.others], seed=schedule.seed, settings=self.settings) as harness:
+        codes, seed = [self.workflow, *self.others], schedule.seed
+        with DurableHarness(codes, seed=seed, settings=self.settings, unused_doubles=True) as harness:
             if isinstance(self.side_effects, sa.MetaData):
                 harness.create_tables(self.side_effects)
             if self.setup is not None:
@@ -188,6 +211,7 @@ class _Trial:
 
     def _observe(self, harness: DurableHarness, course: _Course) -> _Observed:
         seen = course.seen
+        seen.misnamed = harness.misnamed()
         seen.unsent = [type_ for type_, _ in course.events]
         seen.bodies = Counter((f"{each.workflow}/{each.instance_id}", each.step) for each in harness.attempts)
         for summary in harness.durable.operations.list(limit=1000).items:
@@ -203,13 +227,22 @@ class _Trial:
                 seen.effects = _effects(self.side_effects, session)
         return seen
 
-    def check_calm(self, calm: _Observed) -> None:
+    def check_calm(self, calm: _Observed, expected: str | None) -> None:
         """The undisturbed run must come to an end, or there is nothing to compare with."""
         name = definition_of(self.workflow).name
         if calm.is_endless:
             raise HarnessMisuse(f"Workflow {name!r} comes to no end, also undisturbed: assert_crash_safe() needs one.")
         if calm.unsent:
             raise HarnessMisuse(f"Workflow {name!r} never waited for {calm.unsent}: leave these out of events=.")
+        ended = calm.instances[f"{name}/{_ID}"]
+        error = None if ended.error is None else ended.error.partition(":")[0]
+        if (error, ended.status) != (expected, str(Status.COMPLETE if expected is None else Status.ERRORED)):
+            how = ended.status if ended.error is None else f"{ended.status} with {ended.error}"
+            meant = "complete" if expected is None else f"errored with {expected}"
+            remedy = "" if error is None else f" If it is meant to fail, pass expect_error={error!r}."
+            raise HarnessMisuse(f"Workflow {name!r} ends {how}, also undisturbed, and not {meant}.{remedy}")
+        if calm.misnamed is not None:
+            raise HarnessMisuse(f"{calm.misnamed} Correct the names in setup=.")
 
     def differences(self, calm: _Observed, seen: _Observed) -> list[str]:
         """What is not as in the undisturbed run, most telling first."""
@@ -334,10 +367,9 @@ class _Course:
 
     def _look_for_what_is_lost(self) -> None:
         """What the sweep publishes comes through, or nothing would ever run."""
-        due_at = self._harness.next_due()
-        assert due_at is not None
-        self._harness.clock.set_to(max(due_at, self._harness.clock.now))
-        self._harness.tick()
+        while not self._harness.messages and (due_at := self._harness.next_due()) is not None:
+            self._harness.clock.set_to(max(due_at, self._harness.clock.now))
+            self._harness.tick()
         while self._harness.messages:
             self._harness.deliver(self._harness.messages.pop(0), to=self._prepare())
 

@@ -55,7 +55,7 @@ class Database:
 
 def wipe(store: Store) -> None:
     """Delete all instances, and all that belongs to them."""
-    tables = store.tables.metadata.sorted_tables
+    tables = [table for table in store.tables.metadata.sorted_tables if table is not store.tables.store]
     store.transact(lambda tx: [tx.execute(table.delete()) for table in reversed(tables)])
 
 

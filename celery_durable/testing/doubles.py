@@ -112,6 +112,8 @@ class Doubles:
         self._bodies: list[Double] = []
         self._tasks: list[Double] = []
         self._spans: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
+        self._met: set[str] = set()
+        """Names of steps that the workflows have come to."""
 
     # --- bodies ---------------------------------------------------------------------------------
 
@@ -214,6 +216,20 @@ class Doubles:
         self.topics.append(double)
         return double
 
+    def check_doubles(self) -> None:
+        """Raise HarnessMisuse for doubles of steps that no workflow has come to."""
+        if text := self.misnamed():
+            raise HarnessMisuse(f"{text} Correct the name, or allow it: DurableHarness(unused_doubles=True).")
+
+    def misnamed(self) -> str | None:
+        """Which steps are named by doubles, and no workflow has come to them, in a sentence."""
+        named = {each.step for each in (*self._bodies, *self._tasks)} | {gate.step for gate in self.gates}
+        for _, steps, _, _ in self._spans:
+            named |= steps or set()
+        unmet = ", ".join(f"step {each!r}" for each in sorted(named - self._met))
+        known = ", ".join(map(repr, sorted(self._met))) or "none"
+        return f"Doubles name {unmet}, to which no workflow came. Steps that were met: {known}." if unmet else None
+
     def _shorten(self, purpose: Purpose, steps: Iterable[str] | None, to: timedelta, workflow: str | None) -> None:
         if isinstance(steps, str):
             raise HarnessMisuse(f"Step names come in a list: [{steps!r}].")
@@ -223,6 +239,7 @@ class Doubles:
 
     def span(self, length: timedelta, purpose: Purpose, workflow: str, step: str) -> timedelta:
         """How long a step waits here."""
+        self._met.add(step)
         for kind, steps, to, of in self._spans:
             if kind == purpose and (steps is None or step in steps) and of in (None, workflow):
                 return to
@@ -239,8 +256,10 @@ class Doubles:
 
     def of_task(self, workflow: str, step: str) -> Double | None:
         """What does the task of a step now."""
+        self._met.add(step)
         return next((double for double in self._tasks if double.serves(workflow, step)), None)
 
     def of_step(self, workflow: str, step: str) -> Double | None:
         """What stands in for a step now."""
+        self._met.add(step)
         return next((double for double in self._bodies if double.serves(workflow, step)), None)

@@ -24,6 +24,14 @@ class HeldOutside(BaseException):
     """A gate would hold the test's own thread. No Exception: it must not look like a failure of the step."""
 
 
+class SampledSchedules(UserWarning):
+    """`assert_crash_safe` leaves schedules out, since there are more than ``schedules``."""
+
+
+class OpenStepChanged(UserWarning):
+    """An open step waits for something else than the code of today asks for; the run goes on with what is recorded."""
+
+
 class HarnessBusy(HarnessError, AssertionError):
     """`run_until_idle` has used up its ticks, and there is still work."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -25,9 +26,11 @@ from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import Due, OutboundEvent, OutboxKind, Outgoing, Ref, Status
 from celery_durable.operations import Operations
-from celery_durable.store import outbox, sweeps
+from celery_durable.runner.ticks import Ticker
+from celery_durable.store import outbox
 from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.outbox import Outbox, Unsent
+from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Code, Codes, Deployed, definition_of
@@ -54,6 +57,9 @@ class DurableHarness(Doubles):
     ``seed``: decides ids, tokens, the order of parallel branches and of concurrent runners. ``settings``: as in
     ``app.conf``: ``{"durable_lease_seconds": 10}``, or an ``app.conf`` itself, whose database is never touched.
 
+    ``unused_doubles``: whether doubles may name steps that nothing came to. By default the end of a ``with`` block
+    raises HarnessMisuse for them, since such a name is mostly a typing error.
+
     Inside a ``with`` block the handles of your own modules (``order.create(...)``) act on the harness too.
     """
 
@@ -66,8 +72,10 @@ class DurableHarness(Doubles):
         start: datetime = START,
         settings: Mapping[str, Any] | None = None,
         wipe: bool = False,
+        unused_doubles: bool = False,
     ) -> None:
         super().__init__()
+        self._unused_doubles = unused_doubles
         self.seed, self.clock = seed, Clock(start)
         self.settings = _settings(settings or {}, has_schemas=store_url is not None)
         self._chance = random.Random(f"{seed}/harness")  # noqa: S311  # reproducible on purpose
@@ -91,7 +99,12 @@ class DurableHarness(Doubles):
         self.durable = self._durable()
         """The Durable that handles act on, without a Celery app."""
         self._sweeper = Sweeper(
-            self._web.store, self.settings, self._web.runtime, self._publish, lambda _: None, outbox=self.durable.outbox
+            self._web.store,
+            self.settings,
+            self._web.runtime,
+            self._publish,
+            self._queue_length,
+            outbox=self.durable.outbox,
         )
         self._database.migrate()
         self._refuse_others(wipe=wipe)
@@ -108,7 +121,12 @@ class DurableHarness(Doubles):
             functools.partial(self._capture, None),
             post=durable.outbox.post,
         )
+        durable.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
+
+    def _advance(self, ref: Ref, **how: Any) -> str:
+        """What `Durable.tick` does with a run: by the runner of now."""
+        return self._tell(self.runner, ref, self.runner.advance(ref, **how))
 
     def _refuse_others(self, *, wipe: bool) -> None:
         if wipe:
@@ -128,7 +146,11 @@ class DurableHarness(Doubles):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is None and not self._unused_doubles:
+                self.check_doubles()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End all processes, and remove what was made for them."""
@@ -182,8 +204,7 @@ class DurableHarness(Doubles):
     def tick(self) -> str | None:
         """Deliver the oldest captured message, or where there is none sweep once; answers with what came of it.
 
-        None: there was nothing to do. A message that is lost is found by a sweep when its time has come
-        (``durable_grace_seconds``, 2 s, at first).
+        None: there was nothing to do. A message that is lost is found by sweeps, five seconds after it was sent.
         """
         if self._undelivered:
             return self.durable.deliveries.deliver(self._undelivered.pop(0))
@@ -212,6 +233,7 @@ class DurableHarness(Doubles):
 
     def advance_to(self, instant: datetime) -> None:
         """As `advance`, up to an aware datetime."""
+        values.aware(instant, "advance_to")
         self.run_until_idle()
         while (due_at := self.next_due()) is not None and self.clock.now < due_at <= instant:
             self.clock.set_to(due_at)
@@ -221,7 +243,8 @@ class DurableHarness(Doubles):
 
     def next_due(self) -> datetime | None:
         """When there is something to do next, should nothing come from outside; None: never."""
-        return self._web.store.read(sweeps.next_poll)[0]
+        left = self._sweeper.seconds_to_next()
+        return None if math.isinf(left) else self.clock.now + timedelta(seconds=left)
 
     def deliver(self, what: Due | Ref | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a message about an instance to a runner, by default the usual one; answers with what came of it."""
@@ -296,7 +319,7 @@ class DurableHarness(Doubles):
         sent, self.outbox[:] = list(self.outbox), []
         return sent
 
-    def _send(self, letters: Sequence[Outgoing]) -> Unsent:
+    def _send(self, letters: Sequence[Outgoing]) -> PublishReport:
         self.outbox.extend(letters)
         for letter in letters:
             if letter.kind is OutboxKind.TASK:
@@ -305,7 +328,7 @@ class DurableHarness(Doubles):
         self._undelivered += [letter.id for letter in events if letter.name in self.durable.handlers]
         if others := [letter.id for letter in events if letter.name not in self.durable.handlers]:
             self._web.store.transact(lambda tx: outbox.remove(tx, others))
-        return Unsent()
+        return PublishReport.of(len(letters), SendState.SENT)
 
     # --- runners --------------------------------------------------------------------------------
 
@@ -321,9 +344,13 @@ class DurableHarness(Doubles):
             runner.kill()
         return self._new_runner()
 
-    def second_runner(self) -> RunnerProcess:
-        """Another runner process. It gets what is delivered ``to`` it, and nothing else."""
-        runner = self._new_runner()
+    def second_runner(self, *, without: Iterable[Code | str] = ()) -> RunnerProcess:
+        """Another runner process. It gets what is delivered ``to`` it, and nothing else.
+
+        ``without``: workflows that it does not know, by name or code. It has the code of now, whatever is deployed
+        later: a worker of another release, as there are in a rolling deploy. Raises WorkflowNotFound.
+        """
+        runner = self._new_runner(self._code.without(without) if (without := list(without)) else None)
         runner.is_second = True
         return runner
 
@@ -337,7 +364,7 @@ class DurableHarness(Doubles):
             raise HarnessMisuse(f"There is no checkpoint {where!r}. There are: {', '.join(CHECKPOINTS)}.")
         (runner or self.runner).runtime.crash_at = where
 
-    def _new_runner(self) -> RunnerProcess:
+    def _new_runner(self, code: Deployed | None = None) -> RunnerProcess:
         self._learn()
         name = f"runner-{len(self._runners) + 1}"
         runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, doubles=self)
@@ -346,7 +373,7 @@ class DurableHarness(Doubles):
             self._database.url,
             runtime,
             self.settings,
-            registry=self._code,
+            registry=code or self._code,
             wake=functools.partial(self._capture, runtime),
             lent=self._lent,
             send=self._send,
@@ -371,9 +398,12 @@ class DurableHarness(Doubles):
         if runtime is not None:
             runtime.checkpoint("after-publish")
 
-    def _publish(self, dues: Sequence[Due]) -> list[Due]:
+    def _publish(self, dues: Sequence[Due]) -> PublishReport:
         self.messages.extend(dues)
-        return []
+        return PublishReport.of(len(dues), SendState.SENT)
+
+    def _queue_length(self, queue: str) -> int:
+        return sum(due.queue == queue for due in self.messages)
 
     # --- the database ---------------------------------------------------------------------------
 

@@ -13,12 +13,21 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.model import Due, Outgoing, Ref
 from celery_durable.runner import Runner
+from celery_durable.runtime import is_ctrl_c
 from celery_durable.store.engine import Lent, Store
-from celery_durable.tasks.outbox import Outbox, Send, Unsent
+from celery_durable.tasks.outbox import Outbox, Send
+from celery_durable.tasks.publishing import PublishReport
+from celery_durable.testing.errors import HeldOutside
 from celery_durable.testing.lanes import Crash
 from celery_durable.testing.runtime import HarnessRuntime
 
 Wake = Callable[[Sequence[Due]], None]
+
+
+def ends_the_process(error: BaseException) -> bool:
+    """Whether it is no failure of the code under test: a planned death, `pytest.fail` in a double, Ctrl-C."""
+    is_pytests = any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
+    return is_pytests or isinstance(error, (Crash, HeldOutside)) or is_ctrl_c(error)
 
 
 class Process:
@@ -96,17 +105,17 @@ class RunnerProcess(Process):
             wake,
             post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).post,
             should_stop=lambda: self.should_stop,
-            interruptions=interruptions,
+            is_from_outside=lambda error: ends_the_process(error) or isinstance(error, interruptions),
         )
 
     def _passing(self, send: Send) -> Send:
         """``send`` with production's checkpoints around it."""
 
-        def checked(letters: Sequence[Outgoing]) -> Unsent:
+        def checked(letters: Sequence[Outgoing]) -> PublishReport:
             self.runtime.checkpoint("before-publish")
-            unsent = send(letters)
+            report = send(letters)
             self.runtime.checkpoint("after-publish")
-            return unsent
+            return report
 
         return checked
 
@@ -127,10 +136,10 @@ class RunnerProcess(Process):
         """Let it go on after `suspend`."""
         self.runtime.wake_up()
 
-    def advance(self, ref: Ref) -> str:
+    def advance(self, ref: Ref, *, claimed_by: str | None = None, max_steps: int | None = None) -> str:
         """Run a pass on this thread, as a worker does for a message; "crashed" when the process died in it."""
         try:
-            return self.runner.advance(ref, claimed_by=f"task@{self.name}")
+            return self.runner.advance(ref, claimed_by=claimed_by or f"task@{self.name}", max_steps=max_steps)
         except BaseException:
             if not self.runtime.is_dead:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,15 @@ from celery_durable.runner.recorded import of_export, of_history
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.testing.code import Code, definition_of
-from celery_durable.testing.errors import NotReplayed
+from celery_durable.testing.errors import NotReplayed, OpenStepChanged
 
 
 def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None:
     """Raise NotReplayed where the workflow does something else than the run; no step is run.
 
     ``history``: of an instance, or what `celery -A proj durable export` printed, parsed from JSON. Raises
-    WorkflowNotFound for a run of a workflow of another name, ValueRefused for what is no run.
+    WorkflowNotFound for a run of a workflow of another name, ValueRefused for what is no run. Warns with
+    OpenStepChanged where an open step waits for another event type, topic, task, child or time than the code asks for.
     """
     registry, runtime = Registry(), Runtime()
     registry.add(definition_of(workflow))
@@ -31,5 +33,7 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
         found = runner.rehearse(of_history(history) if isinstance(history, History) else of_export(history))
     finally:
         store.close()
+    for change in found.changes:
+        warnings.warn(OpenStepChanged(f"{found.ref}: {change.sentence} {change.remedy}"), stacklevel=2)
     if not found.follows:
         raise NotReplayed(found.ref, [(each.sentence, each.remedy) for each in found.differences])

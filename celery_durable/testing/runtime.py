@@ -56,6 +56,10 @@ class HarnessRuntime(Runtime):
         """The next token that the seed gives."""
         return str(uuid.UUID(int=self._random.getrandbits(128)))
 
+    def new_secret(self) -> str:
+        """The next secret that the seed gives."""
+        return f"{self._random.getrandbits(128):032x}"
+
     def monotonic(self) -> float:
         """Seconds of the harness's clock; it stands still while the process is suspended."""
         return self._clock.read() / 1_000_000 if self._stopped_at is None else self._stopped_at

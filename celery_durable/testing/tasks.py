@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound, StepInterrupted
-from celery_durable.model import ItemRef, Outgoing, Ref
+from celery_durable.model import ItemRef, Outgoing, Ref, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.testing.doubles import Doubles
 from celery_durable.testing.errors import HarnessMisuse
@@ -32,14 +32,15 @@ class SentTasks:
     def answer(self) -> bool:
         """Have the first answer whose step has a double; False where there is none."""
         for letter in list(self._out.values()):
-            workflow, instance_id, run_number, asked = letter.content["answers"]
-            ref = Ref(workflow, instance_id, run_number)
-            step = self._asker(letter.id, ref, asked)
+            reference = TaskReference.read(letter.content["answers"])
+            assert reference is not None
+            ref = reference.ref
+            step = self._asker(letter.id, ref, reference.event_type)
             if step is None:
                 del self._out[letter.id]
             elif (act := self._act(ref, step, letter)) is not None:
                 del self._out[letter.id]
-                self._operations().answer(ref, asked, self._said(act, letter, step))
+                self._operations().answer(reference, self._said(act, letter, step))
                 return True
         return False
 
