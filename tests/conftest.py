@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ from tests.services import DATABASES, missing
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+# A shell has what it starts in the background ignore SIGINT; tests are about what Ctrl-C does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
@@ -110,7 +115,8 @@ def store_url(database: str, request: pytest.FixtureRequest, tmp_path) -> str:
     caretaker: Store = request.getfixturevalue(f"{database}_database")
     with caretaker.engine.begin() as connection:
         for table in caretaker.tables.metadata.sorted_tables:
-            connection.execute(sa.delete(table))
+            if table is not caretaker.tables.store:
+                connection.execute(sa.delete(table))
     return caretaker.engine.url.render_as_string(hide_password=False)
 
 

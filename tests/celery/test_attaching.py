@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.amqp import AMQP
+from celery.exceptions import QueueNotFound
+from celery.utils.imports import symbol_by_name
 from kombu import Exchange, Queue
 
-from celery_durable import Durable
+from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.errors import ConfigInvalid
 from celery_durable.tasks import ADVANCE, SWEEP
+from celery_durable.tasks.queues import DurableAMQP, ensure_queue
 from tests.celery.conftest import MakeApp
+from tests.celery.embedded import messages
 
 # Containers run tests as root, and Celery says so.
 pytestmark = pytest.mark.filterwarnings("ignore:You're running the worker with superuser privileges")
@@ -154,6 +160,82 @@ def test_a_setting_that_is_assigned_late_counts(make_app: MakeApp) -> None:
     assert durable.settings.lease_seconds == 7.0
 
 
+# --- queues, whenever they are assigned ---------------------------------------------------------
+
+
+def test_a_client_publishes_where_queues_were_assigned_late_and_missing_ones_are_not_made(make_app: MakeApp) -> None:
+    """Neither a web process nor beat starts a worker, which is not needed to make the queue known."""
+    app = make_app()
+    durable = Durable(app)
+
+    @durable.workflow
+    def order(event: WorkflowEvent[None], step: Step) -> None: ...
+
+    assert not app.conf.task_always_eager  # configured
+    app.conf.task_queues = [Queue("mine"), Queue(app.conf.task_default_queue)]  # without it Celery 5.5 sends nothing
+    app.conf.task_create_missing_queues = False
+    order.create(id="1")
+    (message,) = messages(app)
+    assert message.headers["task"] == ADVANCE
+    with pytest.raises(QueueNotFound):
+        app.send_task("anything", queue="missing")
+
+
+def test_the_configuration_of_the_application_is_left_alone(make_app: MakeApp) -> None:
+    app = make_app()
+    Durable(app)
+    assert app.conf.task_queues is None
+    app.conf.task_default_queue = "chosen-late"
+    assert consumed(app) == {"chosen-late", app.conf.durable_queue}
+
+
+def test_a_process_whose_queues_were_replaced_gets_ours_when_it_publishes(make_app: MakeApp) -> None:
+    app = make_app()
+    Durable(app)
+    app.amqp.queues.clear()
+    ensure_queue(app, app.conf.durable_queue)
+    ours = app.amqp.queues[app.conf.durable_queue]
+    assert (ours.exchange.name, ours.routing_key) == (ours.name, ours.name)
+
+
+class OwnAMQP(AMQP):
+    def Queues(self, *args: Any, **kwargs: Any) -> Any:  # Celery's name
+        return super().Queues([Queue("from-own-class")], **kwargs)
+
+
+def test_an_application_with_a_class_of_its_own_for_amqp_keeps_it(make_app: MakeApp) -> None:
+    app = make_app()
+    app.amqp_cls = OwnAMQP
+    Durable(app)
+    assert isinstance(app.amqp, OwnAMQP)
+    assert consumed(app) == {"from-own-class", app.conf.durable_queue}
+
+
+def test_an_application_on_spawned_processes_can_still_be_pickled(make_app: MakeApp) -> None:
+    app = make_app()
+    Durable(app)
+    unpickled = pickle.loads(pickle.dumps(app.amqp_cls))
+    assert isinstance(symbol_by_name(unpickled)(app), DurableAMQP)
+
+
+# --- routes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "route",
+    [{"queue": "x"}, {"exchange": "x", "routing_key": "x"}, {"queue": "x", "priority": 9}, "x"],
+    ids=["queue", "exchange", "priority", "name"],
+)
+def test_a_catch_all_route_does_not_catch_beats_sweeps(make_app: MakeApp, route: Any) -> None:
+    app = make_app(task_routes={"*": route})
+    Durable(app)
+    entry = app.conf.beat_schedule[SWEEP]
+    app.tasks[entry["task"]].apply_async(**entry["options"])  # as beat does
+    (message,) = messages(app)
+    assert (message.headers["task"], message.properties["priority"]) == (SWEEP, 0)
+    assert message.delivery_info["routing_key"] == app.conf.durable_queue
+
+
 # --- beat's schedule ----------------------------------------------------------------------------
 
 
@@ -210,3 +292,33 @@ def test_a_worker_refuses_to_start_under_a_setting_that_does_not_exist(
     made.start()
     assert made.exitcode
     assert "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?" in caplog.text
+
+
+# --- content ------------------------------------------------------------------------------------
+
+CONTENT = "Setting accept_content=['yaml'] cannot be used: add 'json', in which the messages of workflows are written"
+
+
+def test_a_worker_that_would_throw_our_messages_away_refuses_to_start(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(accept_content=["yaml"])
+    Durable(app)
+    made = app.WorkController(pool="solo", loglevel="critical")
+    made.start()
+    assert made.exitcode
+    assert CONTENT in caplog.text
+
+
+def test_the_first_use_is_refused_where_workers_would_throw_our_messages_away(make_app: MakeApp) -> None:
+    app = make_app(accept_content=["yaml"])
+    durable = Durable(app)
+    app.send_task("anything", serializer="yaml")  # the application's own affair
+    with pytest.raises(ConfigInvalid) as refused:
+        durable.operations.list()
+    assert str(refused.value) == CONTENT
+
+
+@pytest.mark.parametrize("accepted", [None, ["application/json"], {"json", "pickle"}], ids=["none", "type", "set"])
+def test_content_that_includes_json_is_accepted(make_app: MakeApp, accepted: Any) -> None:
+    assert Durable(make_app(accept_content=accepted)).settings.queue

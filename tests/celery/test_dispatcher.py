@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from celery.beat import Service
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import Due, Ref
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims
+from celery_durable.store import agendas, claims
 from celery_durable.tasks import SWEEP
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
+from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, until, worker
 
@@ -40,7 +42,7 @@ def beat(app: Celery, tmp_path: Path) -> Iterator[Any]:
     thread = threading.Thread(target=service.start)
     thread.start()
     try:
-        until(lambda: service._last_tick)
+        until(lambda: "scheduler" in vars(service) and service.scheduler._heap is not None)  # it has ticked
         yield service
     finally:
         service.stop()
@@ -106,12 +108,13 @@ def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: P
     for number in range(40):
         workflow.create(id=f"n-{number}")
     messages(app)
+    _unsend(durable)
     second = Sweeper(durable.store, durable.settings, Runtime(), durable.publisher.publish, lambda _: 0)
     both = [Dispatcher(sweeper, durable.settings) for sweeper in (durable.sweeper, second)]
     for dispatcher in both:
         dispatcher.start()
     try:
-        until(lambda: durable.sweeper.seconds_to_next() > 300)
+        until(lambda: (when := durable.store.read(agendas.next_poll))[0] - when[1] > timedelta(minutes=5))
     finally:
         for dispatcher in both:
             dispatcher.stop()
@@ -165,9 +168,9 @@ def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[Due]]:
     runtime.install(durable.store.engine)
     published: list[Due] = []
 
-    def publish(dues: Any) -> list[Due]:
+    def publish(dues: Any) -> PublishReport:
         published.extend(dues)
-        return []
+        return PublishReport.of(len(dues), SendState.SENT)
 
     sweeper = Sweeper(durable.store, durable.settings, runtime, publish, lambda _: None)
     nap(durable).create(id="n-1")
@@ -187,6 +190,13 @@ def _crashes(durable: Durable) -> int:
 
 def _until_due(sweeper: Sweeper) -> None:
     until(lambda: sweeper.seconds_to_next() <= 0)
+
+
+def _unsend(durable: Durable) -> None:
+    """No hint of what is due has left."""
+    i = durable.store.tables.instance
+    with durable.store.engine.begin() as connection:
+        connection.execute(sa.update(i).values(sent_at=None, poll_at=i.c.run_at))
 
 
 def _settled(runtime: Outage, sweeper: Sweeper) -> None:
@@ -254,7 +264,7 @@ def test_sweepers_that_are_all_new_release_an_expired_claim_after_one_lease_in_s
     assert _claim(durable)
     answers = []
     for _ in range(4):
-        new = Sweeper(durable.store, durable.settings, runtime, lambda _: [], lambda _: None)
+        new = Sweeper(durable.store, durable.settings, runtime, _taken, lambda _: None)
         _until_due(new)
         answers.append(new.sweep())
     assert answers == [0, 0, 0, 1]
@@ -262,8 +272,8 @@ def test_sweepers_that_are_all_new_release_an_expired_claim_after_one_lease_in_s
 
 
 def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
-    _, runtime, sweeper, published = outage
-    _until_due(sweeper)
+    durable, runtime, sweeper, published = outage
+    _unsend(durable)
     runtime.is_down = True
     with pytest.raises(sa.exc.OperationalError):
         sweeper.sweep()
@@ -294,3 +304,7 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
     until(lambda: told("The dispatcher looks after due work again"))  # said when its turn is over
     assert len(told("The dispatcher cannot look after due work")) == 1  # said once, not at every try
     assert len(told("The dispatcher looks after due work again")) == 1
+
+
+def _taken(dues: Any) -> PublishReport:
+    return PublishReport.of(len(dues), SendState.SENT)

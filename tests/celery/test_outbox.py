@@ -133,7 +133,7 @@ def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytes
     assert shop.durable.tick()
     (sent,) = messages(app, app.conf.task_default_queue)
     assert (sent.headers["task"], shop.left()) == ("elsewhere", 1)
-    assert "Task 'mail'" in caplog.text
+    assert "A message for 'mail' (" in caplog.text
     assert "is tried again later: TypeError(" in caplog.text
 
 

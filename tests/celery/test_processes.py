@@ -152,6 +152,11 @@ def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_ur
             "Setting durable_database_url=None cannot be used: set it to your database, for example "
             "postgresql+psycopg://user@host/db",
         ),
+        (
+            "accept_content = ['pickle']",
+            "Setting accept_content=['pickle'] cannot be used: add 'json', in which the messages of workflows are "
+            "written",
+        ),
     ],
 )
 def test_beat_does_not_start_under_settings_that_cannot_be_used(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,11 +18,13 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
-from celery_durable.model import from_us, to_us
+from celery_durable.model import Due, from_us, to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import sweeps
+from celery_durable.store import agendas, instances
+from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.celery.conftest import MakeApp
-from tests.celery.embedded import messages, worker
+from tests.celery.embedded import messages, until, worker
 from tests.services import BROKERS, missing
 
 
@@ -77,9 +82,10 @@ def test_every_verb_succeeds_without_a_broker(brokerless: Celery, caplog: pytest
     ]
     assert {item.id for item in workflow.list().items} == {"i-1", "i-2", "i-3"}
     warnings = [record.getMessage() for record in caplog.records if record.name == "celery_durable.tasks"]
-    assert len(warnings) == 1  # then the publisher rests, and calls no longer wait for a broker
-    assert warnings[0].startswith("The broker did not take 1 message, the sweep tries again: OperationalError(")
-    assert durable.publisher.failures == 5  # create, resume, restart and two of the batch; nobody awaited the event
+    assert len(warnings) == 1  # then calls no longer wait for a broker, and say nothing
+    sentence = r"The broker (redis|amqp)://.*127\.0\.0\.1:\d+// takes no messages; what is due is sent when it does: "
+    assert re.match(sentence + "OperationalError: .*refused", warnings[0])
+    assert list(durable.publisher.outages()) == [None]
 
 
 def test_a_broker_that_hangs_up_is_called_once(make_app: MakeApp) -> None:
@@ -102,23 +108,26 @@ def test_a_broker_that_hangs_up_is_called_once(make_app: MakeApp) -> None:
     assert len(calls) == 1
 
 
-def test_after_a_failure_the_publisher_rests_and_then_tries_again(make_app: MakeApp) -> None:
+def test_after_a_failure_the_broker_is_tried_again_in_the_background_and_ever_more_rarely(make_app: MakeApp) -> None:
     runtime = SteppedRuntime()
     app = make_app(broker_url=f"redis://127.0.0.1:{a_refused_port()}//")
-    workflow = approval(Durable(app, runtime=runtime))
+    durable = Durable(app, runtime=runtime)
+    workflow = approval(durable)
 
-    def tries() -> int:
-        return runtime.checkpoints.count("before-publish")
+    def failures() -> int:
+        return durable.publisher.outages()[None].failures
 
     workflow.create()
-    workflow.create()
-    assert tries() == 1
-    runtime.seconds += 1.9
-    workflow.create()
-    assert tries() == 1
-    runtime.seconds += 0.2
-    workflow.create()
-    assert tries() == 2
+    assert failures() == 1
+    for rest in (1, 2, 4, 5, 5):
+        before = failures()
+        runtime.seconds += 0.7 * rest
+        workflow.create()
+        assert failures() == before
+        runtime.seconds += 0.6 * rest  # up to a fifth sooner or later
+        workflow.create()
+        until(lambda before=before: failures() == before + 1)
+    assert runtime.checkpoints.count("before-publish") == 1  # no caller has waited since
 
 
 @pytest.mark.parametrize("broker", BROKERS)
@@ -143,7 +152,7 @@ def test_a_connection_that_died_in_the_pool_is_replaced_and_the_message_sent(
         os.waitpid(child, 0)
         workflow.create(id="i-2")
         assert [message.payload[0][1] for message in messages(app)] == ["i-1", "i-2"]
-        assert durable.publisher.failures == 0
+        assert durable.publisher.outages() == {}
         assert caplog.text == ""
     finally:
         with app.connection_for_write() as connection:
@@ -177,14 +186,18 @@ def test_a_sweep_whose_messages_the_broker_refuses_offers_them_again_soon(make_a
         assert connection.execute(sa.select(durable.store.tables.instance.c.dispatches)).scalar_one() == 0
 
 
-def test_a_sweep_that_published_looks_again_after_the_redispatch_time(make_app: MakeApp) -> None:
-    app = make_app(durable_grace_seconds=0.001, durable_redispatch_seconds=600.0)
+def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> None:
+    app = make_app(durable_grace_seconds=0.001)
     durable = Durable(app)
-    approval(durable).create(id="i-1")
+    for number in range(3):
+        approval(durable).create(id=f"i-{number}")
     _until_due(durable)
-    assert durable.sweeper.sweep() == 1
-    assert durable.sweeper.seconds_to_next() > 300
-    assert [message.payload[0] for message in messages(app)] == [["approval", "i-1", 1]] * 2  # create's own, and this
+    assert durable.sweeper.sweep() == 0
+    assert durable.sweeper.sweep() == 0
+    assert [message.payload[0][1] for message in messages(app)] == ["i-0", "i-1", "i-2"]  # create's own
+    first, now = durable.store.read(agendas.next_poll)
+    assert first is not None
+    assert (first - now).total_seconds() > 1700
 
 
 def test_while_the_queue_is_long_nothing_is_published(make_app: MakeApp) -> None:
@@ -194,9 +207,12 @@ def test_while_the_queue_is_long_nothing_is_published(make_app: MakeApp) -> None
     workflow = approval(durable)
     for number in range(3):
         workflow.create(id=f"i-{number}")
-    _until_due(durable)
+    _unsend(durable)
+    before = _dues(durable)
     assert durable.sweeper.sweep() == 0
+    assert durable.sweeper.seconds_to_next() == 1.0  # not before the queue is asked again, whatever is due
     assert len(messages(app)) == 3
+    assert _dues(durable) == before
     durable.runtime.seconds += 1  # the answer is a second old
     assert durable.sweeper.sweep() == 3
 
@@ -215,7 +231,7 @@ def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_know
 
     if is_known:
         slow.create(id="first")
-        _until_due(durable)
+        _unsend(durable)
         assert durable.sweeper.sweep() == 1
         messages(app, slow_queue)
         slow.get("first").terminate()
@@ -224,24 +240,112 @@ def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_know
         slow.create(id=f"s-{number}")  # older than what is quick, and more than a batch
     quick.create(id="q-1")
     messages(app)
-    _until_due(durable)
+    _unsend(durable)
     before = _dues(durable)
     assert durable.sweeper.sweep() == 1
     assert [message.payload[0] for message in messages(app)] == [["approval", "q-1", 1]]
     assert len(messages(app, slow_queue)) == 4  # create's own
     held = {key: value for key, value in _dues(durable).items() if key.startswith("s-")}
-    assert {sent for _, sent in held.values()} == {0}
-    if is_known:
-        assert held == {key: value for key, value in before.items() if key.startswith("s-")}  # not touched
+    assert held == {key: value for key, value in before.items() if key.startswith("s-")}  # not touched
     durable.runtime.seconds += 1
-    while {sent for _, sent in _dues(durable).values()} != {1}:
-        _until_due(durable)
-        durable.sweeper.sweep()
+    assert durable.sweeper.sweep() == 3  # up to the mark, and the rest when there is room again
+    durable.runtime.seconds += 1
     published = [message.payload[0][1] for message in messages(app, slow_queue)]
-    if is_known:
-        assert published == ["s-0", "s-1", "s-2", "s-3"]
-    else:  # it took a batch of a queue that it did not know, and put it back: both for the same moment
-        assert (published[:2], sorted(published[2:])) == (["s-2", "s-3"], ["s-0", "s-1"])
+    assert durable.sweeper.sweep() == 1
+    published += [message.payload[0][1] for message in messages(app, slow_queue)]
+    assert published == ["s-0", "s-1", "s-2", "s-3"]
+
+
+class Refusing:
+    """A publisher whose broker takes nothing for some queues, or is away."""
+
+    def __init__(self) -> None:
+        self.queues: set[str] = set()
+        self.is_away = False
+        self.offered: list[Due] = []
+
+    def publish(self, dues: Sequence[Due]) -> PublishReport:
+        self.offered += dues
+        if self.is_away:
+            return PublishReport.of(len(dues), SendState.UNSENT)
+        return PublishReport([SendState.REFUSED if due.queue in self.queues else SendState.SENT for due in dues])
+
+
+@pytest.fixture
+def refusing(make_app: MakeApp) -> tuple[Durable, Refusing, Sweeper]:
+    """A broker over which 20 instances of queue "bad" and 20 of queue "good" are due."""
+    durable, broker = Durable(make_app(), runtime=SteppedRuntime()), Refusing()
+    for queue in ("bad", "good"):
+
+        @durable.workflow(name=queue, queue=queue)
+        def flow(event: WorkflowEvent[Any], step: Step) -> None: ...
+
+        for number in range(20):
+            durable.operations.create(queue, None, id=f"{queue}-{number}")
+    _unsend(durable)
+    return durable, broker, Sweeper(durable.store, durable.settings, durable.runtime, broker.publish, lambda _: 1)
+
+
+def test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other(
+    refusing: tuple[Durable, Refusing, Sweeper],
+) -> None:
+    durable, broker, sweeper = refusing
+    broker.queues.add("bad")
+    assert sweeper.sweep() == 20
+    tried = [len([due for due in broker.offered if due.queue == "bad"])]
+    gaps, since = [], 0.0
+    while len(gaps) < 8:
+        broker.offered.clear()
+        durable.runtime.seconds += 0.5
+        since += 0.5
+        _unsend(durable, "bad")
+        sweeper.sweep()
+        if broker.offered:
+            tried.append(len(broker.offered))
+            gaps.append(since)
+            since = 0.0
+    assert gaps == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert tried == [20, *[10] * 8]  # then only so many as it takes to find out
+    broker.queues.clear()
+    durable.runtime.seconds += 60
+    _unsend(durable, "bad")
+    assert sweeper.sweep() == 20
+
+
+def test_a_broker_that_is_away_is_tried_every_second_with_a_few(refusing: tuple[Durable, Refusing, Sweeper]) -> None:
+    durable, broker, sweeper = refusing
+    broker.is_away = True
+    assert sweeper.sweep() == 0
+    assert len(broker.offered) == 40
+    for _ in range(3):
+        broker.offered.clear()
+        _unsend(durable)
+        assert (sweeper.sweep(), broker.offered) == (0, [])
+        assert sweeper.seconds_to_next() == 1.0
+        durable.runtime.seconds += 1
+        assert sweeper.sweep() == 0
+        assert len(broker.offered) == 10
+    broker.is_away = False
+    durable.runtime.seconds += 1
+    _unsend(durable)
+    assert sweeper.sweep() == 40
+
+
+def test_what_a_caller_could_not_send_is_sent_when_the_broker_is_back(brokerless: Celery) -> None:
+    durable = Durable(brokerless)
+    approval(durable).create(id="i-1")
+    row = durable.store.read(lambda tx: instances.read(tx, "approval", "i-1"))
+    assert row.sent_at is None
+    assert row.poll_at is not None
+    assert row.poll_at - row.created_at < timedelta(seconds=30)  # a second after the broker refused
+
+
+def _unsend(durable: Durable, queue: str | None = None) -> None:
+    """No hint of what is due has left."""
+    i = durable.store.tables.instance
+    wanted = [i.c.claim_token.is_(None), i.c.poll_at.is_not(None)] + ([] if queue is None else [i.c.queue == queue])
+    with durable.store.engine.begin() as connection:
+        connection.execute(sa.update(i).where(*wanted).values(sent_at=None, poll_at=i.c.run_at))
 
 
 def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
@@ -255,7 +359,7 @@ def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
 def _until_due(durable: Durable) -> None:
     """Until what comes next is due, and with it what comes within a second of it."""
     while True:
-        first, now = durable.store.read(sweeps.next_poll)
+        first, now = durable.store.read(agendas.next_poll)
         assert first is not None
         soon = to_us(first) + 1_000_000
         last = from_us(
@@ -398,5 +502,5 @@ def test_a_queue_that_the_app_does_not_have_holds_up_nobody_else(
     renamed.create(id="r-1")
     approval(durable).create(id="a-1")
     assert [message.payload[0] for message in messages(app)] == [["approval", "a-1", 1]]
-    assert "renamed/r-1#1 cannot be published, and is tried again later" in caplog.text
-    assert durable.publisher.failures == 1
+    assert "Queue 'gone' takes no messages, the others go on; it is tried again ever more rarely" in caplog.text
+    assert "QueueNotFound" in durable.publisher.outages()["gone"].error

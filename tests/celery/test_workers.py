@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
-from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadsPool
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable.explain import Code
+from celery_durable.tasks import ADVANCE
 from tests.celery.conftest import MakeApp
-from tests.celery.embedded import until, worker
+from tests.celery.embedded import messages, until, worker
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
@@ -61,20 +62,58 @@ def test_many_instances_run_side_by_side(durable: Durable, app: Celery) -> None:
             instance.result("20 seconds")
 
 
+class OwnPool(SoloPool):
+    """Somebody's own pool, whatever it derives from."""
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("name", ["gevent", "eventlet"])
-def test_pools_of_cooperative_threads_are_refused(
-    app: Celery, durable: Durable, name: str, caplog: pytest.LogCaptureFixture
+def test_a_worker_on_another_pool_does_its_own_tasks_and_leaves_workflows_alone(
+    durable: Durable, app: Celery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool = type("TaskPool", (BasePool,), {"__module__": f"celery.concurrency.{name}"})
-    made = app.WorkController(pool=pool)
-    made.start()
-    assert made.exitcode
-    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
-    assert str(record.exc_info[1]) == (  # type: ignore[index]
-        f"celery_durable does not run on the {name!r} pool: its cooperative threads starve the lease keeper. "
-        "Run this queue on a worker with -P prefork, threads or solo."
-    )
+    done = threading.Event()
+
+    @app.task(name="mine", shared=False)
+    def mine() -> None:
+        done.set()
+
+    @durable.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> str:
+        return "done"
+
+    with caplog.at_level("INFO"), worker(app, pool=OwnPool, concurrency=1):
+        instance = order.create()
+        app.tasks["mine"].delay()
+        assert done.wait(20)
+    assert instance.status().status == "active"
+    assert (
+        "This worker's pool, 'tests.celery.test_workers.OwnPool', runs no workflows: it does not consume queue "
+        f"{app.conf.durable_queue!r}. Run workflows on a worker with -P prefork, threads or solo."
+    ) in caplog.text
+    assert [message.headers["task"] for message in messages(app)] == [ADVANCE]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_workflow_on_the_own_queue_of_a_worker_on_another_pool_is_left_for_others(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(durable_unknown_workflow_seconds=0.05, durable_dispatcher="worker")
+    durable = Durable(app)
+
+    @durable.workflow(queue=app.conf.task_default_queue)
+    def order(event: WorkflowEvent[Any], step: Step) -> str:
+        return "done"
+
+    with worker(app, pool=OwnPool, concurrency=1):
+        instance = order.create()
+        until(lambda: "runs no workflows; instance" in caplog.text)
+        until(lambda: instance.explain().code is Code.POOL_UNSUPPORTED)
+    assert (
+        f"This worker's pool, 'tests.celery.test_workers.OwnPool', runs no workflows; instance {instance.id} is left "
+        "for a worker on another one. Give workflow 'order' a queue that workers with -P prefork, threads or solo "
+        "consume."
+    ) in caplog.text
+    with worker(app):
+        assert instance.result("20 seconds") == "done"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -24,7 +24,8 @@ from tests.chaos.crowd import Crowd
 from tests.chaos.report import LEGEND, Report, report, table
 from tests.chaos.storm import Storm
 
-_QUIET_SECONDS = 120.0
+_QUIET_SECONDS = 240.0
+"""A task whose message was lost without a death is looked for when it is a minute old, each minute, and twice lost."""
 _LONGER = 3.0
 """How much longer than asked a storm may go on for its kills."""
 _NEWS_SECONDS = 10.0
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kills", type=int, default=0, help="go on (up to three times as long) until there were so many"
     )
-    parser.add_argument("--crowd", type=int, default=24, help="how many instances live at a time")
+    parser.add_argument("--crowd", type=int, default=160, help="how many instances live at a time")
     parser.add_argument("--keep", action="store_true", help="keep the logs also when nothing was found")
     return parser
 

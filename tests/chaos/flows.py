@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import zlib
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signature
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from tests.smoke import flows
 
-KINDS = ("book", "plain", "flaky", "sleep", "event", "branches")
-_WEIGHTS = (5, 5, 2, 2, 2, 2)
+KINDS = ("book", "plain", "flaky", "sleep", "event", "branches", "task", "map")
+_WEIGHTS = (5, 5, 2, 2, 2, 2, 2, 1.5)
+WORK = "chaos.work"
 
 # Without end: how often a step is cut down is the storm's business, and no reason to give it up.
 _AGAIN = StepConfig(retries=Retries(limit=None, delay=0.1, backoff="constant"))
@@ -29,9 +31,20 @@ def expected(steps: list[str]) -> list[Any]:
 
     def output(number: int, kind: str) -> Any:
         others = {"flaky": "at last", "sleep": None, "event": {"for": number}, "branches": [number, number, None]}
+        others |= {"task": worked(number), "map": [worked(item) for item in items(number)]}
         return others.get(kind, number)
 
     return [output(number, kind) for number, kind in enumerate(steps)]
+
+
+def items(number: int) -> range:
+    """The items of a map that is the step of this number."""
+    return range(number, 2 * number + 4)
+
+
+def worked(number: int) -> str:
+    """What the task makes of a number."""
+    return f"{number} worked"
 
 
 def events(steps: list[str]) -> list[tuple[str, Any]]:
@@ -40,8 +53,14 @@ def events(steps: list[str]) -> list[tuple[str, Any]]:
 
 
 def build(config: flows.Config) -> Celery:
-    """The application of the smoke tests, and `planned`."""
+    """The application of the smoke tests, `planned`, and the task that does some of its steps."""
     app = flows.build(config)
+
+    @app.task(name=WORK, shared=False)
+    def work(number: int) -> str:
+        take_time(f"{os.getpid()} {number}")
+        return worked(number)
+
     traces = PacedTraces(config)
     durable = vars(app)["durable"]
 
@@ -67,6 +86,12 @@ def _planned(event: WorkflowEvent[Any], step: Step, traces: flows.Traces) -> lis
                 done.append(step.sleep(f"sleep {number}", 0.3))
             case "event":
                 done.append(step.wait_for_event(f"wait {number}", f"answer-{number}", timeout="1 hour").payload)
+            case "task":
+                done.append(step.task(f"task {number}", signature(WORK, (number,)), timeout="1 hour"))
+            case "map":
+                most = (None, 2, 3)[number % 3]
+                given = {"max_concurrency": most, "timeout": "1 hour"}
+                done.append(step.map(f"map {number}", WORK, items(number), **given))
             case "branches":
                 book = step.submit(f"book {number}", _AGAIN, traces.book, *here, number)
                 plain = step.submit(f"plain {number}", _AGAIN, traces.plain, *here, number)
@@ -79,5 +104,10 @@ class PacedTraces(flows.Traces):
 
     def _begin(self, tx: StepTx, instance: str, run: int, *, is_held: bool) -> None:
         super()._begin(tx, instance, run, is_held=is_held)
-        chance = zlib.crc32(f"{instance}/{tx.name}".encode())
-        time.sleep(0.5 if chance % 25 == 0 else 0.005 + chance % 36 / 1000)
+        take_time(f"{instance}/{tx.name}")
+
+
+def take_time(what: str) -> None:
+    """The time that a body or a task takes."""
+    chance = zlib.crc32(what.encode())
+    time.sleep(0.5 if chance % 25 == 0 else 0.005 + chance % 36 / 1000)

@@ -9,22 +9,25 @@ from typing import Any
 from celery import signals
 
 from celery_durable import tasks
-from tests.chaos.flows import build
+from tests.chaos.arena import AT_TASK
+from tests.chaos.flows import WORK, build
+from tests.chaos.stillness import step
 from tests.smoke.flows import Config, become_child
 
 config = Config.read(os.environ)
 app = build(config)
 app.set_current()
+_NOTED = (tasks.ADVANCE, WORK)
 
 
 def say_at(*, sender: Any, task_id: str, **_: Any) -> None:
-    """Whoever kills this process wants to know which pass it cuts short."""
-    if sender.name == tasks.ADVANCE:
-        _note().write_text(task_id)
+    """Whoever kills this process wants to know which pass it cuts short, or that it is at a step's task."""
+    if sender.name in _NOTED:
+        _note().write_text(task_id if sender.name == tasks.ADVANCE else AT_TASK)
 
 
 def say_idle(*, sender: Any, **_: Any) -> None:
-    if sender.name == tasks.ADVANCE:
+    if sender.name in _NOTED:
         _note().write_text("")
 
 
@@ -33,6 +36,7 @@ def _note() -> Path:
 
 
 if config.role == "worker":
+    app.steps["worker"].add(step(config.path()))
     signals.worker_process_init.connect(become_child)
     signals.task_prerun.connect(say_at)
     signals.task_postrun.connect(say_idle)

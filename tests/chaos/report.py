@@ -20,6 +20,7 @@ _UNKNOWN = "The outcome of a commit is unknown, looking it up"
 _TERMINAL = ("complete", "errored", "terminated")
 
 LEGEND = """\
+stood still        Celery's main loop did not turn for 30 s; the worker's log has the stacks of its threads
 writes refused     passes that ended because their claim was somebody else's by then, as the workers logged it
 commits looked up  commits whose connection was lost, so that their outcome had to be looked up, from all logs
 recovery           from a kill -9 of a process that held the claim of a run, by the machine's clock, to the next step
@@ -37,10 +38,16 @@ class Report:
     faults: Counter[str]
     instances: int
     steps: int
+    maps: int
+    tasks: int
+    errored: int
     refused: int
     looked_up: int
     recoveries: dict[str, list[float]]
     violations: list[str]
+    longest_pause: float = 0.0
+    still: int = 0
+    longest_still: float = 0.0
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in the table's order."""
@@ -49,7 +56,13 @@ class Report:
             ("faults in all", str(self.faults.total())),
             ("storm, seconds", f"{self.seconds:.0f}"),
             ("instances", str(self.instances)),
+            ("instances errored", str(self.errored)),
             ("steps recorded", str(self.steps)),
+            ("maps recorded", str(self.maps)),
+            ("tasks of steps and items done", str(self.tasks)),
+            ("longest time without a kill, seconds", f"{self.longest_pause:.1f}"),
+            ("workers that stood still", str(self.still)),
+            ("longest time without a turn of a main loop, seconds", f"{self.longest_still:.1f}"),
             ("writes refused", str(self.refused)),
             ("commits looked up", str(self.looked_up)),
             *(
@@ -68,14 +81,19 @@ def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Repor
     logs = "".join(proc.text() for proc in arena.site.procs)
     t = arena.site.durable.store.tables
     with arena.site.engine.connect() as connection:
-        steps = connection.execute(sa.select(sa.func.count()).where(t.step.c.finished_at.is_not(None))).scalar_one()
+        ended = dict(_counts(connection, t.step.c.type, t.step.c.finished_at.is_not(None)))
+        items = dict(_counts(connection, t.item.c.status))
+        statuses = dict(_counts(connection, t.instance.c.status))
         recoveries = _recoveries(connection, t, tally.kills)
     return Report(
         pair=arena.pair,
         seconds=seconds,
         faults=tally.faults,
         instances=len(crowd.plans),
-        steps=int(steps),
+        steps=sum(ended.values()),
+        maps=ended.get("map", 0),
+        tasks=ended.get("task", 0) + items.get("done", 0),
+        errored=statuses.get("errored", 0),
         refused=logs.count(_SUPERSEDED),
         looked_up=logs.count(_UNKNOWN),
         recoveries=recoveries,
@@ -85,7 +103,15 @@ def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Repor
             *_lost_events(arena, crowd),
             *arena.site.broken(reruns=None),
         ],
+        longest_pause=tally.longest_pause,
+        still=len(arena.stillness.found),
+        longest_still=arena.stillness.longest,
     )
+
+
+def _counts(connection: sa.Connection, column: Any, *where: Any) -> list[tuple[str, int]]:
+    query = sa.select(column, sa.func.count()).where(*where).group_by(column)
+    return [(str(value), int(count)) for value, count in connection.execute(query)]
 
 
 def _endings(arena: Arena, crowd: Crowd) -> list[str]:
@@ -99,12 +125,24 @@ def _endings(arena: Arena, crowd: Crowd) -> list[str]:
         for key, status, output, error in connection.execute(query):
             wanted = flows.expected(crowd.plans[key]) if key in crowd.plans else None
             if status not in _TERMINAL:
-                found.append(f"I6 {key} is still {status} after the quiet")
+                found.append(f"I6 {key} is still {status} after the quiet: {_open_work(arena, key)}")
             elif status != "complete":
                 found.append(f"I8 {key} ended {status}: {error}")
             elif json.loads(output) != wanted:
                 found.append(f"I8 {key} put out {output}, not {wanted}")
     return found
+
+
+def _open_work(arena: Arena, key: str) -> str:
+    """What an instance waits for, in the words of its users, and the tasks that are out."""
+    diagnosis = arena.site.workflow("planned").get(key).explain()
+    t = arena.site.durable.store.tables
+    columns = (t.item.c.step_key, t.item.c.place, t.item.c.status, t.item.c.attempts, t.item.c.losses, t.item.c.sent_at)
+    mine = (t.item.c.instance_pk == t.instance.c.id) & (t.item.c.run_number == t.instance.c.run_number)
+    query = sa.select(*columns).join(t.instance, mine).where(t.instance.c.instance_id == key, t.item.c.status != "done")
+    with arena.site.engine.connect() as connection:
+        out = [tuple(row) for row in connection.execute(query)]
+    return f"{diagnosis.code}: {diagnosis.sentence} Out (step, place, status, attempts, losses, sent): {out}"
 
 
 def _lost_events(arena: Arena, crowd: Crowd) -> list[str]:

@@ -6,15 +6,18 @@ import heapq
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.chaos.arena import LEASE_SECONDS, Arena, end_group, now_us, send_group_signal, send_signal
+from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, until
 
 KILLED_CHILD = "pool processes killed in a pass"
+KILLED_TASK = "pool processes killed in a task"
 KILLED_IDLE = "pool processes killed between passes"
 KILLED_WORKER = "workers killed with their processes"
 KILLED_PARENT = "workers killed, processes orphaned"
@@ -29,12 +32,22 @@ COMMIT_BEFORE = "COMMITs cut before the server got it"
 COMMIT_AFTER = "COMMITs cut before its answer came"
 REQUEST_BEFORE = "requests cut before the server got it"
 REQUEST_AFTER = "requests cut before its answer came"
+HUNG_BROKER = "broker silent for seconds"
+HUNG_DATABASE = "database silent for seconds"
+BROKER_FAILED_OVER = "connections to the broker silent for good"
+DATABASE_FAILED_OVER = "connections to the database silent for good"
 
-KILLS = (KILLED_CHILD, KILLED_IDLE, KILLED_WORKER, KILLED_PARENT, KILLED_BEAT)
+KILLS = (KILLED_CHILD, KILLED_TASK, KILLED_IDLE, KILLED_WORKER, KILLED_PARENT, KILLED_BEAT)
 FAULTS = (
     *KILLS, FROZEN_CHILD, FROZEN_WORKER, FORGOTTEN, BROKER, DATABASE, CONNECTION, COMMIT_BEFORE, COMMIT_AFTER,
-    REQUEST_BEFORE, REQUEST_AFTER,
+    REQUEST_BEFORE, REQUEST_AFTER, HUNG_BROKER, HUNG_DATABASE, BROKER_FAILED_OVER, DATABASE_FAILED_OVER,
 )  # fmt: skip
+
+
+_PAUSE_SECONDS = (0.2, 1.0)
+"""Between two faults: so that work is struck, and not merely kept from beginning."""
+_LONGEST_PAUSE_SECONDS = 2.0
+_WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     kills: list[Kill] = field(default_factory=list)
     fallen: list[str] = field(default_factory=list)
+    longest_pause: float = 0.0
+    """Seconds between two kills."""
 
     @property
     def killed(self) -> int:
@@ -70,18 +85,26 @@ class Storm:
         self._order = 0
         self._frozen: set[int] = set()
         self._broker_rests_until = 0.0
+        self._killed_at = time.monotonic()
+        self._silent: set[FaultProxy] = set()
+        self._restarting = threading.Thread()
         slow_broker = isinstance(arena.broker, RabbitmqServer)
         self._winds: dict[Callable[[], bool], float] = {
             self._kill_child: 40,
+            self._kill_task: 12,
             self._kill_worker: 1.5,
             self._kill_parent: 1.5,
             self._kill_beat: 1.5,
             self._freeze_child: 12,
             self._freeze_worker: 1,
             self._forget: 4,
-            self._restart_broker: 0.5 if slow_broker else 1.5,
-            self._restart_database: 1.2,
+            self._restart_broker: 0.4 if slow_broker else 0.8,
+            self._restart_database: 0.7,
             self._end_connection: 6,
+            lambda: self._hang(HUNG_BROKER, arena.hanging_broker): 1.0,
+            lambda: self._hang(HUNG_DATABASE, arena.hanging_database): 1.0,
+            lambda: self._fail_over(BROKER_FAILED_OVER, arena.hanging_broker): 0.5,
+            lambda: self._fail_over(DATABASE_FAILED_OVER, arena.hanging_database): 0.5,
             lambda: self._cut(COMMIT_BEFORE, "cut-before", arena.commit_message): 6,
             lambda: self._cut(COMMIT_AFTER, "cut-after", arena.commit_message): 6,
             lambda: self._cut(REQUEST_BEFORE, "cut-before", b""): 3,
@@ -89,20 +112,26 @@ class Storm:
         }
 
     def blow(self, go_on: Callable[[], bool], wants_kills: Callable[[], bool] = lambda: False) -> None:
-        """One fault after the other, several a second, as long as ``go_on``; one more kill while it ``wants_kills``."""
+        """One fault after the other, as long as ``go_on``; one more kill while it ``wants_kills``.
+
+        None goes without a kill for long.
+        """
+        self._killed_at = time.monotonic()
         winds, weights = list(self._winds), list(self._winds.values())
         while go_on():
-            pause, wind = self._dice.uniform(0.05, 0.35), self._dice.choices(winds, weights)[0]
+            pause, wind = self._dice.uniform(*_PAUSE_SECONDS), self._dice.choices(winds, weights)[0]
             time.sleep(pause)
             self._do_what_is_due()
             self.tally.fallen += self._arena.fallen()
             wind()
-            if wants_kills():
+            if wants_kills() or time.monotonic() - self._killed_at > _LONGEST_PAUSE_SECONDS:
                 self._kill_child()
 
     def subside(self) -> None:
         """Thaw whoever is frozen, have the broker back, and everybody at work."""
         self._do_what_is_due(all_of_it=True)
+        if self._restarting.is_alive():
+            self._restarting.join()
         if isinstance(self._arena.broker, RabbitmqServer):
             until("RabbitMQ answers", self._arena.broker.answers, 60, pause=0.2)
         self._arena.proxy.disarm()
@@ -131,6 +160,16 @@ class Storm:
         self._signal_child(pid, signal.SIGKILL)
         return self._killed(KILLED_CHILD, held)
 
+    def _kill_task(self) -> bool:
+        """The task of a step is lost with it, unless its broker brings it back. They are short: it waits for one."""
+        end = time.monotonic() + _WATCH_SECONDS
+        while time.monotonic() < end:
+            working = [pid for pid in self._arena.tasks() if pid not in self._frozen]
+            if working and self._signal_child(self._dice.choice(working), signal.SIGKILL):
+                return self._killed(KILLED_TASK, [])
+            time.sleep(0.005)
+        return False
+
     def _kill_idle(self) -> bool:
         children = [pid for worker in self._arena.ready_workers() for pid in worker.children()]
         children = [pid for pid in children if pid not in self._frozen]
@@ -145,7 +184,14 @@ class Storm:
     def _signal_child(self, pid: int, number: int) -> bool:
         return any(send_signal(pid, number, group=worker.pid) for worker in self._arena.workers if worker.is_running)
 
+    @property
+    def _are_all_ready(self) -> bool:
+        """Whoever strikes a worker waits until all are at work: else, on a slow machine, nobody ever is."""
+        return len(self._arena.ready_workers()) == len(self._arena.workers)
+
     def _kill_worker(self) -> bool:
+        if not self._are_all_ready:
+            return False
         worker = self._dice.choice(self._arena.workers)
         send_group_signal(worker, signal.SIGSTOP)
         held = self._arena.claims(self._arena.node(worker))
@@ -155,6 +201,8 @@ class Storm:
 
     def _kill_parent(self) -> bool:
         """Its children end their passes, and record them: nothing has to recover."""
+        if not self._are_all_ready:
+            return False
         worker = self._dice.choice(self._arena.workers)
         os.kill(worker.pid, signal.SIGKILL)
         worker.process.wait(30)
@@ -170,6 +218,8 @@ class Storm:
 
     def _killed(self, fault: str, held: list[tuple[int, int]]) -> bool:
         at = now_us()
+        self.tally.longest_pause = max(self.tally.longest_pause, time.monotonic() - self._killed_at)
+        self._killed_at = time.monotonic()
         self.tally.kills += [Kill(fault, pk, run, at) for pk, run in held]
         return self._count(fault)
 
@@ -198,6 +248,8 @@ class Storm:
         self._signal_child(pid, signal.SIGCONT)
 
     def _freeze_worker(self) -> bool:
+        if not self._are_all_ready:
+            return False
         worker = self._dice.choice(self._arena.workers)
         send_group_signal(worker, signal.SIGSTOP)
         self._in_future(self._longer_than_a_lease(), lambda: _thaw(worker))
@@ -222,11 +274,41 @@ class Storm:
         return self._count(BROKER)
 
     def _restart_database(self) -> bool:
-        self._arena.database.restart()
+        """Beside the storm: it takes seconds, in which others are struck."""
+        if self._restarting.is_alive():
+            return False
+        self._restarting = threading.Thread(target=self._arena.database.restart, name="restart")
+        self._restarting.start()
         return self._count(DATABASE)
 
     def _end_connection(self) -> bool:
         return self._arena.cut_connection(self._dice.choice) and self._count(CONNECTION)
+
+    # --- silence --------------------------------------------------------------------------------
+
+    def _hang(self, fault: str, proxy: FaultProxy) -> bool:
+        """Nobody's requests are answered, and no connection ends."""
+        if proxy in self._silent:
+            return False
+        proxy.set(Mode.STALL)
+        self._silent.add(proxy)
+        self._in_future(self._dice.uniform(1.0, 3.0) * LEASE_SECONDS, lambda: self._wake(proxy))
+        return self._count(fault)
+
+    def _wake(self, proxy: FaultProxy) -> None:
+        proxy.set(Mode.PASS)
+        self._silent.discard(proxy)
+
+    def _fail_over(self, fault: str, proxy: FaultProxy) -> bool:
+        """The connections that there are get no answer ever again; new ones work."""
+        if proxy in self._silent or not self._are_all_ready:
+            return False
+        proxy.set(Mode.STALL_OLD)
+        if proxy is self._arena.hanging_database:  # which keeps the locks of those clients until then
+            self._in_future(3 * LEASE_SECONDS, proxy.end_old)
+        return self._count(fault)
+
+    # --- cuts -----------------------------------------------------------------------------------
 
     def _cut(self, fault: str, how: str, inside: bytes) -> bool:
         """Counted by the proxy when it has happened; see `cuts`."""

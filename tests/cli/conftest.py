@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import pty
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +19,15 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
+from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, cli
 from celery_durable.cli import durable as verbs
 from celery_durable.model import Ref, to_us
 from celery_durable.runtime import Runtime
+
+# Commands import their modules when they run, beside the threads of a worker. pytest parses each module of a plugin
+# when it is imported, and two threads that parse at once may raise SystemError (python/cpython#106905).
+for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
+    importlib.import_module(module.name)
 
 
 class Clock(Runtime):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery_durable import Completed, Dead, LinearStep
 from celery_durable.cli import api
+from celery_durable.definitions import define_linear
 from tests.cli.conftest import Shop
 from tests.cli.doors import Direct, OverHttp, served
 
@@ -76,7 +78,11 @@ def test_what_is_steered_says_what_became_of_it(order: Shop, door: Any) -> None:
         (("start", "ordre"), "No workflow is registered as 'ordre'", 3),
         (("start", "order", "-P", "order_id=1", "--id", "o-1"), "Workflow 'order' already has an instance 'o-1'.", 1),
         (("start", "order", "-P", "cents=1"), "Parameters of workflow 'order' are not valid: $.order_id", 1),
-        (("ls", "-w", "order", "--cursor", "mine"), "Cursor 'mine' was not made by this list.", 1),
+        (
+            ("ls", "-w", "order", "--cursor", "mine"),
+            "Cursor 'mine' was not made by this list with this filter",
+            1,
+        ),
         (("send-event", "order", "o-1", "no good"), "Event type 'no good'", 1),
     ],
 )
@@ -228,3 +234,29 @@ def test_why_it_waits_is_explained(order: Shop, door: Any) -> None:
         ["WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],
         ["action", f"{door.name} send-event order o-1 approval --payload '{{...}}'"],
     ]
+
+
+def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, door: Any) -> None:
+    parcel = define_linear("parcel", module=__name__, version=1, steps=[LinearStep("PACK"), LinearStep("PAY")])
+    parcel.handlers["PACK"] = lambda ctx: Completed("packed")
+    parcel.handlers["PAY"] = lambda ctx: Dead("the card is blocked")
+    shop.durable.registry.add(parcel)
+    door("start", "parcel", "--id", "p-1")
+    assert shop.work("parcel", "p-1") == "errored: Dead"
+    assert ["action", f"{door.name} retry parcel p-1"] in door("explain", "parcel", "p-1").rows
+    assert door("retry", "parcel", "p-1", "--reason", "a new card").rows == [["Retried", "parcel/p-1", "run 2"]]
+    assert ["origin", "p-1", "1", "1"] in door("show", "parcel", "p-1").rows
+    shop.work("parcel", "p-1", 2)
+    settle = ("set-result", "parcel", "p-1", "PAY", '"in cash"', "--by", "eve", "--reason", "#42")
+    assert door(*settle).rows == [["Settled", "parcel/p-1", "run 3", "PAY"]]
+    assert shop.work("parcel", "p-1", 3) == "complete"
+    rows = door("show", "parcel", "p-1").rows
+    assert [row[1:4:2] for row in rows if row[0] == "step"] == [["PACK", "DONE"], ["PAY", "DONE"]]
+    (audit,) = [row for row in rows if row[0] == "audit"]
+    assert (audit[1:5], audit[6]) == (["set-result", "1", "DEAD", "eve"], "#42")
+    assert door("rewind", "parcel", "p-1", "PAY").rows == [["Rewound", "parcel/p-1", "run 4", "from PAY"]]
+    assert door("skip", "parcel", "p-1", "PAY", "--by", "eve").rows == [["Skipped", "parcel/p-1", "run 4", "PAY"]]
+    assert shop.work("parcel", "p-1", 4) == "complete"
+    said = door("skip", "parcel", "p-1", "PAYS", "--by", "eve")
+    assert said.err.startswith("error: Cannot skip a step of instance 'p-1' of workflow 'parcel': it is complete.")
+    assert door("fork", "parcel", "p-1", "PAY", "--id", "p-2").rows == [["p-2"]]

@@ -14,6 +14,7 @@ import redis
 
 from celery_durable.cli.mischief import Messenger
 from celery_durable.model import Due, Ref
+from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 from tests.cli.test_processes import Folder
 from tests.services import BROKERS, missing
@@ -107,6 +108,8 @@ def test_chaos_that_is_interrupted_ends_what_it_started_and_tells_what_it_did(st
     assert chaos.wait(40) == 130, staging.log()
     assert "Ending the workers that were started; once more ends them at once.\n" in staging.log()
     assert "violations\t0\n" in staging.log()
+    for action in ("pool processes killed", "workers killed", "messages dropped", "messages repeated"):
+        assert re.search(rf"^{action}\t\d+$", staging.log(), re.MULTILINE), action  # also what was not done
     assert processes_of(chaos.pid) == []
 
 
@@ -148,16 +151,16 @@ class Post:
     def __init__(self) -> None:
         self.sent: list[Due] = []
 
-    def publish(self, dues: list[Due]) -> list[Due]:
+    def publish(self, dues: list[Due]) -> PublishReport:
         self.sent += dues
-        return []
+        return PublishReport.of(len(dues), SendState.SENT)
 
 
 def test_some_messages_are_dropped_some_repeated_and_all_are_counted() -> None:
     post = Post()
     messenger = Messenger(post, random.Random(1))
     dues = [Due(Ref("order", f"o-{number}", 1), "durable") for number in range(100)]
-    assert messenger.publish(dues) == []
+    assert set(messenger.publish(dues).states) == {SendState.SENT}  # also what was dropped, as far as it can tell
     times = [post.sent.count(due) for due in dues]
     assert set(times) == {0, 1, 2}
     assert messenger.done == {"dropped": times.count(0), "repeated": times.count(2)}

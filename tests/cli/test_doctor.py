@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.model import Outage
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import Pulse
 from celery_durable.tasks import ADVANCE
@@ -21,7 +25,7 @@ from tests.cli.conftest import Said
 from tests.cli.test_refusals import call
 from tests.services import BROKERS, missing
 
-REDIS = BROKERS["redis"]
+REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]
 Make = Callable[..., Celery]
 
 
@@ -151,11 +155,12 @@ def test_a_setting_that_does_not_exist_is_a_failure() -> None:
         ),
         (
             {"accept_content": ["yaml"]},
-            "accept_content",
+            "configuration",
             (
                 "FAIL",
-                "accept_content is ['yaml']: workers throw our messages away, which are JSON.",
-                "Add 'json' to accept_content.",
+                "Setting accept_content=['yaml'] cannot be used: add 'json', in which the messages of workflows are "
+                "written",
+                "Set it as the message says.",
             ),
         ),
         (
@@ -182,7 +187,8 @@ def test_a_time_limit_that_would_hit_a_pass_is_a_failure(make: Make) -> None:
 
 def test_pools_and_eagerness_that_do_not_fit_are_told(make: Make) -> None:
     found = findings(make(worker_pool="gevent", task_always_eager=True))["configuration"]
-    assert [level for level, *_ in found] == ["OK", "WARN", "FAIL"]
+    # The pool is this worker's own affair: other workers run the workflows.
+    assert [level for level, *_ in found] == ["OK", "WARN", "WARN"]
 
 
 @pytest.mark.parametrize(
@@ -204,13 +210,19 @@ def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> Non
     assert "secret" not in sentence
 
 
-@pytest.mark.parametrize(("options", "level"), [({}, "WARN"), ({"socket_timeout": 5}, "OK")])
-def test_a_redis_without_a_socket_timeout_is_told(make: Make, options: dict[str, Any], level: str) -> None:
-    app = make(REDIS, broker_transport_options=options)
-    found = findings(app)
+@pytest.mark.parametrize(
+    ("kind", "url", "option"), [("redis", REDIS, "socket_timeout"), ("rabbitmq", RABBITMQ, "read_timeout")]
+)
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_broker_whose_silence_is_not_bounded_is_told(
+    make: Make, kind: str, url: str, option: str, is_set: bool
+) -> None:
+    found = findings(make(url, broker_transport_options={option: 5} if is_set else {}))
     if found["broker"][0][0] == "FAIL":
-        missing("redis", found["broker"][0][1])
-    assert found["socket_timeout"][0][0] == level
+        missing(kind, found["broker"][0][1])
+    ((level, sentence, remedy),) = found[option]
+    assert level == ("OK" if is_set else "WARN"), sentence
+    assert (option in remedy) is not is_set
 
 
 @pytest.mark.parametrize(
@@ -254,6 +266,43 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
 
 
 # --- processes ----------------------------------------------------------------------------------
+
+
+def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Make) -> None:
+    app = make("memory://")
+    app.durable.sweep_heart.beat("w@here")
+    level, sentence, fix = one(app, "dispatcher")
+    assert (level, sentence, fix) == (
+        "WARN",
+        "Only the task celery_durable.sweep looks for due work, last on w@here: timers are up to five seconds late, "
+        "Celery tasks of steps that are lost wait for their timeout, and outages are not reported.",
+        "Set durable_dispatcher to worker or both, or see why beat has none.",
+    )
+    live(app, Pulse("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0)))
+    assert one(app, "dispatcher")[:2] == ("OK", "Due work is looked for by beat@a, w@here.")
+
+
+def test_what_keeps_dispatchers_from_their_work_is_told_once_by_the_one_that_saw_it_first(make: Make) -> None:
+    app = make()
+    words = "PreconditionFailed: Queue.declare: (406) PRECONDITION_FAILED - inequivalent arg"
+    since = datetime(2030, 1, 1, tzinfo=UTC)  # by another clock
+    refused, gone = Outage("queue", "durable", since, words, 3), Outage("database", "database", since, "gone", 1)
+    away = Outage("broker", "redis://shop", since, "ReadOnlyError: no", 2)
+    lasting = [(refused, timedelta(minutes=5)), (away, timedelta(minutes=2)), (gone, timedelta(minutes=1))]
+    first = Pulse("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0), wakes_in=timedelta(0), outages=lasting)
+    second = replace(first, id="b", outages=[(replace(refused, error="later"), timedelta(minutes=4))])
+    live(app, first, second)
+    found = findings(app)
+    (queue,), (broker,), databases = found["queue"][:-1], found["broker"][1:], found["database"]
+    assert (queue[0], queue[2]) == (
+        "FAIL",
+        "The queue exists with other arguments: delete it, or declare it in task_queues as it is.",
+    )
+    assert re.fullmatch(rf"Queue 'durable' refuses messages since \S+, 5 min ago: {re.escape(words)}", queue[1])
+    assert re.fullmatch(r"The broker redis://shop takes none since \S+, 2 min ago: ReadOnlyError: no", broker[1])
+    assert (broker[0], broker[2]) == ("FAIL", "This Redis is a replica: name the master in broker_url.")
+    (database,) = [each for each in databases if each[0] == "FAIL"]
+    assert re.fullmatch(r"The dispatcher cannot look after due work since \S+, 1 min ago: gone", database[1])
 
 
 def test_without_processes_everything_that_is_missing_is_told(make: Make) -> None:

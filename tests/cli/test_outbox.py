@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_durable import OutboundEvent, Step, StepTx, WorkflowEvent
+from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 
 DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -35,7 +36,7 @@ class Letters:
             return step.do("announce", announce)
 
         # A broker that is away: what is to be sent stays.
-        monkeypatch.setattr(shop.durable.publisher, "_reaches_broker", lambda *_: False)
+        monkeypatch.setattr(shop.durable.outbox, "_send", lambda sent: PublishReport.of(len(sent), SendState.UNSENT))
         self.task, self.event = self.send("a-1")
 
     def send(self, id: str) -> list[str]:

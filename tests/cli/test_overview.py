@@ -100,9 +100,33 @@ def test_a_wake_begins_what_was_put_off(shop: Shop) -> None:
 
 def test_a_sweep_publishes_what_is_due(shop: Shop) -> None:
     shop.pipe("start", "nap", "--id", "n-1")
+    shop.work("nap", "n-1")
     assert shop.pipe("sweep").rows == [["Published", "0"]]
-    shop.clock.advance(seconds=5)
+    shop.clock.advance(days=3)
     assert shop.pipe("sweep").rows == [["Published", "1"]]
+    assert shop.work("nap", "n-1") == "complete"
+
+
+def test_a_sweep_that_comes_once_sends_again_what_was_lost_and_nothing_that_waits(shop: Shop) -> None:
+    """Each is a process of its own, as from cron, and remembers nothing of queues."""
+
+    def sweep() -> list[list[str]]:
+        vars(shop.durable).pop("sweeper", None)
+        return shop.pipe("sweep").rows
+
+    shop.pipe("start", "nap", "--id", "n-1")
+    shop.clock.advance(seconds=60)
+    assert sweep() == [["Published", "0"]]
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("durable")
+    assert sweep() == [["Published", "1"]]
+    assert sweep() == [["Published", "0"]]
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("durable")
+    shop.clock.advance(seconds=4.9)
+    assert sweep() == [["Published", "0"]]
+    shop.clock.advance(seconds=0.1)
+    assert sweep() == [["Published", "1"]]
 
 
 def test_workflows_are_named_with_their_queues_and_functions(shop: Shop) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +16,9 @@ from click.testing import CliRunner
 
 from celery_durable import Durable
 from celery_durable.cli import durable as verbs
+from celery_durable.runtime import steady
 from tests.cli.conftest import Said, Shop
+from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
 def call(app: Celery, *words: str) -> Said:
@@ -58,7 +64,7 @@ def call(app: Celery, *words: str) -> Said:
         ),
         (
             ("ls", "--cursor", "mine"),
-            "Cursor 'mine' was not made by this list.",
+            "Cursor 'mine' was not made by this list with this filter, for this caller.",
             "Start again without a cursor.",
             1,
         ),
@@ -141,13 +147,47 @@ def test_a_broker_that_is_away_delays_and_does_not_fail(order: Shop) -> None:
     assert (said.rows, said.code) == ([["Sent", "approval", "order/o-1"]], 0)
 
 
-def test_a_database_that_goes_away_meanwhile_is_no_traceback(order: Shop) -> None:
-    def go_away() -> None:
-        order.durable.store.close()
-        order.durable.store.engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
+@pytest.fixture
+def proxied(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Shop, FaultProxy]]:
+    """A shop with an order o-1 that waits, whose database is behind a proxy."""
+    url = sa.make_url(store_url)
+    proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
+    shop = Shop(url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False), monkeypatch)
+    shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1")
+    yield shop, proxy
+    proxy.set(Mode.PASS)
+    shop.durable.close()
+    shop.app.close()
+    proxy.close()
 
-    order.clock.meanwhile = go_away
-    said = order.pipe("logs", "order", "o-1", "-f")
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("mode", [Mode.REFUSE, pytest.param(Mode.MUTE, marks=pytest.mark.slow)])
+def test_a_database_that_goes_away_meanwhile_is_no_traceback(proxied: tuple[Shop, FaultProxy], mode: Mode) -> None:
+    shop, proxy = proxied
+    shop.clock.meanwhile = lambda: proxy.set(mode)
+    began = steady()
+    said = shop.pipe("logs", "order", "o-1", "-f")
+    assert steady() - began < 20 + 20  # refused at once; silence is waited for 20 s at most
     assert said.err.startswith("error: The database cannot be reached: ")
     assert said.err.endswith("hint: Is the server running, and is durable_database_url right?\n")
     assert said.code == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_an_export_takes_as_long_as_it_takes(proxied: tuple[Shop, FaultProxy]) -> None:
+    """Longer than one try of other verbs may take, after which it would find nobody to connect to."""
+    shop, proxy = proxied
+    stalls: list[threading.Timer] = []
+
+    def stall(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if not stalls and "workflow_event" in statement:
+            proxy.set(Mode.STALL)
+            stalls.append(threading.Timer(14, proxy.set, [Mode.PASS]))
+            stalls[0].start()
+
+    sa.event.listen(shop.durable.store.engine, "before_cursor_execute", stall)
+    said = shop.pipe("export", "order", "o-1")
+    assert (said.err, said.code, len(stalls)) == ("", 0, 1)
+    assert json.loads(said.out)["params"] == {"order_id": "42", "cents": 500}

@@ -11,13 +11,14 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from celery_durable.cli.client import Client, NoApi, Retries
 from celery_durable.cli.remote import InstanceVerbs, RemoteVerbs, celery_durable
 from tests.cli.conftest import Shop
 from tests.cli.doors import remote, served
@@ -244,7 +245,9 @@ class Scripted:
                 for name, value in ({"Content-Type": "application/json"} | headers).items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(b"" if body is None else json.dumps(body).encode())
+                self.wfile.write(
+                    body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+                )
 
             do_POST = do_GET  # noqa: N815  # the name that the base class looks for
 
@@ -337,6 +340,84 @@ def test_what_is_not_the_api_is_named(answer: Answer) -> None:
         said = remote("-b", url, "workflows", "list")
     assert said.code == 4
     assert re.match(rf"error: {url} (answered with text/html, not with JSON|knows no such route)\.\nhint: ", said.err)
+
+
+ODD = [
+    b"[" * 100_000, b"[]", b"null", b"7", b'"x"', b"{}", b'{"workflows": null}', b'{"workflows": [1]}',
+    b'{"workflows": [{}]}', b'{"workflows": {"name": 1}}', b"\xff\xfe", b"{", b'{"workflows": [{"name": [[]]}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ODD, ids=range(len(ODD)))
+def test_an_odd_answer_is_no_traceback(body: bytes) -> None:
+    with Scripted((200, {}, body)).serve() as url:
+        said = remote("-b", url, "workflows", "list")
+    assert said.code == 4
+    assert said.err.startswith(f"error: {url} ")
+    assert "Traceback" not in said.err
+
+
+def test_a_status_of_a_newer_server_is_named() -> None:
+    listed = {"id": "o-1", "runNumber": 1, "details": {"status": "dreaming"}}
+    with Scripted((200, {}, {"instances": [listed]})).serve() as url:
+        said = remote("-b", url, "ls", "--workflow", "order")
+    assert (said.code, said.err) == (
+        4,
+        f"error: {url} sent something that this version of celery-durable cannot read: "
+        "ValueError: 'dreaming' is not a valid Status\n"
+        "hint: Is the server of the same version? --verbose shows where it failed.\n",
+    )
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"message": 1}', b'{"message": "m", "code": "c", "errors": [7]}'])
+def test_an_odd_problem_is_no_traceback(body: bytes) -> None:
+    with Scripted((400, {"Content-Type": "application/problem+json"}, body)).serve() as url:
+        said = remote("-b", url, "workflows", "list")
+    assert (said.code, said.err) == (1, "error: The server answered with 400 Bad Request.\n")
+
+
+def test_a_server_error_is_tried_again_where_that_can_do_nothing_twice(slept: list[float]) -> None:
+    script = Scripted((500, {}, None), LIST)
+    with script.serve() as url:
+        assert remote("-b", url, "workflows", "list").rows == [["order", "", ""]]
+    script = Scripted((500, {}, None))
+    with script.serve() as url:
+        assert remote("-b", url, "terminate", "order", "o-1").code == 1
+    assert len(script.asked) == 1
+
+
+def test_an_answer_that_never_ends_is_given_up() -> None:
+    """A byte now and then keeps every single read of the socket within its time."""
+    is_over = threading.Event()
+
+    class Trickle(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while not is_over.wait(0.05):
+                self.wfile.write(b" ")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        said = remote("-b", url, "--timeout", "1", "--retries", "0", "workflows", "list")
+    finally:
+        is_over.set()
+        server.shutdown()
+        server.server_close()
+    assert said.code == 4
+    assert said.err.startswith(f"error: {url} cannot be reached: no complete answer within 1 s\n")
+
+
+def test_an_answer_that_is_too_large_is_not_kept() -> None:
+    with Scripted((200, {}, b"[" + b"1," * 1000 + b"1]")).serve() as url:
+        options: dict[str, Any] = {"timeout_seconds": 10, "retries": Retries(limit=0), "sleep": print}
+        with pytest.raises(NoApi, match="answered with more than 1000 bytes"):
+            Client(url, [], **options, largest_body=1000).get("workflows")
 
 
 # --- explain ------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ from celery_durable import (
     durable_workflow,
 )
 from celery_durable.contrib import prometheus
+from celery_durable.model import Outage
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import Pulse
 from celery_durable.testing import DurableHarness
 from tests.celery.embedded import worker
 from tests.docs.blocks import ROOT
@@ -107,6 +110,7 @@ def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, regis
             "step_duration_seconds_sum outcome=completed,workflow=order": 0.0,
             "step_duration_seconds_count outcome=failed,workflow=order": 1.0,
             "step_duration_seconds_sum outcome=failed,workflow=order": 0.0,
+            "answers_refused_total ": 0.0,
             "outbox_given_up ": 0.0,
             **{
                 f"instances status={status},workflow={workflow}": 0.0
@@ -199,6 +203,32 @@ def test_outbound_events_that_were_given_up_are_counted_in_the_database(store_ur
         assert scraped(counts)["outbox_given_up "] == 1.0
 
 
+def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(store_url: str) -> None:
+    """By the one that saw it first, and while that one lives."""
+    with DurableHarness([failing], store_url=store_url, wipe=True) as harness:
+
+        def say(id_: str, seconds: float, error: str = "no") -> None:
+            refused = Outage("queue", "q", harness.clock.now, error, 1)
+            pulse = Pulse(id_, "dispatcher", id_, 1, outages=[(refused, timedelta(seconds=seconds))] if seconds else ())
+            harness.durable.store.attempt(lambda tx: heartbeats.upsert(tx, pulse))
+
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+
+        def lasting() -> Samples:
+            harness.clock.advance(10)
+            return {name: value for name, value in scraped(counts).items() if name.startswith("outage")}
+
+        assert lasting() == {}
+        say("first", 60)
+        say("second", 5, "no again")
+        assert lasting() == {"outage_seconds what=queue,where=q": 70.0}
+        say("first", 0)
+        assert lasting() == {"outage_seconds what=queue,where=q": 25.0}
+        harness.clock.advance(60)  # without a word from it
+        assert lasting() == {}
+
+
 def test_without_a_database_the_other_metrics_are_there(
     metrics: prometheus.Metrics, registry: CollectorRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,7 +236,7 @@ def test_without_a_database_the_other_metrics_are_there(
     away.conf.durable_database_url = f"sqlite:///{tmp_path}/nowhere/durable.sqlite3"
     metrics.started.labels("order").inc()
     exposed = prometheus.exposed(Durable(away), registry=registry)
-    assert scraped(exposed) == {"runs_started_total workflow=order": 1.0}
+    assert scraped(exposed) == {"runs_started_total workflow=order": 1.0, "answers_refused_total ": 0.0}
     assert "The instances cannot be counted: " in caplog.text
 
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from celery_durable.app import SHARED, Durable
 from celery_durable.http import Access, asgi
-from celery_durable.http.openapi import _STATUS
+from celery_durable.http.codes import STATUS
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "http.md"
@@ -107,4 +107,4 @@ def test_the_table_of_routes_is_the_routing_table() -> None:
 
 def test_the_table_of_codes_is_that_of_the_description() -> None:
     told = re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", TEXT, re.MULTILINE)
-    assert {code: int(status) for code, status in told} == _STATUS
+    assert {code: int(status) for code, status in told} == STATUS

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import celery.exceptions
 import pytest
+from celery.app.control import Control
 
 import celery_durable
 from celery_durable import Step, StepTx, errors, http, testing
@@ -45,14 +47,15 @@ def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Pa
     for owner, name in re.findall(r"`(step|tx)\.(\w+)", text):
         assert hasattr(Step if owner == "step" else StepTx, name) or name in given | {"log"}, f"{owner}.{name}"
     for name in re.findall(r"`(\w+)\(", text):
-        owners = (celery_durable, Workflow, WorkflowInstance, Step, StepTx)
+        owners = (celery_durable, Workflow, WorkflowInstance, Step, StepTx, celery.exceptions, Control)
         if page.name == "http.md":
             owners += (http, celery_durable.Durable)
         if page.name == "testing.md":
             owners += (testing, DurableHarness, HarnessInstance, Messages, Gate, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
     for name in re.findall(r"`harness\.(\w+)", text):
-        assert name in {"clock", "attempts", "journal", "messages", "outbox"} or hasattr(DurableHarness, name), name
+        attributes = {"clock", "attempts", "durable", "journal", "messages", "outbox"}
+        assert name in attributes or hasattr(DurableHarness, name), name
 
 
 def test_the_tables_of_errors_name_errors() -> None:

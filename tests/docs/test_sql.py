@@ -115,12 +115,20 @@ def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: D
     (again,) = [code for code in sql_for(database, "UPDATE") if "queue" not in code]
     i = app.store.tables.instance
     with app.store.engine.begin() as connection:
-        connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(dispatches=7, poll_at=i.c.run_at + 99))
+        connection.execute(
+            sa.update(i)
+            .where(i.c.instance_id == "waits")
+            .values(dispatches=7, poll_at=i.c.run_at + 99, sent_at=i.c.run_at)
+        )
         before = rows(connection, i)
     run(app, [again])
     with app.store.engine.begin() as connection:
         after = rows(connection, i)
-    assert (after["waits"].poll_at, after["waits"].dispatches) == (after["waits"].run_at, 0)
+    assert (after["waits"].poll_at, after["waits"].dispatches, after["waits"].sent_at) == (
+        after["waits"].run_at,
+        0,
+        None,
+    )
     assert {name for name in after if after[name] != before[name]} == {"waits"}
 
 

@@ -76,6 +76,20 @@ QUERIES = {
            OR m.status IN ('done', 'dead', 'failed') AND (m.due_at IS NOT NULL OR m.answer IS NULL)
            OR m.place > 0 AND NOT EXISTS (SELECT 1 FROM workflow_item b WHERE b.instance_pk = m.instance_pk
                 AND b.run_number = m.run_number AND b.step_key = m.step_key AND b.place = m.place - 1)""",
+    "M4 a task step that waits for its attempt has a token of its own, and what does not has none": """
+        SELECT s.instance_pk, s.run_number, s.step_key, s.status, s.attempts, m.attempts, m.status
+        FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
+        LEFT JOIN workflow_item m
+          ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
+        WHERE s.type = 'task' AND i.status NOT IN ('complete', 'errored', 'terminated')
+          AND (m.place IS NOT NULL) <> (s.status = 'waiting' AND s.wait_event_type IS NOT NULL AND NOT EXISTS (
+                SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk AND e.run_number = s.run_number
+                  AND e.type = s.wait_event_type))
+           OR s.type = 'task' AND m.place IS NOT NULL AND (m.token IS NULL OR m.status <> 'sent'
+                OR s.status = 'waiting' AND (m.attempts <> s.attempts OR m.due_at <> s.wake_at))""",
+    "M5 what is out has a token of its own": """
+        SELECT count(*), token FROM workflow_item WHERE status = 'sent' GROUP BY token
+        HAVING count(*) > 1 OR token IS NULL""",
     "M3 a map that waits is looked at when the first of its items may be lost": """
         SELECT s.instance_pk, s.run_number, s.step_key, m.place FROM workflow_step s
         JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
@@ -157,7 +171,7 @@ QUERIES = {
         JOIN workflow_instance j ON j.workflow = i.workflow AND j.instance_id = r.forked_from_id
         JOIN workflow_step o ON o.instance_pk = j.id AND o.run_number = r.forked_from_run AND o.step_key = s.step_key
           AND o.commit_id = s.commit_id
-        WHERE o.status NOT IN ('completed', 'errored', 'cancelled') OR o.status <> s.status OR o.seq <> s.seq
+        WHERE o.status NOT IN ('completed', 'errored', 'cancelled', 'DONE') OR o.status <> s.status OR o.seq <> s.seq
            OR o.result <> s.result""",
     "I13 the counters of a run's log are right": """
         SELECT r.instance_pk, r.run_number, r.logs FROM workflow_run r

@@ -19,7 +19,7 @@ from celery_durable import (
 )
 from celery_durable.errors import DefinitionInvalid, InstanceTerminal
 from celery_durable.linear import Completed
-from tests.engine.world import World, on_one_database
+from tests.engine.world import Worker, World, on_one_database
 from tests.store.cuts import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -274,20 +274,37 @@ def test_what_a_body_creates_is_no_child_that_anybody_waits_for(world: World, bi
 
 
 @everywhere
-@pytest.mark.parametrize("when", range(10))
-def test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies(world: World, order, billing, when) -> None:
-    instance = order.create()
-    world.worker.runtime.crash_at = when
-    world.tick()
-    world.run_after(60)
-    child = billing.of("b-1")
-    child.send("paid", 7)
-    world.messages.clear()
-    world.worker.runtime.crash_at = when
-    child.advance()
-    world.run_after(120)
-    assert (child.output, instance.output) == ({"cents": 107}, ["Bill", 107])
-    assert len(instance.events()) == 1
+def test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies(world: World, billing) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> Any:
+        return step.child("bill", billing, Bill(cents=100), id=f"b-{event.instance_id}").cents
+
+    def journey(key: str, *, begins: Worker, ends: Worker) -> None:
+        """The parent's first pass, and the child's last, are each done by a worker that may die in it."""
+        instance = order.create(id=key)
+        instance.advance(begins)
+        world.new_worker()
+        world.run_after(60)
+        child = billing.of(f"b-{key}")
+        child.send("paid", 7)
+        world.messages.clear()
+        child.advance(ends)
+        world.new_worker()
+        world.run_after(120)
+        assert (child.output, instance.output, len(instance.events())) == ({"cents": 107}, 107, 1)
+
+    begins, ends = world.new_worker(), world.new_worker()
+    journey("undisturbed", begins=begins, ends=ends)
+    for number in range(len(begins.runtime.passed)):
+        begins = world.new_worker()
+        begins.runtime.crash_at = number
+        journey(f"begins-{number}", begins=begins, ends=world.new_worker())
+        assert begins.runtime.is_dead
+    for number in range(len(ends.runtime.passed)):
+        dies = world.new_worker()
+        dies.runtime.crash_at = number
+        journey(f"ends-{number}", begins=world.new_worker(), ends=dies)
+        assert dies.runtime.is_dead
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

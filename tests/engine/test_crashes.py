@@ -60,7 +60,7 @@ def travel(world: World, instance) -> None:
     assert [consumer for _, _, consumer in instance.events()] == ["approval"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)  # a journey for each checkpoint: 40 s, several times that under load
 @everywhere
 def test_a_worker_that_dies_at_any_checkpoint_costs_time_and_nothing_else(world: World, journey) -> None:
     scout = world.new_worker()
@@ -124,7 +124,7 @@ def test_a_producer_that_dies_around_its_commit_has_created_all_or_nothing(
     producer.bury()
     assert world.messages == []
     assert len(world.operations.list("order").items) == is_there
-    world.run_after(2)  # the sweep finds what nobody told of
+    world.run_after(5)  # the sweep finds what nobody told of
     assert [item.status for item in world.operations.list("order").items] == ["waiting"] * is_there
 
     instance = order.run(id="o-2")
@@ -133,7 +133,7 @@ def test_a_producer_that_dies_around_its_commit_has_created_all_or_nothing(
     with pytest.raises(Crash):
         producer.operations.send_event("order", "o-2", "approval", "yes")
     producer.bury()
-    world.run_after(2)
+    world.run_after(5)
     assert instance.status == ("complete" if is_there else "waiting")
 
 

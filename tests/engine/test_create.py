@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pydantic
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import (
@@ -17,6 +18,7 @@ from celery_durable.errors import (
     InvalidInstanceId,
     NotSerializable,
     PayloadTooLarge,
+    StartTooFar,
     StepFailed,
     StoreMismatch,
     ValueRefused,
@@ -79,7 +81,7 @@ def test_a_workflow_can_have_its_own_queue(world: World) -> None:
 def test_an_instance_whose_message_was_lost_is_found_by_the_sweep(world: World, order) -> None:
     instance = order.create(GOOD)
     world.messages.clear()
-    world.run_after(1.999999)
+    world.run_after(4.999999)
     assert instance.status == "active"
     world.run_after(0.000001)
     assert instance.status == "complete"
@@ -241,6 +243,25 @@ def test_a_start_that_was_put_off_into_the_past_is_due(world: World, order) -> N
     instance = order.create(GOOD, run_at=datetime(2020, 1, 1, tzinfo=UTC))
     world.run_until_idle()
     assert instance.status == "complete"
+
+
+def test_a_start_can_be_put_off_as_long_as_a_sleep_may_be(world: World, order) -> None:
+    longest = timedelta(days=365)
+    late = START + longest + timedelta(microseconds=1)
+    with pytest.raises(StartTooFar) as caught:
+        order.create(GOOD, run_at=late)
+    assert str(caught.value) == (
+        f"run_at={late} is too far ahead: a start can be put off by up to 365 days, 0:00:00 "
+        "(durable_max_sleep_seconds). Create the instance later."
+    )
+    with Session(world.store.engine) as session, pytest.raises(StartTooFar):
+        world.operations.create("order", GOOD, run_at=late, session=session)
+    assert ids(world) == []
+    order.create(GOOD, run_at=START + longest)
+    assert len(ids(world)) == 1
+    world.advance(timedelta(microseconds=1))
+    order.create(GOOD, id="i-2", run_at=late)
+    assert len(ids(world)) == 2
 
 
 def test_a_start_without_a_zone_is_refused(world: World, order) -> None:
@@ -445,7 +466,9 @@ def test_instances_are_listed_by_workflow_and_status(world: World, order) -> Non
 def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -> None:
     with pytest.raises(CursorInvalid) as caught:
         world.operations.list("order", cursor=cursor)
-    assert str(caught.value) == f"Cursor {cursor!r} was not made by this list. Start again without a cursor."
+    assert str(caught.value) == (
+        f"Cursor {cursor!r} was not made by this list with this filter, for this caller. Start again without a cursor."
+    )
 
 
 @on_one_database

@@ -298,6 +298,11 @@ def test_without_a_hook_the_end_is_one_statement(world: World) -> None:
     def count(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         said.append(statement.split(maxsplit=1)[0])
 
+    # Two passes: of the first claims of a process, each writes how far the queue has come. Then a clock decides.
+    warm = echoing(world, name="warm")
+    for number in range(2):
+        warm.create("fine", id=f"w-{number}")
+        world.worker.advance(warm.of(f"w-{number}").ref)
     ends = {}
     for name, hook in (("plain", None), ("hooked", done)):
         flow = echoing(world, name=name, on_complete=hook)

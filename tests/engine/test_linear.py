@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,70 +10,11 @@ import sqlalchemy as sa
 
 from celery_durable import Completed, Dead, LinearContext, LinearStep, NonRetryableError, Retry, TaskType, Waiting
 from celery_durable.definitions import define_linear
-from celery_durable.errors import DefinitionInvalid, InstanceTerminal, ValueRefused, WorkflowNotFound
-from celery_durable.values import UNSET
-from tests.engine.world import Flow, Instance, World, ledger, names
+from celery_durable.errors import DefinitionInvalid, InstanceTerminal, WorkflowNotFound
+from tests.engine.lines import Line, done, rows, state, waits_for
+from tests.engine.world import World, ledger, names
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-ORDER = [LinearStep("VALIDATE", max_attempts=3, delay="10s", backoff="constant"), LinearStep("PAY"), LinearStep("SHIP")]
-
-Answer = Callable[[LinearContext], Any]
-
-
-class Line:
-    """A linear workflow of a world; its handlers answer what the test says, and remember what they were called with."""
-
-    def __init__(
-        self, world: World, steps: list[LinearStep] | None = None, *, retention: Any = UNSET, **answers: Answer
-    ) -> None:
-        self.world, self.calls = world, list[LinearContext]()
-        self.deploy(steps or ORDER, retention=retention, **answers)
-
-    def deploy(self, steps: list[LinearStep], *, version: int = 1, retention: Any = UNSET, **answers: Answer) -> None:
-        """Put this code in the place of what there was."""
-        definition = define_linear("order", module=__name__, version=version, steps=steps, retention=retention)
-        for step in steps:
-            definition.handlers[step.name] = self._handler(answers.get(step.name, _done))
-        self.world.registry.replace(definition)
-        self.flow = Flow(self.world, definition)  # type: ignore[arg-type]
-
-    def answer(self, **answers: Answer) -> None:
-        for name, answer in answers.items():
-            self.flow.definition.handlers[name] = self._handler(answer)
-
-    def _handler(self, answer: Answer) -> Answer:
-        def handle(ctx: LinearContext) -> Any:
-            self.calls.append(ctx)
-            return answer(ctx)
-
-        return handle
-
-    @property
-    def called(self) -> list[tuple[str, str, int]]:
-        return [(ctx.step, str(ctx.task_type), ctx.attempt) for ctx in self.calls]
-
-
-def _done(ctx: LinearContext) -> Completed:
-    return Completed(f"{ctx.step} done")
-
-
-def waits_for(type_: str = "paid", timeout: Any = "1 hour", **more: Any) -> Answer:
-    """Wait when it is its turn, be done when the event or the end of time comes."""
-
-    def answer(ctx: LinearContext) -> Any:
-        if ctx.task_type is TaskType.RUN:
-            return Waiting(type_, timeout, **more)
-        return Completed(None if ctx.event is None else ctx.event.payload)
-
-    return answer
-
-
-def rows(instance: Instance, run: int | None = None) -> list[str]:
-    return [str(step.status) for step in instance.steps(run)]
-
-
-def state(instance: Instance) -> str:
-    return instance.status.linear
 
 
 # --- the arrows of both machines ----------------------------------------------------------------
@@ -406,6 +346,21 @@ def test_a_step_may_wait_again(world: World) -> None:
     assert instance.output == "early"
 
 
+def test_a_step_that_waits_again_in_vain_is_called_without_its_last_event(world: World) -> None:
+    events: list[str | None] = []
+
+    def twice(ctx: LinearContext) -> Any:
+        events.append(None if ctx.event is None else ctx.event.type)
+        return Waiting("a" if len(events) == 1 else "b", "1 h") if len(events) < 3 else Completed(None)
+
+    instance = Line(world, [LinearStep("PAY")], PAY=twice).flow.run()
+    instance.send("a")
+    world.run_until_idle()
+    world.run_after(3600)
+    assert events == [None, "a", None]
+    assert state(instance) == "COMPLETED"
+
+
 # --- deploys ------------------------------------------------------------------------------------
 
 
@@ -443,28 +398,6 @@ def test_restart_where_the_code_is_not_known_is_refused(world: World) -> None:
     with pytest.raises(WorkflowNotFound):
         instance.restart()
     assert instance.row.run_number == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda verbs: verbs.restart("order", "i-1", from_step="1"), "restarted from step '1'"),
-        (lambda verbs: verbs.retry("order", "i-1"), "retried"),
-        (lambda verbs: verbs.fork("order", "i-1", "1"), "forked at step '1'"),
-        (lambda verbs: verbs.set_result("order", "i-1", "1", 7, by="eve"), "changed by hand"),
-        (lambda verbs: verbs.skip("order", "i-1", "1", by="eve"), "changed by hand"),
-    ],
-    ids=["from_step", "retry", "fork", "set_result", "skip"],
-)
-def test_what_is_for_single_steps_of_functions_is_refused(world: World, change: Any, what: str) -> None:
-    instance = Line(world, PAY=lambda _: Dead("no")).flow.run()
-    with pytest.raises(ValueRefused) as refused:
-        change(world.operations)
-    assert str(refused.value) == (
-        f"Instance 'i-1' of workflow 'order' cannot be {what}: it is linear, and its run follows its rows from the "
-        "first to the last. Restart it as a whole, or terminate it."
-    )
-    assert (rows(instance), instance.row.run_number) == (["DONE", "DEAD", "PENDING"], 1)
 
 
 def test_restart_or_create_begins_a_run_of_the_deployed_plan(world: World) -> None:
@@ -524,7 +457,7 @@ def test_a_worker_whose_code_is_a_function_leaves_the_rows_alone(world: World) -
 
 @everywhere
 def test_a_pause_takes_effect_between_steps(world: World) -> None:
-    line = Line(world, VALIDATE=lambda ctx: (line.flow.of("i-1").pause(), _done(ctx))[1])
+    line = Line(world, VALIDATE=lambda ctx: (line.flow.of("i-1").pause(), done(ctx))[1])
     instance = line.flow.run()
     assert (rows(instance), instance.status) == (["DONE", "READY", "PENDING"], "paused")
     instance.resume()
@@ -594,7 +527,7 @@ def test_a_handler_that_is_interrupted_is_called_again_as_the_same_attempt(world
 
 
 def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -> None:
-    line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), _done(ctx))[1])
+    line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), done(ctx))[1])
     instance = line.flow.create()
     stopping = world.new_worker()
     assert stopping.advance(instance.ref) == "handed on: due again"

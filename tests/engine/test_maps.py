@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_durable import NonRetryableError, Retries, Step, StepFailed, StepTimeout, WorkflowEvent
 from celery_durable.errors import NotSerializable, TaskRefused, ValueRefused
-from celery_durable.model import Outgoing
-from tests.engine.test_tasks import answer
+from celery_durable.model import AnswerResult, Outgoing
+from tests.engine.test_tasks import answer, answered
 from tests.engine.world import World, on_one_database
 from tests.store.cuts import cut_commit
 
@@ -381,7 +381,8 @@ def test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody(world: World) 
     world.operations.prune(older_than=timedelta(0), workflow="press")
     world.accepted.pop(0)
     again = press.run(id=instance.id)
-    assert not answer(world, world.sent[0], "of the one before")
+    # Not forged either, of which operators are warned.
+    assert answered(world, world.sent[0], "of the one before") is AnswerResult.NOT_AWAITED
     answer(world, world.sent[1], "its own")
     world.run_until_idle()
     assert again.output == ["its own"]
@@ -438,3 +439,25 @@ def test_a_pause_lets_items_go_on(world: World) -> None:
     instance.resume()
     world.run_until_idle()
     assert instance.output == ["done", "done"]
+
+
+@everywhere
+def test_a_pause_that_is_requested_of_a_running_instance_sends_no_more_items(world: World) -> None:
+    @world.workflow
+    def press(event: WorkflowEvent, step: Step) -> Any:
+        def read() -> None:  # while it runs, the pause is asked for and an answer comes
+            world.operations.pause("press", "i-1")
+            assert answer(world, world.sent[0], 0)
+
+        many = step.submit_map("convert", convert.s("png"), range(3), max_concurrency=1)
+        return step.gather(many, step.submit("read", read))[0]
+
+    instance = press.run()
+    world.run_after(60)
+    assert (instance.status, pages(world.sent)) == ("paused", [0])
+    instance.resume()
+    for nth in (1, 2):
+        world.run_until_idle()
+        answer(world, world.sent[nth], nth)
+        world.run_after(60)
+    assert instance.output == [0, 1, 2]

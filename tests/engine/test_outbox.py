@@ -14,7 +14,9 @@ from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, Workf
 from celery_durable.model import OutboxKind, Outgoing
 from celery_durable.runtime import Runtime
 from celery_durable.store.outbox import begin
-from celery_durable.tasks.outbox import Deliveries, Handler, Outbox, Unsent
+from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
+from celery_durable.tasks.publishing import PublishReport, SendState
+from celery_durable.testing.process import ends_the_process
 from tests.engine.world import SerializationFailure, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -205,7 +207,7 @@ class Post:
 
     def deliver(self) -> list[str]:
         runtime: Runtime = self.world.worker.runtime
-        worker = Deliveries(self.world.store, self.world.settings, runtime, self.handlers, (KeyboardInterrupt,))
+        worker = Deliveries(self.world.store, self.world.settings, runtime, self.handlers, ends_the_process)
         letters, self.world.sent[:] = list(self.world.sent), []
         return [worker.deliver(letter.id) for letter in letters]
 
@@ -293,9 +295,9 @@ def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: boo
     sending(world, send).run()
     parts = []
 
-    def take(letters: Any) -> Unsent:
+    def take(letters: Any) -> PublishReport:
         parts.append((len(letters), len(outbox(world))))
-        return Unsent(lost=letters if is_lost and len(parts) == 2 else ())
+        return PublishReport.of(len(letters), SendState.UNSENT if is_lost and len(parts) == 2 else SendState.SENT)
 
     posting = Outbox(world.store, world.settings, take)
     posting.post([Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
+from celery_durable.model import Ref
 from celery_durable.store import instances, retention
 from celery_durable.store.retention import Ended
 from tests.engine.world import World, on_one_database
@@ -133,6 +134,22 @@ def test_pruning_deletes_what_ended_long_ago_and_nothing_else(world: World) -> N
     assert live.status == "waiting"
 
 
+@everywhere
+def test_a_pass_whose_instance_is_deleted_before_it_is_loaded_stops_without_an_error(world: World) -> None:
+    """Terminated and pruned between the claim and the load: there is no row to begin with."""
+    instance = world.workflow(busy, name="order").create(id="o-1")
+    web, worker = world.new_producer(), world.new_worker()
+
+    def delete() -> None:
+        web.operations.terminate("order", instance.id)
+        assert web.operations.prune(older_than="0 s") == 1
+
+    worker.runtime.at["claimed"] = delete
+    said = worker.advance(Ref("order", instance.id, 1))
+    assert said == "superseded: the instance was taken over, restarted or ended meanwhile"
+    assert rows(world) == {}
+
+
 @on_one_database
 def test_pruning_refuses_what_has_not_ended(world: World) -> None:
     with pytest.raises(ValueRefused, match=r"^Instances that are waiting cannot be pruned: terminate them first\.$"):
@@ -161,5 +178,50 @@ def test_an_instance_that_somebody_holds_is_left_for_another_time(world: World) 
         instances.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
 
     world.store.transact(restart)
-    world.run_until_idle()
+    world.run_after(5)  # nobody has sent a hint of it
     assert (deleted, instance.status) == ([0], "complete")
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("delete", ["expired", "pruned"])
+def test_what_is_restarted_between_the_search_and_the_lock_is_kept(world: World, delete: str) -> None:
+    """The search reads without locks, so what it found is judged again by the statement that locks."""
+    order = world.workflow(busy, name="order", retention="1 day")
+    instance = order.run()
+    instance.send("approval")
+    world.run_until_idle()
+    world.advance(timedelta(days=2))
+    web, restarted = world.new_producer(), []
+
+    def restart(connection, cursor, statement: str, *_: object) -> None:
+        if "FOR UPDATE" in statement and not restarted:
+            restarted.append(web.operations.restart("order", instance.id))
+
+    def work(tx) -> int:
+        if delete == "expired":
+            return retention.delete_expired(tx, limit=10)
+        return retention.delete_ended(tx, Ended(timedelta(days=1)), limit=10)
+
+    sa.event.listen(world.store.engine, "before_cursor_execute", restart)
+    try:
+        deleted = world.store.transact(work)
+    finally:
+        sa.event.remove(world.store.engine, "before_cursor_execute", restart)
+    assert (restarted, deleted) == ([2], 0)
+    assert (instance.status, instance.row.run_number) == ("active", 2)
+    assert [step.name for step in instance.steps(run=1)] == ["work", "approval"]
+
+
+@everywhere
+def test_what_began_long_ago_and_ended_just_now_is_not_pruned(world: World) -> None:
+    order = world.workflow(busy, name="order")
+    instance = order.run()
+    world.advance(timedelta(days=80))
+    instance.send("approval")
+    world.run_until_idle()
+    world.advance(timedelta(minutes=1))
+    assert world.operations.count_ended(older_than="30 days") == 0
+    assert world.operations.prune(older_than="30 days") == 0
+    assert instance.status == "complete"
+    world.advance(timedelta(days=30))
+    assert world.operations.prune(older_than="30 days") == 1

@@ -185,6 +185,7 @@ def test_an_author_that_stops_the_process_while_the_function_unwinds_loses_no_at
                 raise SystemExit(0)
 
     instance = order.create()
+    world.new_worker(interruptions=(SystemExit,))
     with pytest.raises(SystemExit):
         world.run_until_idle()
     assert (instance.status, instance.row.claim_token) == ("waiting", None)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery, chain
 
 from celery_durable import Retries, Step, StepFailed, WorkflowEvent, values
 from celery_durable.errors import NonRetryableError, TaskRefused
-from celery_durable.model import Outgoing, Ref
+from celery_durable.model import AnswerResult, Outgoing, TaskReference
+from celery_durable.operations import Operations
+from celery_durable.runtime import steady
+from celery_durable.store.engine import Store
 from tests.engine.world import World, on_one_database
+from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.cuts import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -25,13 +31,19 @@ def resize(width: int, *, crop: bool = False) -> dict[str, int]:
 
 
 def answer(world: World, letter: Outgoing, output: Any = None, *, error: Exception | None = None) -> bool:
-    """What comes back from the worker that did it."""
-    *ref, event_type = letter.content["answers"]
+    """What comes back from the worker that did it; False: it was not taken."""
+    return answered(world, letter, output, error=error).is_taken
+
+
+def answered(world: World, letter: Outgoing, output: Any = None, *, error: Exception | None = None) -> AnswerResult:
+    """What becomes of what comes back from the worker that did it."""
+    reference = TaskReference.read(letter.content["answers"])
+    assert reference is not None
     if error is None:
         payload = values.answer_of(values.encode(output, what="Result", limits=world.settings.limits))
     else:
         payload = values.answer_of_error(type(error).__name__, str(error))
-    return world.operations.answer(Ref(*ref), event_type, payload)
+    return world.operations.answer(reference, payload)
 
 
 @pytest.fixture
@@ -341,3 +353,90 @@ def test_a_pause_keeps_the_answer(world: World, media) -> None:
     instance.resume()
     world.run_until_idle()
     assert instance.output == "done"
+
+
+# --- who may answer -----------------------------------------------------------------------------
+
+
+def referred(letter: Outgoing) -> TaskReference:
+    reference = TaskReference.read(letter.content["answers"])
+    assert reference is not None
+    return reference
+
+
+@everywhere
+def test_an_answer_that_does_not_name_the_token_is_refused(world: World, media) -> None:
+    instance = media.run(300)
+    reference = referred(world.sent[0])
+    assert len(reference.token) == 32
+    for token in ("", "0" * 32, reference.token[:-1], reference.token.upper() + "x", "\N{SNOWMAN}", "a" * 10_000):
+        forged = dataclasses.replace(reference, token=token)
+        for payload in (values.answer_of('"forged"'), values.answer_of_error("Forged", "no")):
+            assert world.operations.answer(forged, payload) is AnswerResult.FORGED
+    world.run_until_idle()
+    assert (instance.status, instance.step("thumb").status) == ("waiting", "waiting")
+    assert answer(world, world.sent[0], "true")
+    world.run_until_idle()
+    assert instance.output == "true"
+
+
+@everywhere
+def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
+    media.run(300)
+    answer(world, world.sent[0], error=OSError("disk full"))
+    world.run_until_idle()
+    world.run_after(30)
+    old, new = map(referred, world.sent)
+    assert old.token != new.token
+    guessed = dataclasses.replace(new, token=old.token)
+    assert world.operations.answer(guessed, values.answer_of("1")) is AnswerResult.FORGED
+
+
+@everywhere
+def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(world: World, media) -> None:
+    instance = media.run(300)
+    item, reference = world.store.tables.item, referred(world.sent[0])
+    world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
+    failed, newest = values.answer_of_error("OSError", "its place is taken"), dataclasses.replace(reference, delivery=2)
+    for delivery in (0, 1, 3):
+        old = dataclasses.replace(reference, delivery=delivery)
+        assert world.operations.answer(old, failed) is AnswerResult.NOT_AWAITED
+    assert world.operations.answer(reference, values.answer_of('"of the first"')) is AnswerResult.TAKEN
+    assert world.operations.answer(newest, failed) is AnswerResult.NOT_AWAITED
+    world.run_until_idle()
+    assert instance.output == "of the first"
+
+
+@everywhere
+def test_the_newest_delivery_may_fail(world: World, media) -> None:
+    instance = media.run(300)
+    item, reference = world.store.tables.item, referred(world.sent[0])
+    world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
+    newest = dataclasses.replace(reference, delivery=2)
+    assert world.operations.answer(newest, values.answer_of_error("OSError", "disk full")) is AnswerResult.TAKEN
+    world.run_until_idle()
+    assert instance.step("thumb").error.message == "disk full"
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, media: Any) -> None:
+    """For 2 s: then the answer goes as a message."""
+    media.run(128)
+    reference = TaskReference.read(world.sent[0].content["answers"])
+    assert reference is not None
+    url = sa.make_url(world.url)
+    proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
+    store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=world.worker.runtime)
+    operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda dues: None)
+    try:
+        for ask in (operations.store_id, lambda: operations.answer(reference, "1", is_patient=False)):
+            store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
+            proxy.set(Mode.MUTE)
+            began = steady()
+            with pytest.raises(sa.exc.OperationalError):
+                ask()
+            assert steady() - began < 2 + 3  # the bound of loops is 6 s
+            proxy.set(Mode.PASS)
+    finally:
+        proxy.close()
+        store.close()

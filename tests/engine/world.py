@@ -21,11 +21,14 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Registry, WorkflowDefinition, define
 from celery_durable.model import Due, InstanceStatus, LogRecord, Outgoing, Ref, Status, StepRecord, from_us
 from celery_durable.operations import Operations
+from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
+from celery_durable.store import agendas
 from celery_durable.store.engine import Lent
 from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.outbox import Outbox, Unsent
+from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
 from celery_durable.testing.code import Deployed
 
@@ -124,7 +127,7 @@ class Beat(Process):
             world.settings,
             self.runtime,
             world.publish,
-            lambda _: None,
+            world.queue_length,
             outbox=Outbox(self.store, world.settings, world.take),
         )
 
@@ -275,7 +278,7 @@ class World:
             self.settings,
             self._web.runtime,
             self.publish,
-            lambda _: None,
+            self.queue_length,
             outbox=Outbox(self.store, self.settings, self.take),
         )
         with self.store.engine.begin() as connection:
@@ -299,12 +302,18 @@ class World:
         return self.clock.read()
 
     def advance(self, span: float | timedelta) -> None:
-        """Move the clock; nothing runs by itself, but the web process has seen the database all the while."""
+        """Move the clock; nothing runs by itself, but the web process has seen database and queues all the while."""
         span = span if isinstance(span, timedelta) else timedelta(seconds=span)
         if span > self.settings.lease:
             self.clock.advance(span - self.settings.lease)
             self.sweeper.seconds_to_next()
             span = self.settings.lease
+        if span > SLACK:
+            self.clock.advance(span - SLACK)
+            agenda = self.store.read(agendas.read)
+            for queue in agenda.queues:
+                self.sweeper._flow.room(queue, agenda.now)
+            span = SLACK
         self.clock.advance(span)
 
     # --- code and workers -----------------------------------------------------------------------
@@ -344,19 +353,22 @@ class World:
 
     # --- driving --------------------------------------------------------------------------------
 
-    def publish(self, dues: Sequence[Due]) -> list[Due]:
+    def queue_length(self, queue: str) -> int:
+        return sum(due.queue == queue for due in self.messages)
+
+    def publish(self, dues: Sequence[Due]) -> PublishReport:
         """A broker that takes everything."""
         self.messages.extend(dues)
-        return []
+        return PublishReport.of(len(dues), SendState.SENT)
 
-    def take(self, letters: Sequence[Outgoing]) -> Unsent:
+    def take(self, letters: Sequence[Outgoing]) -> PublishReport:
         """The same for what was in the outbox; a broker that is away takes nothing, and never what is `refused`."""
         if self.is_broker_away:
-            return Unsent(lost=letters)
+            return PublishReport.of(len(letters), SendState.UNSENT)
         refused = [each for each in letters if each.name in self.refused]
         self.offered.extend(each.name for each in letters)
         self.sent.extend(each for each in letters if each not in refused)
-        return Unsent(refused=refused)
+        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in letters])
 
     def tick(self) -> list[str]:
         """Sweep once and deliver the messages that are there, each once; answers with what came of them."""

@@ -17,6 +17,7 @@ from celery_durable.model import (
     Heartbeat,
     InstanceRow,
     Kind,
+    Outage,
     RunRow,
     Status,
     StepRecord,
@@ -73,6 +74,12 @@ def worker(**given: Any) -> Heartbeat:
 
 def dispatcher(**given: Any) -> Heartbeat:
     return replace(Heartbeat("d", "dispatcher", "beat@a", 8, (), (), NOW - MINUTE, NOW, NOW, None), **given)
+
+
+REFUSED = Outage(
+    "queue", "durable", NOW - 2 * MINUTE, "PreconditionFailed: (406) inequivalent arg 'x-max-priority'.", 7
+)
+BROKER_AWAY = Outage("broker", "redis://:**@mq:6379/0", NOW - MINUTE, "ConnectionError: refused", 60)
 
 
 def told(row: InstanceRow, *, of: RunRow | None = None, **given: Any) -> Diagnosis:
@@ -138,8 +145,8 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             told(instance(Status.ERRORED, kind=Kind.LINEAR), of=run(error_name="CardDeclined", error_message="no")),
             Code.FAILED,
             "It failed with CardDeclined: no.",
-            [f"{DURABLE} show order o-1 --full", f"{DURABLE} restart order o-1"],
-            id="failed, linear: what cannot be retried is restarted",
+            [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+            id="failed, linear",
         ),
         pytest.param(
             told(instance(Status.ERRORED), of=run(error_name="StepLimitExceeded", error_message="too many steps.")),
@@ -432,10 +439,47 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="the dispatcher cannot send",
         ),
         pytest.param(
+            told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED)))),
+            Code.QUEUE_REFUSED,
+            "It has been due for 1 min, and queue 'durable' refuses its messages since 2029-12-31T23:58:00.000Z: "
+            "PreconditionFailed: (406) inequivalent arg 'x-max-priority'. The queue exists with other arguments: "
+            "delete it, or declare it in task_queues as it is.",
+            [f"{DURABLE} doctor"],
+            id="its queue refuses",
+        ),
+        pytest.param(
+            told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(REFUSED, where="other"), BROKER_AWAY)))),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and the broker redis://:**@mq:6379/0 takes no messages since "
+            "2029-12-31T23:59:00.000Z: ConnectionError: refused. Look into the broker's log for what it says of this.",
+            [f"{DURABLE} doctor"],
+            id="the broker is away",
+        ),
+        pytest.param(
+            told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(BROKER_AWAY, what="database"),)))),
+            Code.DUE_NOT_DISPATCHED,
+            "It has been due for 1 min, and the dispatcher cannot look after it, since 2029-12-31T23:59:00.000Z: "
+            "ConnectionError: refused.",
+            [f"{DURABLE} doctor"],
+            id="the database is away",
+        ),
+        pytest.param(
+            told(
+                instance(sent_at=NOW - MINUTE),
+                heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED))),
+            ),
+            Code.DISPATCHED_NOT_CLAIMED,
+            "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
+            "'durable': they are busy with other work, or have another broker than who sends. It is sent again "
+            "when its queue shows that the message got lost, at the latest in 1 min.",
+            [f"{DURABLE} doctor"],
+            id="sent before its queue began to refuse",
+        ),
+        pytest.param(
             told(instance(dispatches=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
             Code.DISPATCHED_NOT_CLAIMED,
             "It has been due for 1 min and was sent 3 times, but no worker consumes queue 'durable'. It is sent again "
-            "in 1 min.",
+            "when its queue shows that the message got lost, at the latest in 1 min.",
             [WORKER, f"{DURABLE} doctor"],
             id="no worker",
         ),
@@ -443,8 +487,8 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             told(instance(dispatches=1), heartbeats=(dispatcher(), worker())),
             Code.DISPATCHED_NOT_CLAIMED,
             "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
-            "'durable': they are busy with other work, or have another broker than who sends. It is sent again in "
-            "1 min.",
+            "'durable': they are busy with other work, or have another broker than who sends. It is sent again "
+            "when its queue shows that the message got lost, at the latest in 1 min.",
             [f"{DURABLE} doctor"],
             id="busy workers",
         ),
@@ -455,6 +499,25 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             "module that defines it in the worker, or wait for the deploy to end. They know 'orders'.",
             ["celery -A <your app> inspect registered"],
             id="not registered",
+        ),
+        pytest.param(
+            told(instance(dispatches=1), heartbeats=(dispatcher(), worker(pool="gevent"))),
+            Code.POOL_UNSUPPORTED,
+            "It has been due for 1 min, and queue 'durable' is consumed only by workers on pools that run no workflows "
+            "(celery@a: gevent). Start one with -P prefork, threads or solo, or give the workflow a queue of its own.",
+            [WORKER],
+            id="pool that runs no workflows",
+        ),
+        pytest.param(
+            told(
+                instance(dispatches=1),
+                heartbeats=(dispatcher(), worker(pool="gevent"), worker(pool="prefork", workflows=("nap",))),
+            ),
+            Code.NOT_REGISTERED,
+            "It has been due for 1 min, and no worker of queue 'durable' knows workflow 'order' (celery@a). Import the "
+            "module that defines it in the worker, or wait for the deploy to end.",
+            ["celery -A <your app> inspect registered"],
+            id="not registered beside another pool",
         ),
     ],
 )
@@ -489,6 +552,7 @@ def test_the_facts_are_ready_for_json() -> None:
         "run_at": "2030-01-01T01:00:00.000Z",
         "poll_at": "2030-01-01T01:00:00.000Z",
         "dispatches": 0,
+        "sent_at": None,
         "crash_count": 0,
         "pause_requested": False,
         "claimed_by": None,

@@ -73,7 +73,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
     else:
         api = shop.client(authorize=with_key, tick=True)
     table = routes(api)
-    assert len(table) == 25 + (not mounted)  # also the description
+    assert len(table) == 26 + (not mounted)  # also the description
     before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
     for method, path in table:
         for body in ({}, {"json": {"id": "e-1", "type": "approval"}}, {"content": b"\xff{"}):
@@ -165,6 +165,7 @@ WANTED = {
     "POST /workflows/o-1/instances/o-1/set-result": Right.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/skip": Right.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/terminate": Right.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/cancel": Right.MANAGEMENT,
 }
 WANTS_ANOTHER = {"POST /topics/o-1/emit"}
 """An emission reaches instances of all workflows: who sends it must be allowed to manage them too."""

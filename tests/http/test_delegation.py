@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable import Step, WorkflowEvent, values
-from celery_durable.http import Shown
+from celery_durable import Shown, Step, WorkflowEvent, values
 from celery_durable.model import Ref
 from tests.http.conftest import Shop
+from tests.references import reference_of
 
 ALBUM = "/workflows/album/instances/a-1"
 
@@ -35,7 +35,8 @@ def album(shop: Shop) -> Shop:
 def answer(shop: Shop, seq: int, payload: str) -> None:
     """What comes back from the worker of the task at this place."""
     key = shop.durable.operations.get("album", "a-1").instance.pk
-    assert shop.durable.operations.answer(Ref("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize", payload)
+    reference = reference_of(shop.durable.store, Ref("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize")
+    assert shop.durable.operations.answer(reference, payload).is_taken
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -52,6 +53,9 @@ def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
     assert [(step["type"], step.get("task"), step.get("taskId"), step.get("child")) for step in steps] == [
         ("task", "media.resize", ids[0], None), ("task", "media.resize", ids[1], None), ("child", None, None, child),
     ]  # fmt: skip
+    order = api.get("/workflows/order/instances/o-1/history", params={"includeRun": True}).json()["run"]
+    assert order["parent"] == {"workflowName": "album", "instanceId": "a-1", "runNumber": 1, "stepKey": "print"}
+    assert "parent" not in api.get(f"{ALBUM}/history", params={"includeRun": True}).json()["run"]
     found = api.get(f"{ALBUM}/explain").json()
     assert (found["code"], found["facts"]["task_id"], found["facts"]["tasks_out"]) == ("WAITING_TASKS", ids[0], 2)
 
@@ -74,7 +78,8 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     def redact(value: Any, shown: Shown) -> Any:
         return "***" if (shown.kind, shown.name) in {("result", "back"), ("error", "cover")} else value
 
-    guarded = album.client(allow_anonymous=True, redact=redact)
+    album.durable.redact = redact
+    guarded = album.client()
     events = guarded.get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in events] == [
         {"error": {"name": "OSError", "message": "***"}},
@@ -83,6 +88,7 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     album.work()
     events = guarded.get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in events][1] == {"output": "***"}
+    album.durable.redact = None
     open_ = album.client().get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in open_][1] == {"output": {"key": "secret"}}
 
@@ -103,7 +109,8 @@ def test_they_are_settled_by_hand_while_they_are_out(
         ("print", {"status": "waiting", "attempts": 1}),
     ]
     ref = Ref("album", "a-1", 1)
-    assert not album.durable.operations.answer(ref, "task:1:1:media.resize", values.answer_of("8"))  # too late
+    late = reference_of(album.durable.store, ref, "task:1:1:media.resize")
+    assert not album.durable.operations.answer(late, values.answer_of("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import celery_durable.http
-from celery_durable.http import Shown
+from celery_durable import Shown
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -134,7 +134,7 @@ def test_hostile_cursors_are_refused(api: TestClient, order: str) -> None:
     def forge(content: Any) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
-    contents = [
+    contents = [  # in the clear, as nobody writes them
         ["i", 2**64],
         ["i", -1],
         ["i", "1 OR 1=1"],
@@ -159,14 +159,7 @@ def test_hostile_cursors_are_refused(api: TestClient, order: str) -> None:
         refused(api.get("/workflows/order/instances", params={"cursor": cursor}), 400, "INVALID_CURSOR")
         for kind in ("steps", "events", "logs"):
             answer = api.get(f"{order}/history", params={f"{kind}Cursor": cursor, "includeLogs": True})
-            assert answer.status_code in (400, 404), (cursor, answer.text)
-    for kind, key in (
-        ("steps", [2**31 - 1, "k"]),
-        ("events", [2**63 - 1]),
-        ("logs", [2**63 - 1]),
-    ):  # ours, and beyond the end
-        answer = api.get(f"{order}/history", params={f"{kind}Cursor": forge([kind, 1, "a", *key]), "includeLogs": True})
-        assert (answer.status_code, answer.json()[kind]) == (200, [])
+            refused(answer, 400, "INVALID_CURSOR")
     for last in (
         "x",
         forge(["stream", 2**40, 0, 0, "", 0]),
@@ -195,7 +188,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
         seen.append((shown.kind, shown.workflow, shown.instance_id, shown.name))
         return "***"
 
-    guarded = shop.client(allow_anonymous=True, redact=redact)
+    shop.durable.redact, guarded = redact, shop.client()
     texts = [
         guarded.get(order).text,
         guarded.get(f"{order}/history", params={"includeLogs": True}).text,
@@ -215,6 +208,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
         ("data", "order", "o-1", "payments"), ("data", "order", "o-1", "workflow"),
         ("error", "bad", "b-1", None), ("error", "bad", "b-1", "print"),
     }  # fmt: skip
+    shop.durable.redact = None
     assert api.get(order).json()["details"]["output"] == "shipped"  # what is stored stays as it is
 
 
@@ -222,7 +216,8 @@ def test_where_the_redaction_hook_fails_nothing_is_shown(shop: Shop, api: TestCl
     def redact(value: Any, shown: Shown) -> Any:
         return value["card"] if shown.kind == "params" else 5 if shown.kind == "message" else value
 
-    body = shop.client(allow_anonymous=True, redact=redact).get(order).json()
+    shop.durable.redact = redact
+    body = api.get(order).json()
     assert body["meta"]["params"] == "[redacted]"
-    lines = shop.client(allow_anonymous=True, redact=redact).get(f"{order}/history?includeLogs=1").json()["logs"]
+    lines = api.get(f"{order}/history?includeLogs=1").json()["logs"]
     assert {line["message"] for line in lines} == {"[redacted]"}

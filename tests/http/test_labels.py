@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.http import Shown
+from celery_durable import Shown
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -86,7 +86,7 @@ def test_values_of_labels_pass_the_redaction_hook(shop: Shop, api: TestClient) -
         seen.append((shown.kind, shown.name))
         return None if shown.name == "tenant" else value
 
-    guarded = shop.client(allow_anonymous=True, redact=redact)
+    shop.durable.redact, guarded = redact, shop.client()
     wanted = {"stage": "new", "tenant": "[redacted]"}
     assert guarded.get(f"{ECHO}/e-1").json()["meta"]["labels"] == wanted
     assert guarded.get(ECHO).json()["instances"][0]["labels"] == wanted

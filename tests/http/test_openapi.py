@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.config import SchemathesisConfig
+from schemathesis.core.parameters import ParameterLocation
+from starlette.testclient import TestClient
 
+from celery_durable.http import router
 from celery_durable.http.__main__ import text
 from tests.docs.blocks import ROOT
 from tests.http.conftest import Shop
 
 OURS = {"workflowName": "order", "instanceId": "o-1"}
-BEYOND_SCHEMAS = [positive_data_acceptance]
-"""What an id may look like is a setting, and a cursor is no text of one's own."""
 FILE = ROOT / "docs" / "openapi.json"
 
 
@@ -61,7 +63,33 @@ def _resolved(schema: Any, schemas: Any) -> Any:
 
 @functools.cache
 def described() -> Any:
-    return schemathesis.openapi.from_dict(json.loads(FILE.read_text()))
+    about = json.loads(FILE.read_text())
+    del about["security"]  # the API here lets anybody in
+    # What is well formed and cannot be done: gone, in another state, of another version.
+    statuses = ["2xx", "304", "404", "409", "412", "503"]
+    config = SchemathesisConfig.from_dict({"checks": {"positive_data_acceptance": {"expected-statuses": statuses}}})
+    return schemathesis.openapi.from_dict(about, config=config)
+
+
+def make_possible(case: Any) -> None:
+    """What no schema can say: a cursor is one that a list gave, params are the workflow's, a start is within a year."""
+    for name in [name for name in case.query if name.lower().endswith("cursor")]:
+        del case.query[name]
+    case.headers.pop("Last-Event-ID", None)
+    if not isinstance(case.body, dict):
+        return
+    for body in case.body.get("instances", [case.body]):
+        if case.operation.path.endswith(("/instances", "/batch", "/restart-or-create")):
+            body["params"] = {"order_id": "42", "cents": 1999}
+    if case.operation.path.endswith(("/set-result", "/skip")):
+        case.body["by"] = case.body.get("by") or "eve"  # no hook tells it here
+    case.body.pop("runAt", None)
+
+
+def has_wrong_path(case: Any) -> bool:
+    """Whether what is wrong in the request is, or is also, in its path: a path of ours would make it right."""
+    path = case.meta.components.get(ParameterLocation.PATH)
+    return path is not None and path.mode.is_negative
 
 
 @pytest.mark.timeout(120)
@@ -80,11 +108,33 @@ def test_the_api_answers_as_its_description_says_and_never_with_a_fault(
     @settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases, is_ours=st.booleans())
     def ask(case: Any, is_ours: bool) -> None:
-        if is_ours:  # else hardly anything would ever be found
+        if is_ours and not has_wrong_path(case):  # else hardly anything would ever be found
             case.path_parameters.update({key: OURS[key] for key in case.path_parameters if key in OURS})
-        case.validate_response(case.call(app=api.app, base_url="http://testserver"), excluded_checks=BEYOND_SCHEMAS)
+        if mode is GenerationMode.POSITIVE:
+            make_possible(case)
+        case.validate_response(case.call(app=api.app, base_url="http://testserver"))
 
     try:
         ask()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE  # there is nothing that could be wrong
+
+
+def test_the_description_of_an_application_names_the_schemes_of_its_router(shop: Shop) -> None:
+    site, key = FastAPI(), {"type": "apiKey", "in": "header", "name": "X-Api-Key"}
+    schemes = {"key": key, "token": {"type": "http", "scheme": "bearer"}}
+    site.include_router(router(shop.durable, allow_anonymous=True, security_schemes=schemes), prefix="/api")
+
+    @site.get("/open")
+    def open_() -> str:
+        return "to all"
+
+    about = site.openapi()
+    assert about["components"]["securitySchemes"] == schemes
+    ours = {path: item for path, item in about["paths"].items() if path.startswith("/api/")}
+    assert len(ours) > 15
+    for item in ours.values():
+        for operation in item.values():
+            assert operation["security"] == [{"key": []}, {"token": []}]
+    assert "security" not in about["paths"]["/open"]["get"]
+    assert TestClient(site).get("/api/workflows").status_code == 200  # hooks decide, not the description

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable import Step, WorkflowEvent
-from celery_durable.http import Access, Authorize, Shown
+from celery_durable import Shown, Step, WorkflowEvent
+from celery_durable.http import Access, Authorize
 from tests.http.conftest import Shop
 from tests.http.test_stream import messages
 
@@ -106,7 +106,7 @@ def test_values_pass_the_redaction_hook(shop: Shop, packing: Packing) -> None:
             seen.append(shown)
         return "[secret]" if shown.name == "box no" else value
 
-    client = shop.client(allow_anonymous=True, redact=redact)
+    shop.durable.redact, client = redact, shop.client()
     found = client.get(f"{PATH}/published").json()["published"]
     assert {key: each["value"] for key, each in found.items()} == {"progress": HALF["value"], "box no": "[secret]"}
     assert sorted(seen, key=lambda each: each.name) == [
@@ -123,7 +123,8 @@ def test_the_stream_tells_each_value_as_it_comes(shop: Shop, packing: Packing, a
             (packing.goes_on if value["done"] == 5 else packing.may_end).set()
         return value
 
-    text = shop.client(allow_anonymous=True, redact=go_on_when_it_is_shown).get(f"{PATH}/stream").text
+    shop.durable.redact = go_on_when_it_is_shown
+    text = shop.client().get(f"{PATH}/stream").text
     values = [data for _, kind, data in messages(text) if kind == "published"]
     at = HALF["updatedAt"]
     assert [each for each in values if each["key"] == "box no"] == [

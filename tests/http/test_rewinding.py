@@ -102,6 +102,14 @@ def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:
     shop.clock.advance(3600)
     assert shop.work() == 1
     refused(api.post("/workflows/echo/instances", json={"runAt": "2030-01-01T01:00:00"}), 400, "INVALID_REQUEST")
+    for late, code in (
+        ("2031-01-01T01:00:01Z", "VALUE_REFUSED"),  # 365 days ahead, and 1 s
+        ("9999-12-31T23:59:59Z", "VALUE_REFUSED"),
+        ("9999-12-31T23:59:59-01:00", "INSTANT_INVALID"),
+    ):
+        refused(api.post("/workflows/echo/instances", json={"runAt": late}), 400, code)
+    made = api.post("/workflows/echo/instances", json={"runAt": "2031-01-01T01:00:00Z"})
+    assert made.status_code == 201, made.text
 
 
 @everywhere
@@ -174,13 +182,15 @@ def test_who_it_was_is_what_the_application_knows_whatever_the_client_says(shop:
 
 
 def test_the_audit_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
-    api = shop.client(allow_anonymous=True, redact=lambda value, shown: f"[{shown.kind}]")
+    shop.durable.redact, api = (lambda value, shown: f"[{shown.kind}]"), shop.client()
     api.post(BAD, json={"id": "b-1"})
     shop.work()
     api.post(f"{BAD}/b-1/skip", json={"step": "print", "by": "eve", "reason": "secret"})
     told = api.get(f"{BAD}/b-1/history", params={"includeRun": True}).text
     assert "secret" not in told
     assert "paper jam" not in told
+    assert '"by":"[by]"' in told
+    assert '"eve"' not in told
 
 
 def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: str) -> None:
@@ -222,7 +232,8 @@ def test_an_instance_is_explained(shop: Shop, api: TestClient, order: str) -> No
 
 
 def test_an_explanation_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
-    api = shop.client(allow_anonymous=True, redact=lambda value, shown: "[secret]" if shown.kind == "error" else value)
+    shop.durable.redact = lambda value, shown: "[secret]" if shown.kind == "error" else value
+    api = shop.client()
     api.post(BAD, json={"id": "b-1"})
     shop.work()
     said = api.get(f"{BAD}/b-1/explain")

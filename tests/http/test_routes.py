@@ -54,6 +54,9 @@ def test_instances_are_listed_newest_first_page_by_page_and_without_payloads(sho
     second = api.get("/workflows/echo/instances", params={"pageSize": 3, "cursor": first["cursor"]}).json()
     assert [item["id"] for item in second["instances"]] == ["e-1", "e-0"]
     assert (second["hasNextPage"], "cursor" in second) == (False, False)
+    for name, query in (("bad", {}), ("echo", {"status": "complete"}), ("echo", {"label": "a=b"})):
+        given = {**query, "cursor": first["cursor"]}
+        refused(api.get(f"/workflows/{name}/instances", params=given), 400, "INVALID_CURSOR")
     (bad,) = api.get("/workflows/bad/instances", params={"status": "errored"}).json()["instances"]
     assert bad["details"] == {"status": "errored", "error": {"name": "NoPaper", "message": "paper jam in tray 7"}}
     assert api.get("/workflows/bad/instances", params={"status": "waiting"}).json()["instances"] == []
@@ -202,7 +205,8 @@ def test_an_etag_is_answered_with_304_until_something_changes(shop: Shop, api: T
 
 
 @everywhere
-def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str) -> None:
+@pytest.mark.parametrize("verb", ["terminate", "cancel"])
+def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str, verb: str) -> None:
     def status() -> str:
         return api.get(order).json()["details"]["status"]
 
@@ -213,7 +217,7 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     shop.work()
     assert status() == "waiting"
     assert api.post(f"{order}/resume").json() == {"ok": True}
-    assert api.post(f"{order}/terminate", json={"reason": "sold twice"}).json() == {"ok": True}
+    assert api.post(f"{order}/{verb}", json={"reason": "sold twice"}).json() == {"ok": True}
     assert status() == "terminated"
     assert api.get(order).json()["meta"]["reason"] == "sold twice"
     refused(api.post(f"{order}/pause"), 409, "INSTANCE_TERMINAL")
@@ -257,6 +261,9 @@ def test_an_event_moves_an_instance_on(shop: Shop, api: TestClient, order: str) 
     shop.work()
     assert api.get(order).json()["details"] == {"status": "complete", "output": "shipped"}
     assert shop.ran == ["o-1"]
+    late = api.post(f"{order}/events", json=event)
+    assert (late.status_code, late.json()["accepted"]) == (200, False)
+    refused(api.post(f"{order}/events", json=event | {"id": "click-8"}), 409, "INSTANCE_TERMINAL")
 
 
 def test_an_event_that_is_not_allowed_is_refused(api: TestClient, order: str) -> None:
@@ -339,6 +346,13 @@ def test_a_cursor_belongs_to_its_list_its_order_and_its_run(shop: Shop, api: Tes
     def ask(**query: Any) -> Any:
         return api.get(path, params={"pageSize": 1, **query})
 
+    api.post("/workflows/count/instances", json={"id": "c-2", "params": 3})
+    shop.work()
+    other = path.replace("c-1", "c-2")
+    refused(api.get(other, params={"stepsCursor": cursor}), 400, "INVALID_CURSOR")
+    logs = ask(includeLogs=True, logLevel="debug").json()["logsCursor"]
+    refused(ask(includeLogs=True, logLevel="info", logsCursor=logs), 400, "INVALID_CURSOR")
+    assert ask(includeLogs=True, logLevel="debug", logsCursor=logs).status_code == 200
     refused(ask(stepsCursor=cursor, order="desc"), 400, "INVALID_CURSOR")
     refused(ask(eventsCursor=cursor), 400, "INVALID_CURSOR")
     refused(ask(stepsCursor=cursor, runNumber=2), 400, "INVALID_CURSOR")
@@ -391,9 +405,8 @@ def test_the_history_of_a_run_tells_what_it_was_given_and_how_it_ended(shop: Sho
     }
     assert api.get(f"{order}/history", params={"includeRun": True}).json()["run"]["details"] == {"status": "active"}
     assert "run" not in api.get(f"{order}/history").json()
-    shown = (
-        shop.client(allow_anonymous=True, redact=lambda *_: "[redacted]").get(f"{order}/history?includeRun=1").json()
-    )
+    shop.durable.redact = lambda *_: "[redacted]"
+    shown = api.get(f"{order}/history?includeRun=1").json()
     assert shown["run"]["params"] == "[redacted]"
 
 

@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from celery_durable.http import asgi
+from celery_durable import Shown
+from celery_durable.http import asgi, bounds
 from tests.http.conftest import Shop
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
@@ -191,6 +192,50 @@ def test_those_who_wait_hold_neither_a_thread_nor_a_connection(shop: Shop, site:
     before = pool.checkedout()
     assert asyncio.run(crowd()) == [200] * 60
     assert pool.checkedout() == before
+
+
+def test_a_long_poll_may_wait_longer_than_requests_have(
+    shop: Shop, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds are of each look, not of what goes by between two."""
+    monkeypatch.setattr(bounds, "_DATABASE_SECONDS", 1.5)
+    monkeypatch.setattr(bounds, "_ANSWER_SECONDS", 2.0)
+    api, before = shop.client(), time.monotonic()
+    assert api.get(order, params={"wait": 4}).json()["details"] == {"status": "waiting"}
+    assert time.monotonic() - before > 2.0
+
+
+def test_followers_leave_the_threads_to_all_other_requests(shop: Shop, api: TestClient) -> None:
+    """More instances are followed than there are threads, and none of the looks ends; followers may be told to wait."""
+    held, looking = threading.Event(), threading.Semaphore(0)
+    paths = [f"/workflows/order/instances/o-{number}" for number in range(20)]
+    for path in paths:
+        made = {"id": path.rpartition("/")[2], "params": {"order_id": "42", "cents": 1999}}
+        assert api.post("/workflows/order/instances", json=made).status_code == 201
+    shop.work()
+
+    def redact(value: Any, shown: Shown) -> Any:
+        looking.release()
+        held.wait(60)
+        return value
+
+    shop.durable.redact, app = redact, asgi(shop.durable, allow_anonymous=True)
+
+    async def crowd() -> list[int]:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://shop") as client:
+            followers = [asyncio.create_task(client.get(f"{path}/stream")) for path in paths]
+            try:
+                assert await asyncio.to_thread(looking.acquire, timeout=30)
+                for _ in range(30):
+                    assert (await client.get("/workflows")).status_code == 200
+            finally:
+                held.set()
+                for path in paths:
+                    assert (await client.post(f"{path}/terminate")).status_code == 200
+            return [(await follower).status_code for follower in followers]
+
+    assert set(asyncio.run(crowd())) <= {200, 503}
 
 
 @asynccontextmanager

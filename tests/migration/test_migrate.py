@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from celery_durable.errors import SchemaOutdated
 from celery_durable.store import instances, migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.identity import store_id
 from celery_durable.store.schema import REVISION, build_tables
 
 TABLES = {
@@ -32,6 +33,8 @@ TABLES = {
     "workflow_label",
     "workflow_published",
     "workflow_item",
+    "workflow_store",
+    "workflow_queue",
 }
 VERSION_TABLE = "workflow_schema_version"
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]
@@ -279,6 +282,25 @@ def test_an_applications_own_migration_goes_on_with_its_op_afterwards(
     assert set(sa.inspect(engine).get_table_names()) == TABLES | {VERSION_TABLE, "alembic_version", "shop", "customer"}
     engine.dispose()
     assert migrate.current(empty) == REVISION
+
+
+# --- the database's id ---------------------------------------------------------------------------
+
+
+def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, store_url: str) -> None:
+    found = []
+    for _ in range(2):
+        migrate.upgrade(empty)
+        migrate.upgrade(empty)
+        first, again = Store(store_url), Store(store_url)
+        found.append({first.transact(store_id), again.transact(store_id)})
+        first.close()
+        again.close()
+        drop_all(empty.engine)
+    assert [len(each) for each in found] == [1, 1]
+    (one,), (other,) = found
+    assert (len(one), one != other) == (32, True)
+    assert set(one) <= set("0123456789abcdef")
 
 
 # --- schema and prefix --------------------------------------------------------------------------

@@ -37,7 +37,21 @@ _LINEAR_WAIT = "runner.linear:LinearPass._wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _POST = "tasks.outbox:Outbox._post_part"
 _MAPS = "tests/engine/test_maps.py::"
+_STREAM = "tests/http/test_stream.py::"
+_LOST = "tests/engine/test_lost.py::"
+_OUTBOX = "tests/store/test_outbox.py::"
+_ATTACHING = "tests/celery/test_attaching.py::"
+_WORKERS = "tests/celery/test_workers.py::"
+_ORDER = "tests/pairs/test_order.py::test_rows_of_two_instances_are_locked_in_one_order"
+_PAIR = "tests/pairs/test_pairs.py::test_whatever_meets_nothing_is_lost_and_nothing_is_done_twice"
+_TASKS = "tests/engine/test_tasks.py::"
+_LEASES = "tests/engine/test_leases.py::"
+_BOUNDS = "tests/publishing/test_bounds.py::"
+_REFUSALS = "tests/publishing/test_refusals.py::"
+_ANSWERS = "tests/celery/test_answers.py::"
 _SETTLE = "runner.boundary:Committer.settle"
+_ANSWER_ITEM = "store.task_answers:_answer_item"
+_IN_ORDER = "runner.boundary:Committer._in_order"
 
 MUTANTS = (
     # --- the fence ------------------------------------------------------------------------------
@@ -100,7 +114,7 @@ MUTANTS = (
         (
             "runner.boundary:Committer._resolver",
             "return None",
-            "return Committed([journal._as_row(w, journal._Times(None, None, 0, None, 0)) for w in boundary.writes])",
+            "return Committed([journal._as_row(w, journal._Times(0, 0, 0, None, 0)) for w in boundary.writes])",
         ),
     ),
     _m(
@@ -118,11 +132,59 @@ MUTANTS = (
     # --- the sweep ------------------------------------------------------------------------------
     _m(
         "the sweep ignores expired leases",
-        ("store.sweeps:sweep", "elif not may_expire and row.dispatches < _LOOKS:", "elif True:"),
+        ("store.sweeps:_look_after", "elif not may_expire and row.dispatches < _LOOKS:", "elif True:"),
+    ),
+    _m(
+        "a hint is sent again for as long as it waits",
+        ("redispatch:Redispatch.is_lost", "age = now - sent_at", "age = now - sent_at\n    return True"),
+        caught_by="tests/ledger/test_redispatch.py::test_only_lost_hints_are_sent_again_and_all_of_them_soon",
+    ),
+    _m(
+        "only one sight of an empty queue is remembered until it counts",
+        ("tasks.flow:_Queue.emptiness", "at + slack > now]", "at + slack > now][:1]"),
+        caught_by="tests/engine/test_workers.py::"
+        "test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance[sqlite]",
+    ),
+    _m(
+        "a sweep that looks only once believes no empty queue",
+        ("tasks.dispatcher:Sweeper.sweep_alone", "self._flow.slack = timedelta(0)", "pass"),
+        caught_by="tests/cli/test_overview.py::"
+        "test_a_sweep_that_comes_once_sends_again_what_was_lost_and_nothing_that_waits[sqlite]",
+    ),
+    _m(
+        "an empty queue says nothing of the hints that it had",
+        ("tasks.flow:Flow.room", "if length == 0:", "if False:"),
+        caught_by="tests/engine/test_create.py::test_an_instance_whose_message_was_lost_is_found_by_the_sweep[sqlite]",
+    ),
+    _m(
+        "a claim of just now makes the hints before it lost",
+        ("store.queues:claimed", "row.noted_at <= row.now_us - span_us(SLACK)", "True"),
+        caught_by="tests/store/test_queues.py::"
+        "test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old[sqlite]",
+    ),
+    _m(
+        "a queue that refuses is offered everything each time",
+        ("tasks.flow:Flow.room", "if steady < queue.rest_until:", "if False:"),
+        caught_by="tests/celery/test_publishing.py::"
+        "test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other[sqlite]",
+    ),
+    _m(
+        "the outbox is emptied before a dispatcher looks at instances",
+        (
+            "tasks.dispatcher:Sweeper._turn",
+            "for kind in (self._instances, self._lost_hints, self._messages):",
+            "while True:\n"
+            "            count, has_more = self._messages(self._store.read(agendas.read))\n"
+            "            published += count\n"
+            "            if not has_more:\n"
+            "                break\n"
+            "        for kind in (self._instances, self._lost_hints):",
+        ),
+        caught_by="tests/celery/test_turns.py::test_a_full_outbox_delays_an_instance_by_one_batch[sqlite]",
     ),
     _m(
         "the sweep releases live leases",
-        ("store.sweeps:sweep", "if ends > now:", "if False:"),
+        ("store.sweeps:_look_after", "if ends > now:", "if False:"),
     ),
     # --- events and waits -----------------------------------------------------------------------
     _m(
@@ -131,8 +193,8 @@ MUTANTS = (
         (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
         (
             _WAIT,
-            "committed = self._store.transact(work, resolve=resolve)",
-            "committed = self._store.transact(work, resolve=resolve)\n"
+            "committed = self._store.transact(work, resolve=resolve, bound=PASS)",
+            "committed = self._store.transact(work, resolve=resolve, bound=PASS)\n"
             "    for guarded, event in taken:\n"
             "        self._store.transact(lambda tx: journal.consume(tx, self.claim, guarded, event, key=key))",
         ),
@@ -213,6 +275,25 @@ MUTANTS = (
         caught_by="tests/engine/test_rewinding.py::test_time_and_chance_are_those_that_the_kept_steps_saw[sqlite]",
     ),
     _m(
+        "a retried linear step has lost its event",
+        ("operations.seeds:_linear_from_failure", "event_seq=step.event_seq,", "event_seq=None,"),
+        caught_by="tests/engine/test_linear_interventions.py::test_a_retried_step_is_called_with_the_event_that_it_had[sqlite]",
+    ),
+    _m(
+        "a retried linear step speaks under a new key",
+        ("operations.seeds:_linear_from_failure", "carry=[step.step_key]", "carry=[]"),
+        caught_by="tests/engine/test_linear_interventions.py::test_a_retried_run_can_be_retried_and_keeps_the_key_of_its_step[sqlite]",
+    ),
+    _m(
+        "a linear run begins ahead of where the other stands",
+        ("operations.seeds:_linear_before", "standing.seq < step.seq", "standing.seq < 0"),
+    ),
+    _m(
+        "a linear step that is settled leaves the next one where it was",
+        ("store.interventions:finish_linear", "(step.seq + 1,", "(step.seq - 1,"),
+        caught_by="tests/engine/test_linear_interventions.py::test_a_handler_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
+    ),
+    _m(
         "a step is settled by hand under its runner",
         ("store.instances:take_back", "**RELEASED,", ""),
         caught_by="tests/engine/test_interventions.py::"
@@ -231,6 +312,112 @@ MUTANTS = (
         ("store.retention:delete_expired", ", i.status.in_(sorted(status.value for status in TERMINAL))", ""),
         caught_by="tests/engine/test_retention.py::"
         "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
+    ),
+    _m(
+        "what was found to be over is deleted without another look",
+        ("store.retention:_delete", ".where(i.c.id.in_(found), *conditions)", ".where(i.c.id.in_(found))"),
+        caught_by="tests/engine/test_retention.py::"
+        "test_what_is_restarted_between_the_search_and_the_lock_is_kept[expired-postgresql]",
+    ),
+    _m(
+        "instances are pruned by the age of their creation",
+        ("store.retention:Ended.conditions", "i.updated_at <=", "i.created_at <="),
+        caught_by="tests/engine/test_retention.py::test_what_began_long_ago_and_ended_just_now_is_not_pruned[sqlite]",
+    ),
+    _m(
+        "retention counts from the creation",
+        (
+            "store.claims:_end",
+            "retention_until=s.clock() + i.c.retention_us,",
+            "retention_until=i.c.created_at + i.c.retention_us,",
+        ),
+    ),
+    _m(
+        "a terminated instance is kept without end",
+        ("store.instances:terminate", "retention_until=tx.store.clock() + tx.t.instance.c.retention_us,", ""),
+    ),
+    _m(
+        "what has not ended is pruned by its age",
+        (
+            "store.retention:Ended.conditions",
+            "i.status.in_(sorted(status.value for status in self.statuses)),",
+            "",
+        ),
+    ),
+    _m(
+        "labels stay when their instance is deleted",
+        (
+            "store.retention:_delete",
+            'if "instance_pk" in table.c:',
+            'if "instance_pk" in table.c and table is not tx.t.label:',
+        ),
+    ),
+    _m(
+        "what an instance has sent is deleted with it",
+        ("store.retention:_delete", "[table.c.poll_at.is_(None)] if table is tx.t.outbox else []", "[]"),
+    ),
+    # --- batches --------------------------------------------------------------------------------
+    _m(
+        "of an id that is twice in a batch the last counts",
+        (
+            "operations.starting:Starting.create_batch",
+            "rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, "
+            "item=instance_id))",
+            "rows[instance_id] = self._row(definition, instance_id, item.params, item.labels, item=instance_id)",
+        ),
+    ),
+    _m(
+        "a batch returns what existed before it",
+        ("operations.starting:Starting.create_batch", "if key in created]", "]"),
+    ),
+    _m(
+        "a batch in doubt does not know what it created",
+        (
+            "operations.starting:Starting.create_batch",
+            "instances.insert(tx, **rows[key])",
+            'instances.insert(tx, **{**rows[key], "commit_id": self._runtime.new_token()})',
+        ),
+    ),
+    _m(
+        "restart_or_create restarts what has not ended",
+        ("operations.starting:Starting.restart_or_create", "if row.status not in wanted:", "if False:"),
+    ),
+    _m(
+        "restart_or_create in doubt begins again",
+        ("operations.starting:Starting.restart_or_create", "resolve=was_applied", "resolve=None"),
+    ),
+    # --- interventions --------------------------------------------------------------------------
+    _m(
+        "an intervention in doubt is done again",
+        ("operations.intervening:Intervening._intervene", "resolve=was_applied", "resolve=None"),
+    ),
+    _m(
+        "a step that has ended is settled by hand",
+        ("operations.intervening:Intervening._take_over", "if step.is_settled or", "if False and"),
+    ),
+    _m(
+        "an intervention is not recorded",
+        ("operations.intervening:_settle", "interventions.record(", "(lambda *_, **__: None)("),
+    ),
+    # --- labels and hooks -----------------------------------------------------------------------
+    _m("a label keeps its first value", ("store.labels:merge", "and old[name] != value", "and False")),
+    _m("a label is never taken away", ("store.labels:merge", "for name in old if name not in new", "for name in ()")),
+    _m(
+        "who is to hear of an end is not written down",
+        ("runner.boundary:Committer._leave", "outbox.insert(", "(lambda *_, **__: None)("),
+    ),
+    _m(
+        "an end is told before it is committed",
+        (
+            "runner.boundary:Committer._end",
+            "ended = self._store.transact(",
+            "tell(); ended = self._store.transact(",
+        ),
+    ),
+    _m(
+        "a page of waiters skips the other waits of its last instance",
+        ("store.waiters:page", "w.c.step_key > key", "sa.false()"),
+        caught_by="tests/engine/test_topics.py::test_a_page_of_waiters_ends_between_two_waits_of_one_instance[sqlite]",
     ),
     # --- ends and branches ----------------------------------------------------------------------
     _m(
@@ -317,7 +504,12 @@ MUTANTS = (
             "[done, *(self._write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
         ),
     ),
-    _m("a linear step that waits again keeps its last event", (_LINEAR_WAIT, "event_seq=None,", "")),
+    _m(
+        "a linear step that waits again keeps its last event",
+        (_LINEAR_WAIT, "event_seq=None,", ""),
+        caught_by="tests/engine/test_linear.py::"
+        "test_a_step_that_waits_again_in_vain_is_called_without_its_last_event[sqlite]",
+    ),
     _m(
         "a linear wait is over when it is next looked at",
         ("runner.linear:LinearPass._wake", "if due_at <= guarded.now else []", "if True else []"),
@@ -432,17 +624,13 @@ MUTANTS = (
     ),
     _m("an answer wakes nobody", ("store.answers:answer", "if is_awaited else []", "if False else []")),
     _m(
-        "an answer to an earlier run is taken",
-        ("operations.steering:Steering.answer", "if row.run_number != ref.run_number:", "if False:"),
-    ),
-    _m(
         "the child of an earlier run answers",
         ("store.answers:_waiting_parent", 'i.run_number == param("run")', 'i.run_number >= param("run")'),
     ),
     _m(
         "all attempts of a task have the same answers",
         ("model.states:task_type", "{attempt}", "1"),
-        ("runner.delegation:Delegation._send", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
+        ("store.items:send_task", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
     ),
     _m(
         "a task that is to be sent again waits for the answer that it had",
@@ -465,23 +653,18 @@ MUTANTS = (
         "all attempts of a task have the time of the first",
         (
             "runner.delegation:Delegation._send",
-            "wake_in=self._waits.span(",
-            "wake_at=None if attempt == 1 else branch.entry.row.created_at + branch.policy.timeout,\n"
-            "        wake_in=None if attempt > 1 else self._waits.span(",
+            "wake_in=timeout",
+            "wake_in=timeout if attempt == 1 else None, "
+            "wake_at=None if attempt == 1 else branch.entry.row.created_at + branch.policy.timeout",
         ),
     ),
     _m(
         "the letter of a task is not kept with its step",
-        ("runner.delegation:Delegation._send", "outgoing=[letter], ", ""),
-        ("runner.delegation:Delegation._send", "if sole:", "self._at.env.post([letter])\n    if sole:"),
+        ("runner.delegation:Delegation._send", "boundary.outgoing = [letter]", "self._at.env.post([letter])"),
     ),
     _m(
         "the end of a child is told nobody",
         (_SETTLE, "_Ended(self._answer(tx, ending))", "_Ended([])"),
-    ),
-    _m(
-        "the end of a linear child is told nobody",
-        ("runner.boundary:Committer._in_order", "dues += self._answer(tx, boundary.ending)", "pass"),
     ),
     _m(
         "the end of a child is told after its commit",
@@ -493,8 +676,11 @@ MUTANTS = (
             "    self._store.transact(lambda tx: self._answer(tx, ending))",
         ),
         # Seen by the simulation too, but in one schedule of a thousand.
-        caught_by="tests/engine/test_children.py::"
-        "test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies[9-sqlite]",
+        caught_by="tests/engine/test_children.py::test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies",
+    ),
+    _m(
+        "the end of a linear child is told nobody",
+        ("runner.boundary:Committer._in_order", "dues += self._answer(tx, boundary.ending)", "pass"),
     ),
     _m(
         "the end of a child and its answer are two commits",
@@ -531,31 +717,34 @@ MUTANTS = (
     # --- maps -----------------------------------------------------------------------------------
     _m(
         "an item takes what an earlier attempt answers",
-        ("store.items:_answer", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        ("store.task_answers:_answer", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        ("store.attempts:of_item", 'item.attempts == param("attempt", sa.Integer),', ""),
+        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by=_MAPS + "test_an_item_that_failed_is_tried_again_later_under_a_new_id[sqlite]",
     ),
     _m(
         "an item is answered as often as somebody likes",
-        ("store.items:_answer", "_in(s, ItemStatus.SENT),", ""),
+        ("store.task_answers:_answer", "item.c.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
+        ("store.attempts:_are_out", "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
         caught_by=_MAPS + "test_an_item_is_answered_once[sqlite]",
     ),
     _m(
         "nobody is woken when the last item has answered",
         (
-            "store.items:answer",
-            "wants = status is ItemStatus.FAILED or (not letters and is_over(tx, row.pk, row.run_number, key))",
+            "store.task_answers:_answer_item",
+            "wants = status is ItemStatus.FAILED or (not letters and items.is_over(tx, *over))",
             "wants = False",
         ),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
     ),
     _m(
         "every answer wakes the workflow",
-        ("store.items:answer", "if wants and is_asleep", "if is_asleep"),
+        ("store.task_answers:_answer_item", "if wants and is_asleep", "if is_asleep"),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
     ),
     _m(
         "an answer sends nothing after it",
-        ("store.items:answer", "[] if is_paused else send(tx, map_, room=1)", "[]"),
+        ("store.task_answers:_answer_item", "[] if is_paused else items.send(tx, map_, room=1)", "[]"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
@@ -588,24 +777,173 @@ MUTANTS = (
         caught_by=_MAPS + "test_a_retry_does_again_only_what_failed[sqlite]",
     ),
     _m(
-        "an item takes what is answered to a namesake that was deleted",
-        ("store.items:answer", " or item.pk != row.pk", ""),
+        "what is answered to a map that was deleted is forged to its namesake",
+        ("store.task_answers:_find", "if item is not None and item.pk != row.pk:", "if False:"),
         caught_by=_MAPS + "test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody[sqlite]",
+    ),
+    _m(
+        "an answer need not name the token",
+        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        caught_by=_TASKS + "test_an_answer_that_does_not_name_the_token_is_refused[sqlite]",
+    ),
+    _m(
+        "a failure counts from a delivery that is overtaken",
+        ("store.task_answers:_deliveries", "if error_in(payload) is None:", "if True:"),
+        caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
+    ),
+    _m(
+        "a success counts from the newest delivery alone",
+        ("store.task_answers:_deliveries", "if error_in(payload) is None:", "if False:"),
+        caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
+    ),
+    _m(
+        "a map sends on while a pause is requested",
+        (
+            "store.task_answers:_answer_item",
+            "row.status is Status.PAUSED or row.pause_requested",
+            "row.status is Status.PAUSED",
+        ),
+        caught_by=_MAPS + "test_a_pause_that_is_requested_of_a_running_instance_sends_no_more_items[sqlite]",
+    ),
+    _m(
+        "a map sends on while its instance is paused",
+        (_ANSWER_ITEM, "row.status is Status.PAUSED or row.pause_requested", "False"),
+    ),
+    _m(
+        "an answer sends two items after it",
+        (_ANSWER_ITEM, "items.send(tx, map_, room=1)", "items.send(tx, map_, room=2)"),
+    ),
+    _m(
+        "an item that is to be tried again later is sent at once",
+        ("store.items:_ready", "_in(s, ItemStatus.PENDING), is_ready", "_in(s, ItemStatus.PENDING)"),
+    ),
+    _m(
+        "the message of an item that an answer sends is not kept",
+        (_ANSWER_ITEM, "outbox.insert(tx, letters, ", "outbox.insert(tx, (), "),
+    ),
+    # --- lost tasks -----------------------------------------------------------------------------
+    _m(
+        "a failure counts from any delivery of a task",
+        (
+            "store.task_answers:_deliveries",
+            '{"oldest": reference.delivery, "newest": reference.delivery}',
+            '{"oldest": 0, "newest": _ANY}',
+        ),
+        caught_by=_LOST + "test_a_failure_counts_from_the_newest_delivery_alone[task-sqlite]",
+    ),
+    _m(
+        "a loss that is reported for an older copy counts",
+        ("store.losses:report", "row is None or row.losses != reference.delivery or", "row is None or"),
+        ("store.losses:_lose", 'item.c.losses == param("delivery", sa.Integer),', ""),
+        caught_by=_LOST + "test_a_loss_is_carried_out_once_however_many_report_it[map-sqlite]",
+    ),
+    _m(
+        "a retry of the task by itself counts as its loss",
+        ("store.losses:report", " or sent_us not in (None, row.sent_at)", ""),
+        ("store.losses:_lose_unmoved", '.where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))', ""),
+        caught_by=_LOST + "test_a_retry_of_the_task_by_itself_is_no_loss[map-sqlite]",
+    ),
+    _m(
+        "a lost task is sent again for ever",
+        ("store.losses:report", " or row.losses + 1 >= limit", ""),
+        caught_by=_LOST + "test_a_task_that_is_lost_too_often_is_given_up[task-sqlite]",
+    ),
+    _m(
+        "what is in no list at the first roll call is lost",
+        ("tasks.lost.elimination:_call", "search.round == ROUNDS", "search.round >= 1"),
+        caught_by="tests/lost/test_elimination.py::test_what_is_concluded_is_lost_and_what_was_lost_is_concluded",
+    ),
+    _m(
+        "the roll is called before the marker has passed",
+        ("tasks.lost.elimination:advance", "if search.marker in facts.passed:", "if search.marker:"),
+        caught_by="tests/lost/test_elimination.py::test_nobody_is_asked_before_the_marker_has_come_back",
+    ),
+    _m(
+        "a worker whose loop is stuck is waited for without end",
+        ("tasks.lost.elimination:_waits_for", "return UNRESPONSIVE_SECONDS", "return math.inf"),
+        caught_by="tests/engine/test_search.py::"
+        "test_what_a_worker_holds_whose_loop_is_stuck_is_lost[sqlite-prefork-True]",
+    ),
+    _m(
+        "workers that an outage has silenced are dead",
+        ("tasks.lost.elimination:_call", "facts.seen_seconds < SEEN_SECONDS", "False"),
+        caught_by="tests/engine/test_search.py::"
+        "test_nothing_is_lost_before_the_database_was_seen_for_long_enough[sqlite]",
+    ),
+    _m(
+        "a message that is still in the outbox is lost",
+        (
+            "tasks.lost.search:LostTasks._begin",
+            "self._store.read(lambda tx: losses.left_outbox(tx, page.tasks)) if page.tasks else []",
+            "list(page.tasks)",
+        ),
+        caught_by="tests/engine/test_search.py::test_what_has_not_left_the_outbox_is_not_searched_for[sqlite]",
+    ),
+    _m(
+        "a worker forgets what waits for its ETA",
+        ("tasks.lost.held:HeldTasks.ids", "not request.acknowledged or ", ""),
+        caught_by="tests/celery/test_lost.py::"
+        "test_a_worker_holds_what_it_has_received_until_it_has_ended[sqlite-threads]",
+    ),
+    _m(
+        "a copy of what was answered runs",
+        ("tasks.lost.copies:Copies._look_up", "state.revoked.add(task_id)", "pass"),
+        caught_by="tests/celery/test_lost.py::test_a_copy_that_nobody_waits_for_does_not_run[sqlite-1-True-False]",
+    ),
+    # --- how tasks end --------------------------------------------------------------------------
+    _m(
+        "a forged answer is taken",
+        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        caught_by="tests/celery/test_forged.py::test_whatever_is_forged_changes_nothing_but_what_a_hint_may[sqlite]",
+    ),
+    _m(
+        "an answer is neither taken nor sent anew but acknowledged",
+        ("tasks:_kept", "_send(task, answers, message)", "pass"),
+        caught_by=_ANSWERS + "test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
+    ),
+    _m(
+        "an answer is neither committed where its task ran nor sent",
+        ("tasks.ends:TaskEnds._committing", "reference.ref, exc)\n            return False", "reference.ref, exc)"),
+        caught_by=_ANSWERS + "test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
+    ),
+    _m(
+        "an answer for another database is committed to this one",
+        ("tasks.answers:Answers.is_ours", "self._operations().store_id() == reference.store_id", "True"),
+        caught_by=_ANSWERS + "test_a_task_of_another_database_answers_by_message[sqlite]",
+    ),
+    _m(
+        "every answer is a message",
+        ("tasks.answers:Answers.is_ours", "self._operations().store_id() == reference.store_id", "False"),
+        caught_by=_ANSWERS + "test_results_and_errors_come_back_from_a_worker[sqlite]",
+    ),
+    _m(
+        "a task that ends without a callback answers nobody",
+        ("tasks.ends:TaskEnds._ran", "self.failed(error_of_exception(retval), reference)", "pass"),
+        caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too[sqlite]",
+    ),
+    _m(
+        "a failure that the result backend does not take answers nobody",
+        (
+            "tasks.ends:TaskEnds._broke",
+            "self.failed(error_of_exception(error), reference)",
+            "pass",
+        ),
+        caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing[sqlite]",
     ),
     # --- the outbox -----------------------------------------------------------------------------
     _m(
         "a letter is forgotten before it is sent",
         (
             _POST,
-            "unsent = self._send(letters)",
+            "report = self._send(letters)",
             "tasks = [each.id for each in letters if each.kind is OutboxKind.TASK]\n"
             "    self._store.transact(lambda tx: outbox.remove(tx, tasks))\n"
-            "    unsent = self._send(letters)",
+            "    report = self._send(letters)",
         ),
     ),
     _m(
         "a letter that the broker refused is forgotten",
-        (_POST, "kept = {each.id for each in (*unsent.lost, *unsent.refused)}", "kept = set()"),
+        (_POST, "report.with_state(letters, SendState.SENT)", "letters"),
     ),
     _m(
         "a letter is sent and not kept with its step",
@@ -613,7 +951,7 @@ MUTANTS = (
     ),
     _m(
         "an outbound event is forgotten when it is sent",
-        (_POST, "if each.kind is OutboxKind.TASK and each.id not in kept", "if each.id not in kept"),
+        (_POST, " if each.kind is OutboxKind.TASK", ""),
     ),
     _m(
         "an outbound event is not forgotten when it was handled",
@@ -622,5 +960,344 @@ MUTANTS = (
             "sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token)",
             "sa.update(o).where(o.c.id == delivery.id).values(token=None, run_at=tx.store.clock())",
         ),
+    ),
+    # --- two transactions at once ---------------------------------------------------------------
+    _m(
+        "a claim is looked up by the index that others lock first",
+        (
+            "store.claims:claim",
+            "_as_claim(tx.run(_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)",
+            "find_claim(tx, ref, token=token, lease=lease)",
+        ),
+        caught_by=_PAIR + "[mariadb-claim, held at its lock, commits before send_event]",
+    ),
+    _m(
+        "whoever lets go decides by what it read before whether to pause",
+        (_LET_GO, "claims.guard(tx, self.claim, lease=self._lease.length, is_progress=got_further)", "guarded"),
+        (
+            _LET_GO,
+            "def work(tx: Tx) -> After:",
+            "guarded = claims.Guarded(self._store.transact(lambda tx: claims.guard(\n"
+            "        tx, self.claim, lease=self._lease.length, is_progress=got_further)).now, False)\n\n"
+            "    def work(tx: Tx) -> After:",
+        ),
+        caught_by=_PAIR + "[postgresql-pause, held at its commit, commits before suspend]",
+    ),
+    _m(
+        "a boundary locks its own row before an older one",
+        (_IN_ORDER, "if pk <= self.claim.pk:", "if False:"),
+        (_IN_ORDER, "if pk > self.claim.pk:", "if True:"),
+        caught_by=_ORDER + "[postgresql-a child that tells its parent-parent first]",
+    ),
+    _m(
+        "a boundary locks its own row twice, by two indexes",
+        (_IN_ORDER, "if pk <= self.claim.pk:", "if pk < self.claim.pk:"),
+        caught_by="tests/pairs/test_order.py::"
+        "test_a_step_that_sends_its_own_instance_an_event_does_not_wait_for_another_sender[mariadb-lock]",
+    ),
+    _m(
+        "the end of a child locks the child before its parent",
+        (_SETTLE, "answers.lock_parent(tx, self.claim.parent)", "pass"),
+        caught_by=_ORDER + "[postgresql-a child that ends-parent first]",
+    ),
+    _m(
+        "the termination of a child locks the child before its parent",
+        ("operations.steering:Steering.terminate", "answers.lock_parent(tx, parent)", "pass"),
+        caught_by=_ORDER + "[postgresql-the termination of a child-parent first]",
+    ),
+    _m(
+        "the end of a child that overstays locks the child before its parent",
+        ("runner.boundary:Committer.terminate", "answers.lock_parent(tx, self.claim.parent)", "pass"),
+        caught_by=_ORDER + "[postgresql-a child that overstays-parent first]",
+    ),
+    _m(
+        "the end of a run that overstays locks its row twice, by two indexes",
+        (
+            "runner.boundary:Committer.terminate",
+            "row = instances.lock(",
+            "claims.guard(tx, self.claim, lease=self._lease.length)\n        row = instances.lock(",
+        ),
+        caught_by="tests/pairs/test_order.py::"
+        "test_the_end_of_a_run_that_overstays_and_an_event_for_it_do_not_wait_for_each_other[mariadb-lock]",
+    ),
+    # --- outbound events ------------------------------------------------------------------------
+    _m(
+        "whoever handled an outbound event forgets it also where another has it by now",
+        ("store.outbox:finish", ", o.c.token == delivery.token", ""),
+        caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
+    ),
+    _m(
+        "whoever had an outbound event gives it back also where another has it by now",
+        ("store.outbox:give_back", ", o.c.token == delivery.token", ""),
+        caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[give_back-mariadb]",
+    ),
+    _m(
+        "an outbound event is taken whoever has it",
+        ("store.outbox:begin", ", o.c.run_at <= now", ""),
+        caught_by=_OUTBOX + "test_of_two_workers_at_once_one_gets_the_event[commits-postgresql]",
+    ),
+    _m(
+        "an outbound event is free again for the dispatcher alone when its worker dies",
+        ("store.outbox:begin", "run_at=until, poll_at=until", "poll_at=until"),
+        caught_by=_OUTBOX + "test_an_event_is_in_one_pair_of_hands[sqlite]",
+    ),
+    _m(
+        "anybody finds the delivery that another began",
+        ("store.outbox:find", ", o.c.token == token", ""),
+        caught_by=_OUTBOX + "test_only_the_token_that_began_finds_its_delivery[sqlite]",
+    ),
+    _m(
+        "two dispatchers take the same messages",
+        ("store.outbox:_due", ".with_for_update(skip_locked=True)", ""),
+        caught_by=_OUTBOX + "test_two_sweeps_at_once_take_different_messages[commits-postgresql]",
+    ),
+    _m(
+        "what full queues leave due keeps a dispatcher busy",
+        (
+            "tasks.dispatcher:Dispatcher._look",
+            "return left if left > 0 or published else self._settings.poll_seconds",
+            "return left",
+        ),
+        ("tasks.flow:Flow.blocked_for", "return max(full, queue.rest_until - now, 0.0)", "return 0.0"),
+        caught_by="tests/celery/test_dispatcher_pace.py::"
+        "test_a_dispatcher_rests_while_full_queues_leave_work_due[sqlite]",
+    ),
+    # --- somebody else's worker -----------------------------------------------------------------
+    _m(
+        "our messages follow the application's routes",
+        ("tasks:_send_past_routes", "if not app.conf.task_always_eager:", "if False:"),
+        caught_by=_ATTACHING + "test_a_catch_all_route_does_not_catch_beats_sweeps[sqlite-exchange]",
+    ),
+    _m(
+        "only a declared queue is known to who publishes",
+        ("tasks.queues:_consume", "queues.select_add(_queue(app, name))", "pass"),
+        caught_by=_ATTACHING + "test_a_client_publishes_where_queues_were_assigned_late_and_missing_ones_are_not_made",
+    ),
+    _m(
+        "any pool runs workflows",
+        ("tasks.pools:runs_workflows", "return pool in SUPPORTED_POOLS", "return True"),
+        caught_by=_WORKERS + "test_a_workflow_on_the_own_queue_of_a_worker_on_another_pool_is_left_for_others[sqlite]",
+    ),
+    _m(
+        "a worker on another pool consumes the queue of workflows",
+        ("tasks.pools:leave_queue", "queues.deselect([queue])", "pass"),
+        caught_by=_WORKERS + "test_a_worker_on_another_pool_does_its_own_tasks_and_leaves_workflows_alone[sqlite]",
+    ),
+    _m(
+        "a failed acknowledgement is not repeated",
+        ("tasks.redis_watchdog:RedisWatchdog.check", "not self._failed or", "True or"),
+        caught_by="tests/celery/test_redis_watchdog.py::test_what_redis_did_not_take_is_repeated_when_it_is_back[ack]",
+    ),
+    # --- leases and deadlines -------------------------------------------------------------------
+    _m(
+        "the renewer renews once per lease",
+        ("runner.lease:Keeper.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
+        caught_by=_LEASES + "test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
+    ),
+    _m(
+        "a renewal is believed from after the answer",
+        (
+            "runner.lease:Keeper._renew",
+            "lease.renewed(asked_at=asked_at)",
+            "lease.renewed(asked_at=self._runtime.monotonic())",
+        ),
+        caught_by=_LEASES + "test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
+    ),
+    _m(
+        "a lease that was made sure of is believed from after the answer",
+        (
+            "runner.lease:Lease.check",
+            "self.renewed(asked_at=asked_at)",
+            "self.renewed(asked_at=self._runtime.monotonic())",
+        ),
+        caught_by=_LEASES + "test_a_lease_that_was_made_sure_of_counts_from_before_it_was_asked_for[sqlite]",
+    ),
+    _m(
+        "a boundary is believed to renew the lease from after the answer",
+        (
+            "runner.boundary:Committer.commit",
+            "self._lease.renewed(asked_at=asked_at)",
+            "self._lease.renewed(asked_at=self._lease.moved())",
+        ),
+        caught_by=_LEASES + "test_a_boundary_renews_the_lease_from_before_it_was_asked_for[sqlite]",
+    ),
+    _m(
+        "a worker begins a body though it knows that its lease is lost",
+        ("runner.lease:Lease.check", "if self.is_lost:", "if False:"),
+        ("runner.lease:Lease.check", "if not self.is_valid:", "if self._runtime.monotonic() >= self._valid_until:"),
+        caught_by=_LEASES + "test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
+    ),
+    _m(
+        "the lease of a pass that is stuck is renewed for ever",
+        ("runner.lease:Lease.stuck_for", "if self._authors:", "if True:"),
+        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+    ),
+    _m(
+        "an author's code is taken for a pass that is stuck",
+        ("runner.lease:Lease.stuck_for", "if self._authors:", "if False:"),
+        caught_by=_LEASES + "test_an_authors_code_may_take_any_time_within_one_attempt[sqlite-body]",
+    ),
+    _m(
+        "an author's transaction is taken for a pass that is stuck",
+        (
+            "runner.boundary:Committer._commit_authors",
+            "self._lease.author_begins(boundary.writes[0].commit_id)",
+            "pass",
+        ),
+        caught_by=_LEASES + "test_an_authors_transaction_may_take_any_time_within_one_attempt[postgresql]",
+    ),
+    _m(
+        "a body that was left behind keeps the lease",
+        ("runner.bodies:Body.abandon", "self._lease.author_ends(self)", "pass"),
+        caught_by=_LEASES + "test_a_body_that_was_left_behind_keeps_no_lease[sqlite]",
+    ),
+    _m(
+        "a pass that was stuck counts as a dead worker",
+        (
+            "runner.lease:_give_up",
+            "claims.release(tx, lease.claim, guarded, grace=timedelta(0), rest=rest)",
+            "pass",
+        ),
+        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+    ),
+    _m(
+        "the watchdog cuts what has ended",
+        ("store.watchdog:Line.end", "self._begun.pop()", "self._begun[0]"),
+        caught_by="tests/store/test_watchdog.py::test_what_has_ended_is_never_cut[postgresql]",
+    ),
+    _m(
+        "a task waits for a silent database as loops do",
+        ("operations.steering:Steering.answer", ", bound=DIRECT", ""),
+        caught_by=_TASKS + "test_where_a_task_ends_nobody_waits_for_a_silent_database[postgresql]",
+    ),
+    _m(
+        "a long poll has the time of one look",
+        ("http.bounds:pause", "limit.until = steady() + _DATABASE_SECONDS", "pass"),
+        caught_by=_STREAM + "test_a_long_poll_may_wait_longer_than_requests_have[sqlite]",
+    ),
+    _m(
+        "those who follow take the threads of all requests",
+        (
+            "http.bounds:look",
+            "_limiter(_look_threads, _LOOK_THREADS)",
+            "_limiter(_request_threads, _REQUEST_THREADS)",
+        ),
+        caught_by=_STREAM + "test_followers_leave_the_threads_to_all_other_requests[sqlite]",
+    ),
+    # --- publishing -----------------------------------------------------------------------------
+    _m(
+        "a process forks while a connection is made",
+        ("tasks.publishing.sender:Sender._opened", "with self.may_work:", "with contextlib.nullcontext():"),
+        caught_by="tests/publishing/test_forks.py::test_no_child_is_forked_while_a_connection_is_made[redis]",
+    ),
+    _m(
+        "whoever publishes waits for the sending thread without a bound",
+        ("tasks.publishing.sender:Sender.do", "job.done.wait(seconds)", "job.done.wait()"),
+        caught_by=_BOUNDS + "test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing[redis]",
+    ),
+    _m(
+        "callers wait for a broker that is known to be away",
+        ("tasks.publishing.circuit:Circuits.is_open", "record is not None and not record.answers", "False"),
+        caught_by=_BOUNDS + "test_an_outage_of_the_outbox_is_bounded_too[redis]",
+    ),
+    _m(
+        "what was written to Redis counts as sent before it answers",
+        ("tasks.publishing.transports.redis:RedisTransport.send", "SendState.UNKNOWN", "SendState.SENT"),
+        caught_by=_BOUNDS + "test_an_outage_of_the_outbox_is_bounded_too[redis]",
+    ),
+    _m(
+        "what one queue of Redis refuses is the broker's failure",
+        (
+            "tasks.publishing.transports.redis:RedisTransport._refuse_or_raise",
+            'if "WRONGTYPE" not in text and',
+            "if True or",
+        ),
+        caught_by=_REFUSALS + "test_on_redis_each_refusal_stays_with_its_queue",
+    ),
+    _m(
+        "RabbitMQ confirms what no queue takes",
+        (
+            "tasks.publishing.transports.amqp:AmqpTransport._write",
+            "any(isinstance(entity, Queue) for entity in lane.declare)",
+            "False",
+        ),
+        caught_by=_REFUSALS + "test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[queue]",
+    ),
+    _m(
+        "an error of one channel ends the confirms of all",
+        ("tasks.publishing.transports.amqp:AmqpTransport._confirm", " if each.channel.connection is None", ""),
+        caught_by=_REFUSALS + "test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[exchange]",
+    ),
+    _m(
+        "a child of a fork sends what its parent was about to send",
+        ("tasks.publishing.sender:Sender.forked", "self._begin_anew()", "pass"),
+        caught_by="tests/publishing/test_forks.py::"
+        "test_a_child_publishes_whose_parent_was_handing_over_a_message[redis]",
+    ),
+    _m(
+        "a child of a fork keeps its parent's templates",
+        ("tasks.publishing.templates:Templates.forget", "self._known = {}", "pass"),
+        caught_by="tests/publishing/test_forks.py::test_a_childs_messages_name_the_child[redis]",
+    ),
+    _m(
+        "an interrupted answer is not tried again",
+        ("tasks.ends:_despite_limit", "reference.ref)\n        return end()", "reference.ref)\n        raise"),
+        caught_by="tests/celery/test_interrupted_answers.py",
+    ),
+    _m(
+        "an acknowledged task that puts itself back is awaited",
+        ("tasks.lost.held:goes_back", " and task.acks_late", ""),
+        caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too",
+    ),
+    _m(
+        "a step's task subscribes to its result when it is sent",
+        ("tasks.publishing.compose:Composer.outgoing", "keep_off_backend(self._app)", "pass"),
+        caught_by="tests/publishing/test_result_backends.py::"
+        "test_a_redis_result_backend_that_refuses_does_not_keep_a_message_back",
+    ),
+    _m(
+        "a step gets the error of the result backend",
+        ("tasks.ends:TaskEnds._broke", "_raised_by_task(exception)", "(exception.__context__ or exception)"),
+        caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
+    ),
+    _m(
+        "a step gets the error that its task caught",
+        ("tasks.ends:_raised_by_task", ".f_code.co_filename == trace.__file__", ""),
+        caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
+    ),
+    _m(
+        "a retry that is not stored fails its step",
+        ("tasks.ends:TaskEnds._broke", "not isinstance(error, Retry)", "True"),
+        caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
+    ),
+    _m(
+        "a result committed raw",
+        ("tasks.ends:TaskEnds.returned", "done(plain, ", "done(result, "),
+        caught_by=_ANSWERS + "test_a_result_is_the_same_committed_where_its_task_ran_or_sent",
+    ),
+    _m(
+        "a cursor is good for any list",
+        ("values.cursors:Cursors._seal", "(inner + text,", "(text,"),
+        caught_by="tests/values/test_cursors.py::test_what_another_list_has_written_is_refused",
+    ),
+    _m(
+        "a cursor is good for any tenant",
+        ("operations.verbs:Verbs._cursors", "(*of, self.scope_text)", "of"),
+        caught_by="tests/http/test_scope.py::test_a_cursor_is_good_for_the_tenant_it_was_given_to",
+    ),
+    _m(
+        "the audit tells who did it whatever the hook hides",
+        ("redaction:Redaction._audited", 'self.value(record.by, "by", record.step_key)', "record.by"),
+        caught_by="tests/http/test_rewinding.py::test_the_audit_shows_no_text_that_may_not_be_shown",
+    ),
+    _m(
+        "commands show log lines whatever the hook hides",
+        ("cli.stored:StoredTail.news", "self._redaction.log(line)", "line"),
+        caught_by="tests/cli/test_redaction.py::test_no_command_that_reads_shows_what_is_hidden",
+    ),
+    _m(
+        "a start can be put off for ever",
+        ("operations.starting:Starting.create", "starts is not None and starts - ", "False and starts - "),
+        caught_by="tests/engine/test_create.py::test_a_start_can_be_put_off_as_long_as_a_sleep_may_be",
     ),
 )

@@ -36,7 +36,7 @@ _sources: dict[Any, str] = {}
 
 def _change(edit: Edit) -> None:
     module, function, source = _edited(edit, _sources)
-    body = source[source.index("def ") :]
+    body = source[source.index("async def " if inspect.iscoroutinefunction(function) else "def ") :]
     scope: dict[str, Any] = {}
     flags = __future__.annotations.compiler_flag
     exec(compile(body, f"<mutant of {edit.where}>", "exec", flags, dont_inherit=True), vars(module), scope)

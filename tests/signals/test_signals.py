@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from datetime import timedelta
 from typing import Any
@@ -27,10 +28,13 @@ from celery_durable import (
     Waiting,
     WorkflowEvent,
     signals,
+    values,
 )
 from celery_durable.errors import StepNotFound
+from celery_durable.model import Ref, task_type
 from celery_durable.testing import START, DurableHarness
 from tests.docs.blocks import ROOT
+from tests.references import reference_of
 from tests.signals.conftest import ALL, Ear
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -60,6 +64,10 @@ def order(event: WorkflowEvent[Any], step: Step) -> str:
 
 def failing(event: WorkflowEvent[Any], step: Step) -> None:
     raise LookupError("no such order")
+
+
+def shipping(event: WorkflowEvent[Any], step: Step) -> Any:
+    return step.task("ship", "shop.ship", timeout="1 day")
 
 
 def step_of(name: str, type_: str = "do", attempt: int = 1) -> dict[str, Any]:
@@ -484,7 +492,7 @@ def test_the_table_of_signals_is_the_code() -> None:
     documented = {name: set(re.findall(r"`(\w+)`", arguments)) - {"None"} for name, arguments in rows}
     run, step = {"workflow", "instance_id", "run_number"}, {"step", "type", "attempt"}
     for name, arguments in documented.items():
-        if name.startswith(("workflow_", "event_", "around_")):
+        if name.startswith(("workflow_", "event_", "around_", "answer_")):
             arguments |= run
         if name.startswith("step_"):
             arguments |= run | step
@@ -494,7 +502,7 @@ def test_the_table_of_signals_is_the_code() -> None:
 
 
 def test_every_signal_that_is_told_carries_what_it_says(make_harness: Any, ear: Ear) -> None:
-    harness = make_harness(order, failing)
+    harness = make_harness(order, failing, shipping)
     told(harness)
     assert {name for name, _, _ in ear.heard} == set(ALL)
     for name, _, arguments in ear.heard:
@@ -512,3 +520,9 @@ def told(harness: DurableHarness) -> None:
     other = harness.create(order, id="o-2")
     harness.run_until_idle()
     other.skip("charge", by="eve")
+    harness.create(shipping, id="s-1")
+    harness.run_until_idle()
+    operations, ref = harness.durable.operations, Ref("shipping", "s-1", 1)
+    type_ = task_type("shop.ship", operations.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
+    true = reference_of(harness.durable.store, ref, type_)
+    operations.answer(dataclasses.replace(true, token="0" * 32), values.answer_of("1"))

@@ -62,7 +62,7 @@ class Clients:
         except (InstanceTerminal, InstanceNotErrored) as error:
             said = f"refused: it is {error.status}"
         except ValueRefused:
-            said = "refused: it is linear"
+            said = "refused: a linear run has not come to this step"
             if not is_linear(name):
                 raise
         self._schedule.tell(f"{verb.__name__[1:]} {name}: {said}")
@@ -139,7 +139,9 @@ class Clients:
         return f"{payload} to {topic} under {id_}: {self._schedule.errands.emit(topic, payload, id_)}"
 
     def _restart(self, name: str) -> str:
-        return self._begun(name, lambda: self._operations.restart(workflow_of(name), name))
+        said = self._begun(name, lambda: self._operations.restart(workflow_of(name), name))
+        self._has_plan(name, self._run_of(name))
+        return said
 
     def _rewind(self, name: str) -> str:
         step = self._some_step(name)
@@ -161,6 +163,7 @@ class Clients:
         self._story.accepted.append(made)
         self._story.not_before[made, 1] = 0
         self._take_events_along(made, 1)
+        self._goes_along(name, self._run_of(name), made, 1)
         return f"from {step}: {made}"
 
     def _some_step(self, name: str) -> str | None:
@@ -169,6 +172,11 @@ class Clients:
             WHERE i.instance_id = ? AND s.run_number = i.run_number ORDER BY s.seq"""
         keys = [key for (key,) in self._raw.execute(query, (name,))]
         return self._dice.choice(keys) if keys else None
+
+    def _goes_along(self, name: str, run: int, other: str, number: int) -> None:
+        """A linear run that goes on from a step has the list of the one before."""
+        if (name, run) in self._story.plans:
+            self._story.plans[other, number] = self._story.plans[name, run]
 
     def _take_events_along(self, name: str, run: int) -> None:
         """A run that goes on from a step has the events of the one before."""
@@ -183,7 +191,7 @@ class Clients:
         if number != before + 1:
             self._story.wrongs.append(f"I12c the restart of {name} led from run {before} to {number}")
         self._take_events_along(name, number)
-        self._has_plan(name, number)
+        self._goes_along(name, before, name, number)
         self._story.faults[name, before] += 1
         self._story.prior_runs[name, before] = invariants.of_run(self._raw, name, before)
         return f"run {number}"

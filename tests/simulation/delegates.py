@@ -39,7 +39,7 @@ QUERIES = {
           WHERE l.pk = a.pk AND l.run = a.run AND l.step_key = a.step_key AND l.asks = a.asks)
         UNION ALL
         SELECT l.pk, l.run, l.asks FROM author_letter l
-        WHERE l.asks IS NOT NULL AND NOT EXISTS (
+        WHERE l.asks NOT LIKE 'item:%' AND NOT EXISTS (
           SELECT 1 FROM author_attempt a WHERE a.pk = l.pk AND a.run = l.run AND a.asks = l.asks)""",
     "D7 a child is there for each step that asks for one": """
         SELECT a.pk, a.run, a.asks FROM author_attempt a

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_durable.model import OutboundEvent, OutboxKind, Outgoing
-from celery_durable.tasks.outbox import Unsent
+from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.simulation import witnesses
-from tests.simulation.processes import Emitter
+from tests.simulation.processes import Emitter, Sender
 
 
 class Errands:
@@ -18,6 +18,7 @@ class Errands:
         self._schedule, self._world = schedule, schedule.world
         self._dice, self._story = schedule.dice, schedule.story
         self._emitting: list[Emitter] = []
+        self._sending: list[Sender] = []
         self._letters: list[str] = []
 
     def calm_down(self) -> None:
@@ -25,18 +26,22 @@ class Errands:
         for emitter in list(self._emitting):
             emitter.runtime.is_dead = self._dice.random() < 0.5
             self._go_on(emitter)
+        for sender in list(self._sending):
+            sender.runtime.is_dead = self._dice.random() < 0.5
+            self._send_on(sender)
 
     def end(self) -> None:
         """Let no lane outlive its schedule."""
-        for emitter in self._emitting:
-            emitter.runtime.is_dead = True
-            assert emitter.lane is not None
-            emitter.lane.kill()
+        for process in (*self._emitting, *self._sending):
+            process.runtime.is_dead = True
+            assert process.lane is not None
+            process.lane.kill()
         self._emitting.clear()
+        self._sending.clear()
 
     # --- letters --------------------------------------------------------------------------------
 
-    def send(self, letters: Sequence[Outgoing]) -> Unsent:
+    def send(self, letters: Sequence[Outgoing]) -> PublishReport:
         """A broker for what was in the outbox: at times away, at times it refuses some."""
         committed = {id_ for (id_,) in self._world.raw.execute("SELECT id FROM author_letter")}
         early = [each for each in letters if each.id not in committed]
@@ -44,7 +49,7 @@ class Errands:
         is_calm = self._schedule.is_calm
         if not is_calm and self._dice.random() < 0.2:
             self._story.stats["letters lost"] += len(letters)
-            return Unsent(lost=letters)
+            return PublishReport.of(len(letters), SendState.UNSENT)
         refused = [each for each in letters if not is_calm and self._dice.random() < 0.1]
         for each in letters:
             if each not in refused:
@@ -53,7 +58,31 @@ class Errands:
                 if each.kind is OutboxKind.EVENT and (is_calm or self._dice.random() >= self._schedule.losses):
                     self._letters.append(each.id)
         self._story.stats["letters sent"] += len(letters) - len(refused)
-        return Unsent(refused=refused)
+        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in letters])
+
+    def sweep_outbox(self) -> None:
+        """Dispatchers send what is due; two of them at once, and each gets its turns."""
+        free = [sender for sender in self._world.senders if sender not in self._sending]
+        if free and (not self._sending or self._dice.random() < 0.3):
+            sender = self._dice.choice(free)
+            sender.sweep()
+            self._sending.append(sender)
+        else:
+            sender = self._dice.choice(self._sending)
+        self._send_on(sender)
+
+    def _send_on(self, sender: Sender) -> None:
+        assert sender.lane is not None
+        sender.lane.go()
+        if sender.lane.result is None:
+            self._schedule.tell(f"{sender.name} at {sender.lane.parked_at}")
+            self._story.stats["senders at once"] += len(self._sending) > 1
+            return
+        self._schedule.tell(f"{sender.name}: {sender.lane.result}")
+        self._sending.remove(sender)
+        if sender.runtime.is_dead:
+            self._story.stats["sender crashed"] += 1
+            sender.begin(self._schedule.next_seed())
 
     def hand_all_over(self) -> None:
         while self._letters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_durable.model import Outgoing
+from tests.simulation import maps
 from tests.simulation.story import Story
 
 
@@ -20,6 +21,7 @@ class Foreign:
         self._story: Story = schedule.story
         self._tasks: list[Outgoing] = []
         self._answers: list[tuple[dict[str, Any], list[Any]]] = []
+        self._references: dict[tuple[str, int, str], list[Any]] = {}
         self._numbers = 0
 
     def sent(self, letter: Outgoing) -> None:
@@ -45,15 +47,16 @@ class Foreign:
 
     def answer_again(self) -> None:
         """Answers from long ago, to whatever has asked."""
-        for (instance, run, type_), given in list(self._story.given.items())[-5:]:
-            self._world.answerer.take(given[-1], [_workflow(self._world, instance), instance, run, type_])
+        for key, given in list(self._story.given.items())[-5:]:
+            self._world.answerer.take(given[-1], self._references[key])
 
     def _work(self) -> None:
         letter = self._some(self._tasks)
         hows = ["returns", "fails", "gives up"] if self._schedule.is_calm else ["returns", "fails", "gives up", "lost"]
         how = self._dice.choices(hows, [12, 5, 1, 4][: len(hows)])[0]
         self._story.stats[f"task {how}"] += 1
-        _, instance, run, type_ = asked = letter.content["answers"]
+        asked = letter.content["answers"]
+        _, _, instance, run, type_, *_ = asked
         self._schedule.tell(f"task {type_} of {instance}#{run} {how}")
         if how == "lost":
             return
@@ -67,20 +70,22 @@ class Foreign:
             case _:
                 answer = {"error": {"name": "NonRetryableError", "message": f"failure {self._numbers}"}}
         self._story.given.setdefault((instance, run, type_), []).append(answer)
+        self._references[instance, run, type_] = asked
         self._answers.append((answer, asked))
 
     def _answer(self) -> None:
         answer, asked = self._some(self._answers)
-        is_awaited = self._is_awaited(*asked)
+        _, _, instance, run, type_, *_ = asked
+        is_awaited = self._is_awaited(instance, run, type_)
         answerer = self._world.answerer
         said = answerer.take(answer, asked)
-        self._schedule.tell(f"answer {answer} to {asked[1]}#{asked[2]} {asked[3]}: {said}")
+        self._schedule.tell(f"answer {answer} to {instance}#{run} {type_}: {said}")
         self._story.stats[f"answer {said.partition(':')[0]}"] += 1
         if said == "crashed":  # its message was not acknowledged
             self._answers.append((answer, asked))
             answerer.begin(self._schedule.next_seed())
-        elif is_awaited and self._is_awaited(*asked):
-            self._story.wrongs.append(f"D1 {asked[1]}#{asked[2]} waited for {answer}, which came, and it waits still")
+        elif is_awaited and self._is_awaited(instance, run, type_):
+            self._story.wrongs.append(f"D1 {instance}#{run} waited for {answer}, which came, and it waits still")
 
     def _some(self, messages: list[Any]) -> Any:
         """Any of them, which at times comes again."""
@@ -89,8 +94,10 @@ class Foreign:
             return messages[index]
         return messages.pop(index)
 
-    def _is_awaited(self, _: str, instance: str, run: int, type_: str) -> bool:
+    def _is_awaited(self, instance: str, run: int, type_: str) -> bool:
         """Whether a step of a live run waits for an answer of this type, and has none."""
+        if type_.startswith("item:"):
+            return maps.is_awaited(self._world.raw, instance, run, type_)
         query = """
             SELECT 1 FROM workflow_step s
             JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
@@ -99,10 +106,3 @@ class Foreign:
                 SELECT 1 FROM workflow_event e WHERE e.instance_pk = i.id AND e.run_number = s.run_number
                   AND e.type = s.wait_event_type)"""
         return self._world.raw.execute(query, (instance, run, type_)).fetchone() is not None
-
-
-def _workflow(world: Any, instance: str) -> str:
-    (workflow,) = world.raw.execute(
-        "SELECT workflow FROM workflow_instance WHERE instance_id = ?", (instance,)
-    ).fetchone()
-    return str(workflow)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from tests.engine import invariants
-from tests.simulation import delegates, letters, lines, topics
+from tests.simulation import delegates, letters, lines, maps, topics
 from tests.simulation.linear import is_linear
 from tests.simulation.programs import FAILS, expected
 
@@ -73,7 +74,12 @@ QUERIES = {
     "I6c what is due is looked after in reasonable time": """
         SELECT instance_id, run_at, poll_at FROM workflow_instance
         WHERE claim_token IS NULL AND status IN ('active', 'waiting')
-          AND poll_at > max(run_at, :now) + 600 * 1000000""",
+          AND poll_at > CASE WHEN sent_at IS NULL THEN max(run_at, :now) + 60 * 1000000
+            ELSE sent_at + 1800 * 1000000 END""",
+    "I6g only what waits for a worker has a hint under way": """
+        SELECT instance_id, status, sent_at FROM workflow_instance
+        WHERE sent_at IS NOT NULL AND (status NOT IN ('active', 'waiting') OR poll_at IS NULL
+          OR (claim_token IS NULL AND run_at > sent_at))""",
     "I6d a claim is looked at when its lease ends": """
         SELECT instance_id, lease_until, poll_at FROM workflow_instance
         WHERE claim_token IS NOT NULL AND (poll_at IS NULL OR poll_at > max(lease_until, :now) + 30 * 1000000)""",
@@ -84,16 +90,17 @@ QUERIES = {
     **topics.QUERIES,
     **letters.QUERIES,
     **delegates.QUERIES,
+    **maps.QUERIES,
 }
 
 _TABLES = ("instance", "run", "step", "event", "log")
 _OTHERS = ("workflow_waiter", "workflow_emission", "workflow_outbox", "workflow_item", "author_ledger", "author_arrow")
 
 
-def broken(database: sqlite3.Connection, now_us: int) -> list[str]:
+def broken(database: sqlite3.Connection, now_us: int, queries: Mapping[str, str] = QUERIES) -> list[str]:
     """The invariants that do not hold now, with a row that shows it."""
     found = []
-    for name, query in QUERIES.items():
+    for name, query in queries.items():
         row = database.execute(query, {"now": now_us} if ":now" in query else {}).fetchone()
         if row is not None:
             found.append(f"{name}: {row}")
@@ -136,6 +143,7 @@ def wrong_endings(database: sqlite3.Connection, story: Any) -> list[str]:
                     (pk, run),
                 )
                 steps = {key: (state, None if it is None else json.loads(it), name) for key, state, it, name in rows}
+                steps |= maps.results(database, pk, run)
                 should = expected(json.loads(params), steps)
                 if json.loads(output) != should:
                     found.append(f"I8 the output of {instance} is {output}, its steps say {should}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from tests.simulation import maps
 from tests.simulation.witnesses import IS_COPY
 
 QUERIES = {
@@ -20,8 +21,9 @@ def wrong(database: sqlite3.Connection, story: Any) -> list[str]:
     """Letters that never left, or were handled more than once or never."""
     found = []
     # A task that has timed out before its letter left need not be done any more.
-    query = """
-        SELECT l.id, l.kind, EXISTS (SELECT 1 FROM author_attempt a WHERE a.pk = l.pk AND a.run = l.run
+    query = f"""
+        SELECT l.id, l.kind, {maps.IS_OVERTAKEN} OR EXISTS (
+          SELECT 1 FROM author_attempt a WHERE a.pk = l.pk AND a.run = l.run
           AND a.old_asks = l.asks AND a.error = 'StepTimeout' AND a.at >= a.deadline)
         FROM author_letter l ORDER BY l.rowid"""
     for id_, kind, is_overtaken in database.execute(query):

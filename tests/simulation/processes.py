@@ -13,9 +13,10 @@ from celery_durable.model import OutboundEvent, Outgoing, Ref
 from celery_durable.operations import Operations
 from celery_durable.runner import Runner
 from celery_durable.tasks.answers import Answers
-from celery_durable.tasks.outbox import Deliveries, Handler, Outbox, Unsent
+from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
+from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.lanes import Crash, Lane
-from celery_durable.testing.process import Process
+from celery_durable.testing.process import Process, ends_the_process
 from celery_durable.testing.runtime import HarnessRuntime
 from celery_durable.values import Retries
 from tests.simulation.linear import LINEAR
@@ -93,6 +94,13 @@ class Machine(Process):
             self.store.engine.dispose()
         self.runtime.begin(seed)
 
+    def send(self, letters: Sequence[Outgoing]) -> PublishReport:
+        """Hand these to the broker, with production's checkpoints around it."""
+        self.runtime.checkpoint("before-publish")
+        report: PublishReport = self.world.schedule.errands.send(letters)
+        self.runtime.checkpoint("after-publish")
+        return report
+
     def operations(self) -> Operations:
         """What this process does to instances from outside."""
         capture = functools.partial(self.world.capture, self.runtime)
@@ -123,8 +131,9 @@ class Worker(Machine):
             self.world.registry,
             self.runtime,
             functools.partial(self.world.capture, self.runtime),
-            post=Outbox(self.store, self.world.settings, self._send).post,
+            post=Outbox(self.store, self.world.settings, self.send).post,
             should_stop=lambda: self.should_stop,
+            is_from_outside=ends_the_process,
         )
 
     def take(self, ref: Ref, number: int) -> Lane:
@@ -137,12 +146,6 @@ class Worker(Machine):
         ref = self.runtime.ref
         assert ref is not None
         return self.until_dead(lambda: self.runner.advance(ref, claimed_by=self.claimed_by))
-
-    def _send(self, letters: Sequence[Outgoing]) -> Unsent:
-        self.runtime.checkpoint("before-publish")
-        unsent: Unsent = self.world.schedule.errands.send(letters)
-        self.runtime.checkpoint("after-publish")
-        return unsent
 
 
 class Emitter(Machine):
@@ -161,6 +164,21 @@ class Emitter(Machine):
             return f"{operations.emit(topic, payload, id=id_)} resumed"
 
         self.lane = Lane(lambda: self.until_dead(emit), name=self.name)
+        return self.lane
+
+
+class Sender(Machine):
+    """A dispatcher that sends what is in the outbox; between taking and forgetting it may wait for others, or die."""
+
+    def begin(self, seed: int) -> None:
+        super().begin(seed)
+        self.lane: Lane | None = None
+        self.runtime.may_die = True
+
+    def sweep(self) -> Lane:
+        """A sweep that begins when its lane goes."""
+        outbox = Outbox(self.store, self.world.settings, self.send)
+        self.lane = Lane(lambda: self.until_dead(lambda: f"{outbox.sweep()} sent"), name=self.name)
         return self.lane
 
 
@@ -186,7 +204,7 @@ class Postman(Machine):
         """Deliver one; "crashed" where it died in the handler."""
         handlers = {"note": Handler.of(self._note, Retries(limit=None, delay=5, backoff="constant"))}
         try:
-            return Deliveries(self.store, self.world.settings, self.runtime, handlers).deliver(id_)
+            return Deliveries(self.store, self.world.settings, self.runtime, handlers, ends_the_process).deliver(id_)
         except BaseException:
             if not self.runtime.is_dead:
                 raise

@@ -3,8 +3,8 @@
 A step whose name begins with "book" writes one row into the ledger, in its own transaction; the ledger has no unique
 key, so that a write that happens twice shows. Branches have a "~" in their names, races begin with "race", steps that
 emit with "emit" and have the topic behind a dot, steps that send a task with "mail", steps that a task does begin with
-"task", and those that another instance does with "child". A body returns the number of its execution: no two bodies
-return the same, so that mixed records show.
+"task", maps with "map" (see maps.py), and steps that another instance does with "child". A body returns the number of
+its execution: no two bodies return the same, so that mixed records show.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
 
 
 def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch: bool = False) -> Op:
-    leaves = {"do": 8, "sleep": 2, "wait": 4, "topic": 4, "task": 3, "child": 2}
+    leaves = {"do": 8, "sleep": 2, "wait": 4, "topic": 4, "task": 3, "map": 3, "child": 2}
     kinds = leaves if is_branch else leaves | {"emit": 1, "mail": 1, "send": 1, "create": 1, "gather": 2, "first": 2}
     kind = dice.choices(list(kinds), list(kinds.values()))[0]
     match kind:
@@ -84,6 +84,11 @@ def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch:
         case "task":
             seconds = dice.choice([5, 60, 600, 3600])
             return {"op": kind, "key": f"task{name}", "seconds": seconds, "limit": dice.choice([0, 1, 2])}
+        case "map":
+            seconds, at_once = dice.choice([5, 60, 600, 3600]), dice.choice([0, 1, 2])
+            key = f"map{name}x{at_once}" + dice.choice(["", "w"])
+            count = dice.choice([0, 1, 2, 3, 5])
+            return {"op": kind, "key": key, "items": count, "seconds": seconds, "limit": dice.choice([0, 1, 2])}
         case "child":
             return _make_child(dice, name, instances)
         case "emit":
@@ -109,7 +114,7 @@ def _make_child(dice: random.Random, name: str, instances: list[str]) -> Op:
         ops.append({"op": "fail", "key": FAILS})
     child = {"op": "child", "key": f"child{name}", "ops": ops, "seconds": dice.choice([60, 3600, None, None])}
     linear = dice.randrange(1000) if dice.random() < 0.25 else None
-    return child | {"linear": linear, "id": dice.choice([None, None, "c0", "c1"])}
+    return child | {"linear": linear, "id": dice.choice([None, "c0", "c1"])}
 
 
 def make_definition(host: Host) -> WorkflowDefinition:
@@ -179,6 +184,8 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.wait_for_topic(op["key"], op["topic"], **_timeout(op)).payload
                 case "task":
                     return step.task(op["key"], TASK, **_task_options(op))
+                case "map":
+                    return step.map(op["key"], TASK, range(op["items"]), **_map_options(op))
                 case "child":
                     return step.child(**child(op, *where))
                 case "fail":
@@ -198,6 +205,8 @@ def make_definition(host: Host) -> WorkflowDefinition:
                     return step.submit_wait_for_topic(op["key"], op["topic"], **_timeout(op))
                 case "task":
                     return step.submit_task(op["key"], TASK, **_task_options(op))
+                case "map":
+                    return step.submit_map(op["key"], TASK, range(op["items"]), **_map_options(op))
                 case "child":
                     return step.submit_child(**child(op, *where))
 
@@ -231,11 +240,18 @@ def _task_options(op: Op) -> dict[str, Any]:
     return {"timeout": op["seconds"], "retries": _retries(op)}
 
 
+def _map_options(op: Op) -> dict[str, Any]:
+    at_once, is_wanted = int(op["key"].partition("x")[2].rstrip("w")), op["key"].endswith("w")
+    return _task_options(op) | {"max_concurrency": at_once or None, "return_exceptions": is_wanted}
+
+
 def _timeout(op: Op) -> dict[str, Any]:
     return {} if op["seconds"] is None else {"timeout": op["seconds"]}
 
 
 def _plain(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_plain(each) for each in result]
     if isinstance(result, (StepFailed, EventTimeout)):
         return f"failed: {result.error_name}"
     return getattr(result, "payload", result)

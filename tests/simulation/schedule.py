@@ -14,11 +14,12 @@ from typing import Any
 
 from celery_durable.linear import LinearContext
 from celery_durable.model import Due, Ref
-from celery_durable.store import sweeps
+from celery_durable.store import agendas, sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.lanes import Crash, current_lane
-from tests.simulation import delegates, invariants, letters, lines
+from tests.simulation import delegates, invariants, letters, lines, maps
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
 from tests.simulation.foreign import Foreign
@@ -34,9 +35,12 @@ _MOST_CALM_TURNS = 400
 class Schedule:
     """One seed's course of events."""
 
+    STREAM = "schedule"
+    """Whose chance it draws from."""
+
     def __init__(self, world: Any, seed: int) -> None:
         self.world, self.seed = world, seed
-        self.dice = random.Random(f"{seed}/schedule")
+        self.dice = random.Random(f"{seed}/{self.STREAM}")
         self.story = Story()
         self.messages: list[Due] = []
         self.is_calm = False
@@ -49,7 +53,7 @@ class Schedule:
         self.plan = make_plan(self.dice)
         self.batch = self.dice.choice([1, 2])
         """Instances that one transaction of an emission hands out to."""
-        self._clients, self.errands, self.foreign = Clients(self), Errands(self), Foreign(self)
+        self._clients, self.errands, self.foreign = self._make_clients(), Errands(self), Foreign(self)
         # Each schedule has faults of its own: with all of them at once most instances would not get far.
         self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
         self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
@@ -60,12 +64,17 @@ class Schedule:
         self._actions = self._weights()
         self._sweepers = [self._new_sweeper(beat) for beat in world.beats]
 
+    def _make_clients(self) -> Any:
+        return Clients(self)
+
     def _new_sweeper(self, beat: Machine) -> Sweeper:
         outbox = Outbox(beat.store, self.world.settings, self.errands.send)
         return Sweeper(beat.store, self.world.settings, beat.runtime, self._offer, self._queue_length, outbox=outbox)
 
     def _queue_length(self, queue: str) -> int | None:
-        return 1_000_000 if not self.is_calm and self.dice.random() < 0.05 else None
+        if not self.is_calm and self.dice.random() < 0.3:
+            return self.dice.choice([None, None, 0, 1_000_000])
+        return sum(due.queue == queue for due in self.messages)
 
     def _weights(self) -> tuple[list[Callable[[], None]], list[float]]:
         some = self.dice.choice
@@ -83,6 +92,7 @@ class Schedule:
             (self._stray, some([0, 1])),
             (self.errands.go_on_emitting, 4),
             (self.errands.hand_over, 5),
+            (self.errands.sweep_outbox, some([0, 3])),
             (self.foreign.act, 6),
             (self._deploy, some([0, 0.5])),
         ]
@@ -106,7 +116,7 @@ class Schedule:
             broken += invariants.missed_events(self.world.raw, self.story)
             broken += invariants.wrong_counts(self.world.raw, self.story)
             broken += lines.wrong(self.world.raw, self.story) + letters.wrong(self.world.raw, self.story)
-            broken += delegates.wrong(self.world.raw, self.story)
+            broken += delegates.wrong(self.world.raw, self.story) + maps.wrong(self.world.raw, self.story)
             broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 
@@ -133,7 +143,7 @@ class Schedule:
         for _ in range(_MOST_CALM_TURNS):
             if self._turn(free) or self._resume_all():
                 continue
-            next_at, _ = self.world.clients.store.read(sweeps.next_poll)
+            next_at, _ = self.world.clients.store.read(agendas.next_poll)
             if next_at is None:
                 return []
             if next_at > self.world.clock.now:
@@ -272,12 +282,12 @@ class Schedule:
             self.story.stats["lost" if not copies else "published"] += 1
             self.messages += [due] * (1 if self.is_calm else copies)
 
-    def _offer(self, dues: Sequence[Due]) -> list[Due]:
+    def _offer(self, dues: Sequence[Due]) -> PublishReport:
         if not self.is_calm and self.dice.random() < 0.1:
             self.story.stats["refused by the broker"] += len(dues)
-            return list(dues)
+            return PublishReport.of(len(dues), self.dice.choice([SendState.UNSENT, SendState.REFUSED]))
         self.publish(dues)
-        return []
+        return PublishReport.of(len(dues), SendState.SENT)
 
     def _deploy(self) -> None:
         """Another list of steps: runs that have begun go on along their rows."""
@@ -322,10 +332,8 @@ class Schedule:
         if worker in self.asleep:
             self.asleep.remove(worker)
         if lane.result.startswith("superseded"):
-            (holder,) = self.world.raw.execute(
-                "SELECT claimed_by FROM workflow_instance WHERE instance_id = ?", (ref.instance_id,)
-            ).fetchone()
-            if holder == worker.claimed_by:
+            held = "SELECT 1 FROM workflow_instance WHERE instance_id = ? AND claimed_by = ?"
+            if self.world.raw.execute(held, (ref.instance_id, worker.claimed_by)).fetchone():
                 self.story.wrongs.append(f"I15 {worker.name} gives {ref} up, which it holds")
         if worker.runtime.is_dead:
             self._bury(worker, ref)

@@ -97,6 +97,13 @@ def test_the_storms_have_every_fault_in_them() -> None:
         *(f"child waiting to {status}" for status in ("completed", "errored", "cancelled")),
         *("task errored: StepTimeout", "child errored: StepTimeout", "child errored: ValueError"),
         *("child errored: ChildTerminated", "child errored: InstanceAlreadyExists"),
+        *(f"item {way}" for way in ("pending to sent", "sent to done", "sent to failed", "sent to dead")),
+        *(f"item {way}" for way in ("failed to pending", "sent to pending")),
+        *(f"map {status}" for status in ("completed", "errored", "cancelled")),
+        *("senders at once", "sender crashed"),
+        *("batch created", "restart or create created", "restart or create restarted", "restart or create unchanged"),
+        *("settle accepted", "settle refused", "prune deleted", "deleted after its retention"),
+        *(f"heard of {what}" for what in ("complete", "errored", "terminated", "steps")),
         *("letters sent", "letters lost", "letter delivered", "letter crashed", "letter tried again"),
     }
     assert expected <= {name for name, count in stats.items() if count}, stats

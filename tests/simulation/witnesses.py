@@ -79,7 +79,7 @@ SCRIPT = f"""
     CREATE TRIGGER author_writes AFTER INSERT ON workflow_outbox
     BEGIN
         INSERT INTO author_letter VALUES (
-            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.body, '$.answers[3]'));
+            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.body, '$.answers[4]'));
     END;
 
     CREATE TABLE author_attempt (

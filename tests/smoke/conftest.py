@@ -114,7 +114,8 @@ def make_site(tmp_path: Path, site_name: str, sites: list[Site]) -> Callable[...
 
     def make(broker_url: str, database_url: str, **settings: Any) -> Site:
         options = {key: settings.pop(key) for key in ("control_port", "bodies_url") if key in settings}
-        sites.append(Site(site_name, tmp_path, broker_url, database_url, settings, **options))
+        kind = settings.pop("kind", Site)
+        sites.append(kind(site_name, tmp_path, broker_url, database_url, settings, **options))
         return sites[-1]
 
     return make

@@ -6,10 +6,12 @@ Traces: `author_ledger`, written by tx.session and without a unique key, so that
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from celery import Celery, signature
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.runtime import Runtime
@@ -107,9 +110,23 @@ def build(config: Config) -> Celery:
         wait_for(config.path("go"))
         return number
 
-    for flow in (lifecycle, chain, nap, sprint, errands, errand):
-        traces.errand = durable.workflow(name=flow.__name__)(_with(flow, traces))
+    @app.task(name="media.mark", shared=False)
+    def mark(number: int) -> None:
+        config.path(f"mark-{number}").touch()
+
+    @app.task(name="media.note", bind=True, shared=False)
+    def note(self: Any, number: int, seconds: float = 0.0) -> int:
+        return traces.note(self.request.id, number, seconds)
+
+    @app.task(name="media.note_late", bind=True, shared=False, acks_late=True)
+    def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
+        return traces.note(self.request.id, number, seconds)
+
+    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave):
+        durable.workflow(name=flow.__name__)(_with(flow, traces))
+    traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
+    durable.workflow(name="elsewhere", queue=f"elsewhere-{name}")(_with(nap, traces))
     return app
 
 
@@ -177,6 +194,43 @@ def sprint(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     return [first, step.do("plain 1", traces.plain, *here, 1)]
 
 
+def slow(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """Code of ``code`` seconds between two steps, of which the second has a transaction open for ``write`` seconds."""
+    here, given = (event.instance_id, event.run_number), event.payload
+    first = step.do("plain first", traces.plain, *here, 1)
+    time.sleep(given["code"])
+    return [first, step.do("book slowly", traces.book_slowly, *here, given["write"])]
+
+
+def leave(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A step, a branch or the function itself that leaves by the exception that ``way`` names."""
+    way, where = event.payload["way"], event.payload["where"]
+    if where == "function":
+        _leave(way)
+    given = (StepConfig(retries=Retries(limit=1, delay=0.1)), traces.leave, event.instance_id, event.run_number, way)
+    if where == "body":
+        return step.do("leave", *given)
+    return step.gather(step.submit("leave", *given), step.submit_sleep("nap", 0))
+
+
+def _leave(way: str) -> None:
+    match way:
+        case "exit":
+            sys.exit(2)
+        case "cancelled":
+            asyncio.run(_cancelled())
+        case "ctrl-c":
+            raise KeyboardInterrupt
+        case "generator":
+            raise GeneratorExit
+        case _:
+            raise SoftTimeLimitExceeded
+
+
+async def _cancelled() -> None:
+    raise asyncio.CancelledError
+
+
 def errands(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """Celery tasks in turn, by name, each with its queue (None: the application's own), and two children."""
     got = {}
@@ -197,6 +251,15 @@ def errand(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """The child: it rests, and books."""
     step.sleep("nap", 0.2)
     return step.do("book", traces.book, event.instance_id, event.run_number, event.payload)
+
+
+def notes(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A map of tasks that leave a trace of each of their bodies."""
+    given = event.payload
+    task = signature(given["task"], kwargs={"seconds": given["seconds"]})
+    options = given.get("options", {})
+    results = step.map("notes", task, range(given["count"]), timeout="10 minutes", return_exceptions=True, **options)
+    return [each.error_name if isinstance(each, StepFailed) else each for each in results]
 
 
 def _double(number: int) -> int:
@@ -235,6 +298,17 @@ class Traces:
         tx.session.execute(sa.insert(ledger).values(instance=instance, run=run, step=tx.name, attempt=tx.attempt))
         return value
 
+    def book_slowly(self, tx: StepTx, instance: str, run: int, seconds: float) -> float:
+        self._begin(tx, instance, run, is_held=False)
+        row = {"instance": instance, "run": run, "step": tx.name, "attempt": tx.attempt}
+
+        def write(session: Any) -> None:
+            session.execute(sa.insert(ledger).values(**row))
+            time.sleep(seconds)
+
+        tx.mutate(write)
+        return seconds
+
     def plain(self, tx: StepTx, instance: str, run: int, value: Any, is_held: bool = False) -> Any:
         self._begin(tx, instance, run, is_held=is_held)
         return value
@@ -245,6 +319,16 @@ class Traces:
         if tx.attempt < 3:
             raise OSError("not yet")
         return "at last"
+
+    def leave(self, tx: StepTx, instance: str, run: int, way: str) -> None:
+        self._begin(tx, instance, run, is_held=False)
+        _leave(way)
+
+    def note(self, id: str, number: int, seconds: float) -> int:
+        """The body of a Celery task: ``instance`` is its id, ``run`` its number."""
+        self._note({"instance": id, "run": number, "step": "note", "attempt": 1, "pid": os.getpid()})
+        time.sleep(seconds)
+        return number
 
     def _begin(self, tx: StepTx, instance: str, run: int, *, is_held: bool) -> None:
         self._note({"instance": instance, "run": run, "step": tx.name, "attempt": tx.attempt, "pid": os.getpid()})
@@ -300,6 +384,8 @@ class Treacherous(Runtime):
             for cut in ("cut-before", "cut-after"):
                 if self._is_ordered(role, cut):
                     self._have_cut(cut)
+        if self._is_ordered(role, f"hang.{name}"):
+            threading.Event().wait()
         if self._is_ordered(role, name):
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "after-commit":

@@ -115,23 +115,44 @@ def python(*args: str) -> list[str]:
     return [sys.executable, *args]
 
 
+def kill_child(pid: int) -> None:
+    """SIGKILL, to a process of a worker's pool."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def open_connections(pid: int, *ports: int) -> set[str]:
+    """The sockets of a process that are connected to servers on these ports; Linux alone tells."""
+    to_ports = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, state, *_, inode = line.split()[:10]
+        if state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) in ports:
+            to_ports.add(f"socket:[{inode}]")
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(fd.readlink()))
+    return found & to_ports
+
+
+_ESTABLISHED = "01"
+
 # --- servers of our own, so that they may be stopped --------------------------------------------
 
 
 class RedisServer:
-    """A Redis on a free port that keeps nothing on disk."""
+    """A Redis on a free port that keeps nothing on disk; ``options`` as on its command line."""
 
     program = shutil.which("redis-server")
 
-    def __init__(self, folder: Path) -> None:
-        self.port, self._folder = free_port(), folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port, self._folder, self._options = free_port(), folder, options
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.start()
 
     def start(self) -> None:
         assert self.program is not None
         argv = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.proc = Proc(argv, log=self._folder / "redis.log")
+        self.proc = Proc([*argv, *self._options], log=self._folder / "redis.log")
         until("Redis answers", self._answers)
 
     def stop(self) -> None:
@@ -197,6 +218,12 @@ class RabbitmqServer:
         """As by a power cut; what it has written to its folder is there again when it starts."""
         self.proc.clean_up()
 
+    def control(self, *argv: str) -> None:
+        """Run rabbitmqctl."""
+        assert self.program is not None
+        program = Path(self.program).with_name("rabbitmqctl")
+        subprocess.run([str(program), *argv], check=True, timeout=60, env={**os.environ, **self._env})
+
     def clean_up(self) -> None:
         self.proc.clean_up()
         self._mapper.clean_up()
@@ -227,12 +254,15 @@ def _folder_of(user: str) -> Path:
 
 
 class PostgresqlCluster:
-    """A PostgreSQL on a free port. Its programs refuse to run as root, so then they run as postgres."""
+    """A PostgreSQL on a free port, with ``settings`` as ``name=value``.
 
-    def __init__(self) -> None:
+    Its programs refuse to run as root, so then they run as postgres.
+    """
+
+    def __init__(self, *settings: str) -> None:
         programs = postgresql_programs()
         assert programs is not None
-        self._programs, self.port = programs, free_port()
+        self._programs, self.port, self._settings = programs, free_port(), settings
         self._as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         self.folder = _folder_of("postgres")
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--no-locale", "-D")
@@ -255,7 +285,8 @@ class PostgresqlCluster:
         shutil.rmtree(self.folder)
 
     def _control(self, verb: str, *options: str) -> None:
-        settings = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
+        own = ("listen_addresses=127.0.0.1", "max_connections=200", *self._settings)
+        settings = f"-p {self.port} -k {self.folder} " + " ".join(f"-c {each}" for each in own)
         self._run("pg_ctl", verb, *options, "-w", "-t", "30", "-o", settings, "-l", f"{self.folder}/log", "-D")
 
     def _run(self, program: str, *options: Any) -> None:

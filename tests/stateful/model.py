@@ -82,9 +82,9 @@ class Model:
         return self.instances[id]
 
     def send_event(self, id: str, type: str, payload: Any, event_id: str) -> bool:
-        it = self._get(id, must_live=True)
-        if event_id in [event.id for event in it.run.events]:
+        if event_id in [event.id for event in self._get(id).run.events]:
             return False
+        it = self._get(id, must_live=True)
         it.run.events.append(Event(event_id, type, payload, self.now))
         waits = it.run.steps.get("go") == "waiting" and type == "go" and self.now < it.run.deadline
         if it.status == "waiting" and waits:

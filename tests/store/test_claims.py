@@ -29,6 +29,7 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
         created_at=world.now,
         claimed_at=world.now,
         run_at=world.now,
+        sent_at=world.now,
     )
     row = world.row(ref)
     assert (row.status, row.claim_token, row.claimed_by) == (Status.ACTIVE, claim.token, "task-7 host-1")

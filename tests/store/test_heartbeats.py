@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import Heartbeat
+from celery_durable.model import Heartbeat, Outage, to_us
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
 from celery_durable.store.heartbeats import Pulse
@@ -32,9 +33,12 @@ def test_a_process_says_what_it_is_and_says_so_again(world: World) -> None:
     beat(world, WORKER)
     world.advance(10)
     beat(world, DISPATCHER)
-    beat(world, Pulse("id-1", "worker", "celery@a", 7, queues=["durable"], workflows=["order"]))
+    beat(world, Pulse("id-1", "worker", "celery@a", 7, queues=["durable"], workflows=["order"], pool="gevent"))
     mine, dispatcher = read(world)
-    assert mine == Heartbeat("id-1", "worker", "celery@a", 7, ("durable",), ("order",), begun, world.now, None, None)
+    assert mine == Heartbeat(
+        "id-1", "worker", "celery@a", 7, ("durable",), ("order",), begun, world.now, None, None, pool="gevent"
+    )
+    assert (mine.runs_workflows, dispatcher.runs_workflows) == (False, False)
     assert dispatcher == Heartbeat(
         "id-2",
         "dispatcher",
@@ -47,6 +51,25 @@ def test_a_process_says_what_it_is_and_says_so_again(world: World) -> None:
         world.now - timedelta(seconds=1),
         world.now + timedelta(seconds=5),
     )
+
+
+def test_outages_are_read_by_the_clock_of_the_database_until_they_are_over(world: World) -> None:
+    elsewhere = world.now + timedelta(days=400)  # the process's own clock is wrong, so only how long counts
+    refused = Outage("queue", "größe", elsewhere, "PreconditionFailed: (406) 'x'", 7)
+    away = Outage("broker", "redis://shop", elsewhere, "e" * 5000, 1)
+    lasting = [(refused, timedelta(seconds=90)), (away, timedelta(seconds=4))]
+    beat(world, replace(DISPATCHER, outages=lasting))
+    row = sa.select(world.store.tables.heartbeat.c.error_since)
+    assert world.store.read(lambda tx: tx.execute(row).scalar_one()) == to_us(world.now - timedelta(seconds=90))
+    said = (
+        replace(refused, since=world.now - timedelta(seconds=90)),
+        replace(away, since=world.now - timedelta(seconds=4), error="e" * 1000),
+    )
+    world.advance(10)
+    assert [found.outages for found in read(world)] == [said]
+    beat(world, DISPATCHER)
+    assert [found.outages for found in read(world)] == [()]
+    assert world.store.read(lambda tx: tx.execute(row).scalar_one()) is None
 
 
 def test_what_is_known_is_read_as_it_was_written(world: World) -> None:

@@ -45,6 +45,7 @@ def test_a_new_instance_is_due_now_and_swept_after_the_grace_time(world: World) 
         queue="slow",
         created_at=world.now,
         updated_at=world.now,
+        sent_at=world.now,
     )
 
 

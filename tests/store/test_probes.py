@@ -13,11 +13,11 @@ from celery_durable.model import Due, Status, StepStatus, StepType
 from celery_durable.store import probes
 from celery_durable.store.claims import Ending
 from celery_durable.store.probes import Held
-from tests.store.world import World, seconds, step
+from tests.store.world import LEASE, World, seconds, step
 
 
 def held_by(world: World, node: str) -> list[Held]:
-    return world.store.read(lambda tx: probes.held_by(tx, node))
+    return world.store.read(lambda tx: probes.held_by(tx, node, lease=LEASE))
 
 
 def test_a_node_holds_what_it_has_claimed_and_nothing_of_others(world: World) -> None:

@@ -2,53 +2,156 @@
 
 from __future__ import annotations
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
+import sqlalchemy as sa
 
-from celery_durable.model import Due, Ref, Status, Wake
-from celery_durable.store import claims, instances, sweeps
+from celery_durable.model import Due, Status, Wake, to_us
+from celery_durable.redispatch import QueueProgress
+from celery_durable.store import agendas, claims, instances
+from celery_durable.store.agendas import QueueAgenda
 from celery_durable.store.claims import Ending
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
-from celery_durable.store.sweeps import Redispatch
-from tests.store.world import GRACE, LEASE, World, seconds, step, sweep_in
+from tests.store.world import GRACE, LEASE, REDISPATCH, World, seconds, step, sweep_in
 
 
-def test_a_sweep_finds_what_nobody_claimed_within_the_grace_time(world: World) -> None:
+def test_a_hint_under_way_is_left_alone_for_as_long_as_nothing_is_known_of_its_queue(world: World) -> None:
+    """The longest queue in the world gets no second copy: the first waits in it."""
     ref = world.create(queue="slow")
-    assert world.sweep() == []  # its message may still be on the way
+    sent_at = world.now
+    assert world.sweep() == []
     world.advance(2)
+    assert world.sweep() == []
+    row = world.row(ref)
+    assert (row.dispatches, row.sent_at, row.poll_at) == (0, sent_at, sent_at + REDISPATCH.longest)
+    world.advance(597.999999)
+    assert (world.sweep(), world.lost("slow")) == ([], [])
+    world.advance(0.000001)
     assert world.sweep() == [Due(ref, "slow")]
     row = world.row(ref)
-    assert (row.dispatches, row.poll_at) == (1, world.now + seconds(15))
-    assert (row.status, row.run_at) == (Status.ACTIVE, world.now - seconds(2))
+    assert (row.dispatches, row.sent_at, row.poll_at) == (1, world.now, world.now + REDISPATCH.longest)
+    assert (row.status, row.run_at) == (Status.ACTIVE, sent_at)
 
 
-def test_what_stays_unclaimed_is_offered_again_ever_more_rarely(world: World) -> None:
+def test_a_hint_is_lost_if_one_that_was_sent_later_has_been_claimed(world: World) -> None:
+    early = world.create("early")
+    world.advance(1)
+    late = world.create("late")
+    assert world.lost(claimed=world.row(early).sent_at) == []
+    assert world.lost(claimed=world.row(late).sent_at) == [Due(early, "durable")]
+    assert world.lost(claimed=world.row(late).sent_at) == []  # its copy is under way
+    assert (world.row(early).dispatches, world.row(early).sent_at) == (1, world.now)
+
+
+def test_a_hint_in_a_queue_that_was_seen_empty_since_is_lost_when_it_is_five_seconds_old(world: World) -> None:
+    ref = world.create()
+    world.advance(4.999999)
+    assert world.lost(empty=world.now - seconds(4.999999)) == []  # at the moment at which it was sent
+    assert world.lost(empty=world.now) == []
+    world.advance(0.000001)
+    assert world.lost(empty=world.now - seconds(3)) == [Due(ref, "durable")]
+
+
+def test_a_row_in_an_empty_queue_is_looked_at_again_when_it_counts_as_lost(world: World) -> None:
+    """Where no thread looks all the time: a task of beat, a test that moves its clock."""
     ref = world.create()
     world.advance(2)
+    assert world.sweep(progress=QueueProgress(empty_lately=world.now)) == []
+    assert world.row(ref).poll_at == world.now + seconds(3)
+    empty_at = world.now
+    world.advance(3)
+    assert world.sweep(progress=QueueProgress(empty=empty_at)) == [Due(ref, "durable")]
+
+
+def test_what_an_empty_queue_says_is_believed_ever_more_rarely(world: World) -> None:
+    """A worker that prefetches without a limit has emptied the queue, and is busy."""
+    ref = world.create()
     gaps = []
-    for _ in range(8):
-        assert world.sweep() == [Due(ref, "durable")]
-        gap = (world.row(ref).poll_at - world.now).total_seconds()
-        world.advance(gap - 0.000001)
-        assert world.sweep() == []
-        world.advance(0.000001)
-        gaps.append(gap)
-    assert gaps == [15, 30, 60, 120, 240, 480, 600, 600]
+    for _ in range(9):
+        begun = world.now
+        while not world.lost(empty=world.now):
+            world.advance(5)
+        gaps.append((world.now - begun).total_seconds())
+    assert gaps == [5, 5, 10, 20, 40, 80, 160, 320, 600]
+    assert world.row(ref).dispatches == 9
 
 
-def test_the_time_until_the_next_offer_doubles_up_to_the_longest() -> None:
-    redispatch = Redispatch(first=seconds(15), longest=seconds(600))
-    assert redispatch.after(0) == redispatch.after(1) == seconds(15)
-    assert redispatch.after(10**6) == seconds(600)
+@pytest.mark.parametrize("state", ["claimed", "asleep", "paused", "complete", "terminated", "not sent", "elsewhere"])
+def test_only_hints_that_wait_for_a_worker_can_be_lost(world: World, state: str) -> None:
+    ref = world.create(queue="elsewhere" if state == "elsewhere" else "durable")
+    match state:
+        case "claimed":
+            world.claim(ref)
+        case "asleep":
+            world.wait(world.claim(ref), event=None, for_=86400)
+        case "paused":
+            world.pause(ref)
+        case "complete":
+            world.settle(world.claim(ref), Ending(Status.COMPLETE, output="1"))
+        case "terminated":
+            world.terminate(ref)
+        case "not sent":
+            world.unsend(ref)
+    world.advance(3600)
+    assert world.lost(claimed=world.now, empty=world.now) == []
+
+
+def test_lost_hints_are_found_oldest_first_and_as_many_as_are_wanted(world: World) -> None:
+    refs = []
+    for number in range(4):
+        refs.append(world.create(f"o-{number}"))
+        world.advance(1)
+    assert world.lost(limit=3, claimed=world.now) == [Due(ref, "durable") for ref in refs[:3]]
+    assert world.lost(limit=3, claimed=world.now) == [Due(refs[3], "durable")]
+
+
+_MINUTES = st.integers(0, 700)
+
+
+@hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(
+    hints=st.lists(st.tuples(_MINUTES, st.integers(0, 14)), min_size=1, max_size=8),
+    claimed=st.none() | _MINUTES,
+    empty=st.none() | _MINUTES,
+)
+def test_the_statement_finds_what_the_rule_says(
+    world: World, hints: list[tuple[int, int]], claimed: int | None, empty: int | None
+) -> None:
+    now, i = world.now, world.store.tables.instance
+    known = {"claimed": claimed, "empty": empty}
+    progress = {name: None if age is None else now - seconds(age) for name, age in known.items()}
+    with world.store.engine.begin() as connection:
+        connection.execute(sa.delete(i))
+    for number, (age, dispatches) in enumerate(hints):
+        ref = world.create(f"o-{number}")
+        sent = {"sent_at": to_us(now - seconds(age)), "dispatches": dispatches}
+        with world.store.engine.begin() as connection:
+            connection.execute(sa.update(i).where(i.c.instance_id == ref.instance_id).values(**sent))
+    with world.store.engine.begin() as connection:
+        connection.execute(sa.delete(world.store.tables.run))
+    rule = QueueProgress(**progress)
+    lost = {
+        f"o-{number}"
+        for number, (age, dispatches) in enumerate(hints)
+        if REDISPATCH.is_lost(now - seconds(age), dispatches, rule, now)
+    }
+    assert {due.ref.instance_id for due in world.lost(**progress)} == lost
+
+
+def test_work_that_nobody_was_told_of_is_published_at_once(world: World) -> None:
+    ref = world.create()
+    world.unsend(ref)
+    assert world.sweep() == [Due(ref, "durable")]
 
 
 def test_a_claim_starts_the_count_of_offers_anew(world: World) -> None:
     ref = world.create()
-    world.advance(2)
+    world.unsend(ref)
     world.sweep()
     world.release(world.claim(ref))
-    assert world.row(ref).dispatches == 0
+    assert (world.row(ref).dispatches, world.row(ref).sent_at) == (0, world.now)
 
 
 def test_a_sleeper_is_found_when_its_time_has_come(world: World) -> None:
@@ -91,7 +194,7 @@ def test_an_expired_claim_is_released_as_a_crash(world: World) -> None:
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
     assert (row.status, row.crash_count, row.wake, row.dispatches) == (Status.ACTIVE, 1, Wake.RETRY, 1)
-    assert (row.run_at, row.poll_at) == (world.now, world.now + seconds(15))
+    assert (row.run_at, row.sent_at, row.poll_at) == (world.now, world.now, world.now + REDISPATCH.longest)
     assert (row.version, row.updated_at) == (before.version + 1, world.now)
     assert world.claim(ref).crash_count == 1
 
@@ -126,6 +229,7 @@ def test_an_expired_claim_that_was_asked_to_pause_leaves_the_instance_paused(wor
 def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
     claimed, waiting = world.create("claimed"), world.create("waiting")
     claim = world.claim(claimed)
+    world.unsend(waiting)
     world.advance(3600)
     assert world.sweep(may_expire=False) == [Due(waiting, "durable")]
     row = world.row(claimed)
@@ -151,12 +255,12 @@ def test_a_claim_that_stays_expired_for_a_lease_is_released_by_a_sweep_that_know
     assert world.row(ref).crash_count == 1
 
 
-def test_a_sweep_leaves_the_queues_alone_that_it_is_told_to(world: World) -> None:
+def test_a_sweep_of_one_queue_leaves_the_others_alone(world: World) -> None:
     full, other = world.create("full", queue="full"), world.create("other", queue="other")
     world.claim(world.create("claimed", queue="full"))
-    world.advance(30)
+    world.advance(3600)
     before = world.row(full)
-    found = world.store.transact(lambda tx: sweep_in(tx, priority=STARTING, limit=9, without=["full", "x"]))
+    found = world.store.transact(lambda tx: sweep_in(tx, queue="other", priority=STARTING, limit=9))
     assert found == ([Due(other, "other")], 1)
     assert world.row(full) == before
     assert {due.ref.instance_id for due in world.sweep()} == {"full", "claimed"}
@@ -179,7 +283,7 @@ def test_what_is_at_rest_costs_a_sweep_nothing(world: World, state: str) -> None
 def test_a_sweep_looks_at_one_priority(world: World) -> None:
     started, resumed = world.create("started"), world.create("resumed")
     world.release(world.claim(resumed))
-    world.advance(2)
+    world.advance(3600)
     assert world.sweep(priority=RESUMING) == [Due(resumed, "durable")]
     assert world.sweep(priority=STARTING) == [Due(started, "durable")]
 
@@ -189,7 +293,7 @@ def test_a_sweep_takes_up_to_its_limit_oldest_first(world: World) -> None:
     for n in range(5):
         refs.append(world.create(f"o-{n}"))
         world.advance(1)
-    world.advance(2)
+    world.advance(3600)
     publish, looked_at = world.store.transact(lambda tx: sweep_in(tx, priority=STARTING, limit=3))
     assert (publish, looked_at) == ([Due(ref, "durable") for ref in refs[:3]], 3)
     assert world.sweep() == [Due(ref, "durable") for ref in refs[3:]]
@@ -198,7 +302,7 @@ def test_a_sweep_takes_up_to_its_limit_oldest_first(world: World) -> None:
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_two_sweeps_at_once_take_different_instances(world: World) -> None:
     refs = {world.create(f"o-{n}") for n in range(6)}
-    world.advance(2)
+    world.advance(3600)
     with world.store.engine.begin() as first, world.store.engine.begin() as second:
         taken = [sweep_in(Tx(conn, world.store), priority=STARTING, limit=3)[0] for conn in (first, second)]
     assert [len(dues) for dues in taken] == [3, 3]
@@ -208,7 +312,7 @@ def test_two_sweeps_at_once_take_different_instances(world: World) -> None:
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) -> None:
     busy, idle = world.create("busy"), world.create("idle")
-    world.advance(2)
+    world.advance(3600)
     with world.store.engine.begin() as connection:
         claims.claim(Tx(connection, world.store), busy, token="t", claimed_by="task-1", lease=LEASE)
         assert world.sweep() == [Due(idle, "durable")]
@@ -219,7 +323,7 @@ def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) ->
 
 def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
     def next_poll() -> object:
-        return world.store.read(sweeps.next_poll)
+        return world.store.read(agendas.next_poll)
 
     assert next_poll() == (None, world.now)
     world.create("o-1", run_at=world.now + seconds(60))
@@ -230,23 +334,34 @@ def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
     assert next_poll() == (world.now + seconds(1), world.now)
 
 
+def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> None:
+    now = world.now
+    world.create("due", queue="b", run_at=now + seconds(9))
+    world.create("sooner", queue="b", run_at=now + seconds(5))
+    world.release(world.claim(world.create("resumed", queue="b")))
+    world.create("sent", queue="c")
+    world.settle(world.claim(world.create("over", queue="d")), Ending(Status.COMPLETE, output="1"))
+    found = world.store.read(agendas.read)
+    assert (found.now, found.emitting, found.outgoing) == (now, None, None)
+    assert found.queues == {
+        "b": QueueAgenda({RESUMING: now + GRACE, STARTING: now + seconds(5)}, oldest_sent=now),
+        "c": QueueAgenda({STARTING: now + GRACE}, oldest_sent=now),
+    }
+    assert (found.in_order(STARTING), found.first) == (["c", "b"], now + GRACE)
+
+
 # --- unsend -------------------------------------------------------------------------------------
-
-
-def _unsend(world: World, *refs: Ref) -> None:
-    dues = [Due(ref, "durable") for ref in refs]
-    world.store.transact(lambda tx: sweeps.unsend(tx, dues, delay=seconds(1)))
 
 
 def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> None:
     ref = world.create()
-    world.advance(2)
     for _ in range(3):
-        assert world.sweep() == [Due(ref, "durable")]
-        _unsend(world, ref)
+        world.unsend(ref, delay=1)
         row = world.row(ref)
-        assert (row.dispatches, row.poll_at) == (0, world.now + seconds(1))
+        assert (row.dispatches, row.sent_at, row.poll_at) == (0, None, world.now + seconds(1))
+        assert world.sweep() == []
         world.advance(1)
+        assert world.sweep() == [Due(ref, "durable")]
 
 
 def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> None:
@@ -255,7 +370,7 @@ def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> 
     world.pause(paused)
     world.wait(world.claim(asleep), event=None, for_=86400)
     before = world.everything()
-    _unsend(world, claimed, paused, asleep)
+    world.unsend(claimed, paused, asleep, delay=1)
     assert world.everything() == before
 
 
@@ -263,18 +378,18 @@ def test_a_run_that_was_restarted_meanwhile_is_left_alone(world: World) -> None:
     ref = world.create()
     world.restart(ref)
     before = world.everything()
-    _unsend(world, ref)
+    world.unsend(ref, delay=1)
     assert world.everything() == before
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_what_somebody_has_locked_is_neither_waited_for_nor_changed(world: World) -> None:
     free, busy = world.create("free"), world.create("busy")
-    world.advance(2)
+    world.advance(3600)
     assert len(world.sweep()) == 2
     before = world.row(busy)
     with world.holding() as tx:
         instances.lock(tx, busy.workflow, busy.instance_id)
-        _unsend(world, busy, free)
+        world.unsend(busy, free, delay=1)
     assert (world.row(free).dispatches, world.row(free).poll_at) == (0, world.now + seconds(1))
     assert world.row(busy) == before

@@ -12,11 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import Claim, Due, InstanceRow, Ref, StepRow, StepStatus, StepType, Wake, from_us
-from celery_durable.store import claims, instances, journal, sweeps
+from celery_durable.redispatch import QueueProgress, Redispatch
+from celery_durable.store import agendas, claims, instances, journal, sweeps
 from celery_durable.store.claims import After, Ending, OpenWait
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.journal import Loaded, StepWrite, Written
-from celery_durable.store.sweeps import Redispatch
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
@@ -138,8 +138,25 @@ class World:
 
     # --- the sweep ------------------------------------------------------------------------------
 
-    def sweep(self, *, priority: int = instances.STARTING, limit: int = 100, may_expire: bool = True) -> list[Due]:
-        return self.store.transact(lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire))[0]
+    def sweep(
+        self, *, priority: int = instances.STARTING, limit: int = 100, may_expire: bool = True, **given: Any
+    ) -> list[Due]:
+        return self.store.transact(
+            lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
+        )[0]
+
+    def lost(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[Due]:
+        """Hints of a queue that are lost, by this progress of it."""
+        return self.store.transact(
+            lambda tx: sweeps.take_lost(
+                tx, queue=queue, limit=limit, redispatch=REDISPATCH, progress=QueueProgress(**progress), now=self.now
+            )
+        )
+
+    def unsend(self, *refs: Ref, delay: float = 0.0) -> None:
+        """Their hints did not leave."""
+        dues = [Due(ref, "durable") for ref in refs]
+        self.store.transact(lambda tx: sweeps.unsend(tx, dues, delay=seconds(delay)))
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -169,12 +186,12 @@ class World:
         future = self.start(work, *args)
         if not self.store.database.has_one_writer:
             with self.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                while not _somebody_waits(connection):
+                while not somebody_waits(connection):
                     assert not future.done(), future.result()
         return future
 
 
-def _somebody_waits(connection: sa.Connection) -> bool:
+def somebody_waits(connection: sa.Connection) -> bool:
     """Whether a session of this database waits for a lock."""
     if connection.dialect.name == "postgresql":
         mine = "SELECT wait_event_type FROM pg_stat_activity WHERE datname = current_database()"
@@ -211,5 +228,12 @@ def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> After:
 
 
 def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[Due], int]:
-    given = {"redispatch": REDISPATCH, "lease": LEASE} | given
-    return sweeps.sweep(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
+    """One look at every queue, or at the given ``queue``; returns what to publish, and how many rows were seen."""
+    given = {"redispatch": REDISPATCH, "lease": LEASE, "may_expire": may_expire} | given
+    names = [given.pop("queue")] if "queue" in given else agendas.read(tx).in_order(priority)
+    dues: list[Due] = []
+    seen = 0
+    for name in names:
+        found, looked_at = sweeps.sweep(tx, queue=name, priority=priority, limit=limit - seen, **given)
+        dues, seen = dues + found, seen + looked_at
+    return dues, seen

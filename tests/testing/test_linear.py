@@ -86,13 +86,40 @@ def test_the_http_api_shows_a_linear_instance(store_url: str) -> None:
     durable.tick()
     shown = api.get("/workflows/parcel/instances/p-1").json()
     assert shown["details"]["status"] == "waiting"
-    assert (shown["meta"]["currentStep"]["name"], shown["meta"]["currentStep"]["status"]) == ("PAY", "WAITING")
+    assert (shown["meta"]["currentStep"]["name"], shown["meta"]["currentStep"]["status"]) == ("PAY", "waiting")
     steps = api.get("/workflows/parcel/instances/p-1/history").json()["steps"]
     assert [(step["name"], step["type"], step["status"]) for step in steps] == [
-        ("PACK", "linear", "DONE"),
-        ("PAY", "linear", "WAITING"),
-        ("SHIP", "linear", "PENDING"),
+        ("PACK", "linear", "done"),
+        ("PAY", "linear", "waiting"),
+        ("SHIP", "linear", "planned"),
     ]
+    durable.close()
+    app.close()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_the_http_api_goes_on_with_a_linear_instance_from_its_step(store_url: str) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = store_url
+    durable = Durable(app)
+    durable.registry.add(parcel.definition)
+    rows.create_all(durable.store.engine)
+    api = TestClient(asgi(durable, allow_anonymous=True, tick=True))
+    path = "/workflows/parcel/instances/p-1"
+    api.post("/workflows/parcel/instances", json={"id": "p-1", "params": {}})
+    durable.tick()
+    early = api.post(f"{path}/rewind", json={"step": "SHIP"})
+    assert (early.status_code, early.json()["code"]) == (400, "VALUE_REFUSED")
+    settled = api.post(f"{path}/set-result", json={"step": "PAY", "result": "cash", "by": "eve"})
+    assert (settled.status_code, settled.json()) == (200, {"ok": True, "runNumber": 1})
+    durable.tick()
+    assert api.get(path).json()["details"] == {"status": "complete", "output": {"booked": "SHIP", "paid": "cash"}}
+    [record] = api.get(f"{path}/history", params={"includeRun": True}).json()["run"]["audit"]
+    assert (record["by"], record["before"]) == ("eve", {"status": "waiting", "attempts": 0})
+    assert api.post(f"{path}/retry").json()["code"] == "INSTANCE_NOT_ERRORED"
+    assert api.post(f"{path}/rewind", json={"step": "SHIP"}).json() == {"ok": True, "runNumber": 2}
+    durable.tick()
+    assert api.get(path).json()["details"]["status"] == "complete"
     durable.close()
     app.close()
 

@@ -30,7 +30,7 @@ def count(text: str) -> int:
     return len(text)
 
 
-@durable_step(retry=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+@durable_step(retry=3)  # type: ignore[call-overload,untyped-decorator]  # pyright: ignore[reportCallIssue]
 def misspelt() -> None: ...
 
 

@@ -33,6 +33,7 @@ def test_each_field_is_set_under_its_name() -> None:
             others = {
                 "bool": False,
                 "Dispatcher": "both",
+                "OnLost": "fail",
                 "StepConfig | None": StepConfig(retries=1),
                 "float | None": 3.0,
             }

@@ -1,0 +1,57 @@
+"""What to do about a refusal, by what brokers really say."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_durable.explain.refusals import remedy
+
+_UNKNOWN = "Look into the broker's log for what it says of this."
+
+
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [
+        (
+            "PreconditionFailed: Queue.declare: (406) PRECONDITION_FAILED - inequivalent arg 'x-max-priority' for "
+            "queue 'snacks' in vhost '/': received none but current is the value '9' of type 'signedint'",
+            "The queue exists with other arguments: delete it",
+        ),
+        (
+            "AccessRefused: Queue.declare: (403) ACCESS_REFUSED - access to queue 'snacks' in vhost '/' refused for "
+            "user 'shop'",
+            "Let the broker's user configure, write and read this queue",
+        ),
+        (
+            "ResourceLocked: Queue.declare: (405) RESOURCE_LOCKED - cannot obtain exclusive access to locked queue "
+            "'snacks' in vhost '/'",
+            "Another connection has the queue for itself",
+        ),
+        ("NotFound: Basic.publish: (404) NOT_FOUND - no exchange 'snacks' in vhost '/'", "Its exchange was deleted"),
+        (
+            "NotFound: Queue.declare: (404) NOT_FOUND - no queue 'snacks' in vhost '/'",
+            "The queue, or its exchange, was",
+        ),
+        ("ChannelError: (50, 60): (312) NO_ROUTE", "No queue is bound to its exchange"),
+        ("basic.nack: the queue is full or not available", "The queue is full and rejects messages"),
+        ("QueueNotFound: Queue 'snacks' missing from task_queues", "Name the queue in task_queues"),
+        ("NoPermissionError: No permissions to access a key", "Let the Redis user write to the queue's key"),
+        (
+            "ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value",
+            "The queue's key in Redis is no list",
+        ),
+        ("ReadOnlyError: You can't write against a read only replica.", "This Redis is a replica"),
+        (
+            "OutOfMemoryError: command not allowed when used memory > 'maxmemory'.",
+            "Redis has reached maxmemory",
+        ),
+        ("ConnectionBlocked: low on memory", "RabbitMQ has raised a memory or disk alarm"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "Nothing listens there: start the broker"),
+        ("gaierror: [Errno -2] snacks-broker.shop: Name or service not known", _UNKNOWN),
+        ("", _UNKNOWN),
+    ],
+    ids=lambda value: value.partition(":")[0][:40] or "nothing",
+)
+def test_each_refusal_has_its_own_remedy(error: str, begins: str) -> None:
+    assert remedy(error).startswith(begins)
+    assert remedy(error).endswith(".")

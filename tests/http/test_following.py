@@ -1,0 +1,169 @@
+"""Clients that follow instances: how many there may be, what they share, and what they may cost the database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.errors import InstanceNotFound
+from celery_durable.http import asgi
+from celery_durable.http.following import Followers
+from celery_durable.model import Look
+from tests.http.conftest import Shop
+from tests.http.test_bounds import ask
+from tests.http.test_routes import refused
+
+PATH = "/workflows/order/instances/o-1"
+
+
+@asynccontextmanager
+async def stream(app: Any) -> AsyncIterator[asyncio.Queue[Any]]:
+    """A client's open stream: what it is sent. At the end the client breaks off."""
+    sent: asyncio.Queue[Any] = asyncio.Queue()
+    is_gone = asyncio.Event()
+    asked = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        if asked:
+            return asked.pop()
+        await is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    path = f"{PATH}/stream"
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": [(b"host", b"shop")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    task = asyncio.create_task(app(scope, receive, sent.put))
+    try:
+        yield sent
+    finally:
+        is_gone.set()
+        await task
+
+
+async def begun(sent: asyncio.Queue[Any]) -> int:
+    """Its status, once the stream has told where the instance stands."""
+    first = await sent.get()
+    while first["status"] == 200 and b"event: status" not in (await sent.get())["body"]:
+        pass
+    return int(first["status"])
+
+
+def test_streams_beyond_the_limit_are_refused_until_one_has_gone(shop: Shop, order: str) -> None:
+    app = asgi(shop.durable, allow_anonymous=True, max_streams=2)
+
+    async def work() -> None:
+        for _ in range(2):
+            async with stream(app) as first, stream(app) as second:
+                assert [await begun(first), await begun(second)] == [200, 200]
+                async with stream(app) as third:
+                    assert (await third.get())["status"] == 429
+                    assert json.loads((await third.get())["body"])["code"] == "TOO_MANY_STREAMS"
+                assert (await ask(app, "GET", PATH))[0] == 200  # what does not follow is served
+
+    asyncio.run(work())
+
+
+def test_long_polls_count_as_streams_do(shop: Shop, order: str) -> None:
+    api = shop.client(allow_anonymous=True, max_streams=0)
+    answer = api.get(order, params={"wait": 1})
+    assert refused(answer, 429, "TOO_MANY_STREAMS").startswith("This server follows instances for 0 clients at a time")
+    assert answer.headers["retry-after"] == "10"
+    assert api.get(order).status_code == 200
+
+
+def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
+    operations, looks, may_look = shop.durable.operations, list[str](), threading.Event()
+    real = type(operations).look
+
+    class Counted(type(operations)):  # type: ignore[misc]
+        def look(self, workflow: str, instance_id: str) -> Look:
+            looks.append(instance_id)
+            assert may_look.wait(30)
+            return real(operations, workflow, instance_id)
+
+    counted = operations.within(None)
+    counted.__class__ = Counted
+
+    async def work() -> None:
+        followers = Followers(1000)
+        many = [asyncio.create_task(followers.look(counted, "order", "o-1", within=60)) for _ in range(500)]
+        many[0].cancel()  # who has asked first breaks off: the others have their look all the same
+        await asyncio.sleep(0)
+        may_look.set()
+        found = await asyncio.gather(*many, return_exceptions=True)
+        assert {each.tag for each in found if isinstance(each, Look)} == {operations.look("order", "o-1").tag}
+        assert sum(isinstance(each, Look) for each in found) == 499
+        await followers.look(counted, "order", "o-1", within=-1)
+        with pytest.raises(InstanceNotFound):
+            await followers.look(counted, "order", "o-2", within=60)
+
+    asyncio.run(work())
+    assert looks == ["o-1", "o-1", "o-2"]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_the_database_sees_no_more_connections_than_the_docs_name(shop: Shop, order: str) -> None:
+    """Every thread that uses the database is held in it, by a lock on a table that they all read."""
+    app = asgi(shop.durable, allow_anonymous=True)
+    store = shop.durable.store
+    is_postgresql = store.engine.dialect.name == "postgresql"
+    name = store.tables.instance.name
+    admin = sa.create_engine(store.engine.url, poolclass=sa.NullPool)
+    count = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        if is_postgresql
+        else "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND state LIKE '%%lock%%'"
+    )
+
+    async def work() -> None:
+        with admin.connect() as holder, admin.connect() as counter:
+            lock = f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE" if is_postgresql else f"LOCK TABLES {name} WRITE"
+            holder.exec_driver_sql(lock)
+            asked = [asyncio.create_task(ask(app, "GET", PATH)) for _ in range(60)]
+            most, looks = 0, 0
+            while looks < 10:  # until no more come
+                await asyncio.sleep(0.1)
+                found = counter.exec_driver_sql(count).scalar_one()
+                counter.rollback()
+                most, looks = max(most, found), looks + 1 if 0 < found <= most else 0
+            holder.rollback()
+            if not is_postgresql:
+                holder.exec_driver_sql("UNLOCK TABLES")
+            assert 1 < most <= 10
+            assert {status for status, *_ in await asyncio.gather(*asked)} == {200}
+
+    asyncio.run(work())
+    admin.dispose()
+
+
+def test_a_client_that_breaks_off_is_no_error(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    app = asgi(shop.durable, allow_anonymous=True)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/workflows/order/instances"
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
+        "headers": [(b"host", b"shop"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        asyncio.run(app(scope, receive, send))
+    assert [record for record in caplog.records if record.name.startswith("celery_durable")] == []

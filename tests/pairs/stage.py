@@ -1,0 +1,254 @@
+"""The stage: one database, two processes that act at the same time, and a third that brings it to an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import sqlalchemy as sa
+from celery import Celery
+from sqlalchemy import event
+
+from celery_durable import Retries, Step, WorkflowEvent
+from celery_durable.model import Claim, Due, OutboxKind, Outgoing, Ref
+from celery_durable.operations import Operations
+from celery_durable.runtime import Branch
+from celery_durable.step import StepTx
+from celery_durable.store import claims
+from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Outbox
+from celery_durable.tasks.publishing import PublishReport, SendState
+from celery_durable.testing import RunnerProcess
+from tests.engine.test_tasks import answer
+from tests.engine.world import Instance, World, WorldRuntime, ledger, names
+from tests.pairs.acts import START, Act, current_act, pass_gate
+from tests.store.world import somebody_waits
+
+_SECONDS = 30.0
+app = Celery("pairs", set_as_current=False)
+
+
+@app.task(name="pairs.page", shared=False)
+def page(number: int) -> None:
+    """Never run here."""
+
+
+@app.task(name="pairs.ship", shared=False)
+def ship() -> None:
+    """Never run here."""
+
+
+class PartyRuntime(WorldRuntime):
+    """Counts what has to be done again, which is what a deadlock costs, and keeps the renewer for the test to call."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.repeats = 0
+        self.renew: Callable[[], bool] = lambda: False
+
+    def checkpoint(self, name: str) -> None:
+        act = current_act()
+        if name == "before-commit" and act is not None:
+            act.commits()
+
+    def back_off(self, times: int) -> None:
+        self.repeats += 1
+        super().back_off(times)
+
+    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        self.renew = work
+
+    def run_branches(self, branches: Sequence[Branch]) -> None:
+        """One after the other on this thread, in the order of the calls."""
+        for branch in branches:
+            branch.on_done(branch.run())
+
+
+class Party(RunnerProcess):
+    """A process that does whatever a pair wants, on connections of its own."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        world = stage.world
+        self.wakes: list[Due] = []
+        self.sent: list[Outgoing] = []
+        self.settings = world.settings
+        super().__init__(
+            name,
+            world.url,
+            PartyRuntime(world, name),
+            world.settings,
+            registry=world.registry,
+            wake=self.wakes.extend,
+            lent=World.statements,
+        )
+        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.wakes.extend)
+        self.sweeper = Sweeper(self.store, world.settings, self.runtime, self._publish, lambda _: None)
+        self.outbox = Outbox(self.store, world.settings, self._send)
+        self.stage = stage
+        self._stretch_statements()
+        event.listen(self.store.engine, "begin", lambda _: (act := current_act()) and act.begun())
+        event.listen(self.store.engine, "after_cursor_execute", _executed)
+
+    def _stretch_statements(self) -> None:
+        """What would be one statement in autocommit becomes a transaction, so that it can be held open after it."""
+        transact = self.store.transact
+
+        def stretched(work: Any, *, single: bool = False, **options: Any) -> Any:
+            return transact(work, **options)
+
+        self.store.transact = stretched
+
+    def _publish(self, dues: Sequence[Due]) -> PublishReport:
+        self.wakes.extend(dues)
+        return PublishReport.of(len(dues), SendState.SENT)
+
+    def _send(self, letters: Sequence[Outgoing]) -> PublishReport:
+        pass_gate("sent")
+        self.sent.extend(letters)
+        return PublishReport.of(len(letters), SendState.SENT)
+
+    def renew(self) -> bool:
+        """What the thread of the lease renewer does every third of a lease."""
+        return self.runtime.renew()
+
+
+def _executed(_: Any, cursor: Any, statement: str, *__: Any) -> None:
+    if (act := current_act()) is not None:
+        act.executed(statement, cursor.rowcount)
+
+
+class Stage:
+    """Made once for a database; `clear` it before each pair."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.world = World(url)
+        self.threads = ThreadPoolExecutor(4)
+        self.first, self.second = Party(self, "first"), Party(self, "second")
+        self._register()
+
+    def close(self) -> None:
+        self.threads.shutdown()
+        for party in (self.first, self.second):
+            World.statements.update(party.store.lend_statements())
+            party.close()
+        self.world.close()
+
+    @property
+    def parties(self) -> tuple[Party, Party]:
+        return self.first, self.second
+
+    def clear(self) -> None:
+        """As new: no rows, nothing sent, nobody remembered."""
+        world = World.current = self.world
+        with world.store.engine.begin() as connection:
+            for table in [*world.store.tables.metadata.sorted_tables, ledger, names]:
+                connection.execute(sa.delete(table))
+        for remembered in (world.messages, world.sent, world.accepted, world.accepted_events, world.bodies):
+            remembered.clear()
+        world.prior_runs.clear()
+        world.exempt = {
+            "I4": "branches end in any order",
+            "I9": "a body whose claim was taken over runs again, and nothing of the first is recorded",
+        }
+        for party in self.parties:
+            party.wakes.clear()
+            party.sent.clear()
+            party.runtime.repeats = 0
+            party.sweeper.seconds_to_next()
+        world.sweeper.seconds_to_next()
+
+    # --- what is run ----------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        world = self.world
+
+        def charge() -> str:
+            pass_gate("charge")
+            return "charged"
+
+        @world.workflow
+        def gather(event: WorkflowEvent, step: Step) -> Any:
+            def book(tx: StepTx) -> str:
+                booked = world.book(tx, event.instance_id, event.run_number)
+                pass_gate("book")
+                return booked
+
+            branches = [
+                step.submit_map("pages", page.s(), range(3), max_concurrency=2, retries=Retries(limit=3, delay=0)),
+                step.submit_task("ship", ship.s(), retries=Retries(limit=3, delay=0)),
+                step.submit_wait_for_event("ok", "ok"),
+                step.submit_sleep("nap", 100),
+                step.submit("charge", charge),
+                step.submit("book", book),
+            ]
+            try:
+                return step.gather(*branches)
+            finally:
+                pass_gate("unwound")
+
+        @world.workflow
+        def race(event: WorkflowEvent, step: Step) -> Any:
+            branches = [
+                step.submit_map("pages", page.s(), range(3), max_concurrency=2, retries=Retries(limit=3, delay=0)),
+                step.submit_task("ship", ship.s(), retries=Retries(limit=3, delay=0)),
+                step.submit_wait_for_event("ok", "ok"),
+                step.submit("charge", charge),
+            ]
+            won = step.first("sooner", *branches)
+            pass_gate("end")
+            return repr(won)
+
+    # --- the play -------------------------------------------------------------------------------
+
+    def start(self, work: Callable[[], Any], *, gate: str = START) -> Act:
+        """Begin ``work`` as far as its gate."""
+        act = Act(self.threads, work, gate=gate)
+        act.wait()
+        return act
+
+    def let_meet(self, act: Act) -> bool:
+        """Return when an act waits for somebody's lock (True), or rests (False)."""
+        deadline = time.monotonic() + _SECONDS
+        engine = self.world.store.engine
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            while not act.is_resting:
+                if somebody_waits(connection):
+                    return True
+                assert time.monotonic() < deadline, "the second one neither waits for a lock nor ends"
+        return False
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock; all processes have seen the database all the while."""
+        while seconds > 0:
+            part = min(seconds, self.world.settings.lease_seconds)
+            self.world.clock.advance(part)
+            seconds -= part
+            for sweeper in (self.world.sweeper, *(party.sweeper for party in self.parties)):
+                sweeper.seconds_to_next()
+
+    def letters(self) -> list[Outgoing]:
+        """What is in the outbox, in the order of the calls that made it."""
+        o = self.world.store.tables.outbox.c
+        rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.body))
+        found = [Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+        return sorted(found, key=lambda letter: (letter.name, letter.content["args"]))
+
+    def answer(self, party: Any, letter: Outgoing) -> bool:
+        """What the worker that did it makes of it."""
+        return answer(party, letter, f"{letter.name} {letter.content['args']}")
+
+    def repeats(self) -> int:
+        """How many transactions had to begin again: each is a deadlock that the database has broken."""
+        return sum(party.runtime.repeats for party in self.parties)
+
+    def claim_of(self, instance: Instance) -> Claim | None:
+        row = instance.row
+        if row.claim_token is None:
+            return None
+        ref = Ref(row.workflow, row.instance_id, row.run_number)
+        return self.world.store.transact(
+            lambda tx: claims.find_claim(tx, ref, token=row.claim_token, lease=self.world.settings.lease)
+        )

@@ -1,0 +1,31 @@
+"""References of tasks that are out, read from their rows: what their messages said."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from celery_durable.model import ItemRef, Ref, TaskReference
+from celery_durable.store.engine import Store
+from celery_durable.store.identity import store_id
+
+
+def reference_of(store: Store, ref: Ref, event_type: str) -> TaskReference:
+    """What the message of this attempt carried; an empty token where it is not out."""
+    st, item = store.tables.step, store.tables.item
+    found = ItemRef.read(event_type)
+    joined = sa.and_(
+        st.c.instance_pk == item.c.instance_pk, st.c.run_number == item.c.run_number, st.c.step_key == item.c.step_key
+    )
+    query = sa.select(item.c.token, item.c.losses).select_from(item.join(st, joined))
+    if found is None:
+        query = query.where(st.c.wait_event_type == event_type)
+    else:
+        query = query.where(
+            item.c.instance_pk == found.pk, item.c.step_key == found.step_key, item.c.place == found.place
+        )
+    query = query.where(item.c.run_number == ref.run_number)
+    row = store.read(lambda tx: tx.execute(query).first())
+    id_ = store.transact(store_id)
+    if row is None:
+        return TaskReference(id_, ref, event_type, "")
+    return TaskReference(id_, ref, event_type, row.token or "", delivery=row.losses)

@@ -1,0 +1,203 @@
+"""Every way in which a Celery task ends, in real workers: one answer of the right kind, and none of it a message.
+
+One worker for each pool and kind takes all rows, so that the matrix is affordable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.smoke import ends
+from tests.smoke.proc import Proc, until
+from tests.smoke.site import QUIET, Site
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
+
+PAIRS = pytest.mark.parametrize(
+    ("broker", "database"), [("redis", "postgresql"), ("rabbitmq", "mariadb")], indirect=True
+)
+FAST = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+REVOKED = "is revoked"
+TERMINATED = "is terminated"
+
+RETURNS = dict.fromkeys(
+    (
+        "returns",
+        "returns late",
+        "is slow to start",
+        "retries itself",
+        "retries later",
+        "replaces itself",
+        "puts itself back late",
+    ),
+    42,
+)
+RAISES = {
+    "raises": ["LookupError", "no 21"],
+    "raises late": ["LookupError", "no 21"],
+    "retries by itself": ["OSError", "no 21"],
+}
+ALSO = {
+    "ignores": ["TaskIgnored", "The Celery task raised Ignore, so it has no result"],
+    "rejects": ["TaskRejected", "The Celery task raised Reject: no"],
+    "rejects late": ["TaskRejected", "The Celery task raised Reject: no"],
+    "puts itself back": ["TaskRejected", "The Celery task raised Reject: later"],  # and its message is gone
+    "needs another argument": ["TypeError", re.compile("missing 1 required positional argument")],
+    "returns no json": ["EncodeError", re.compile("not JSON serializable")],
+    "is pickled": ["ContentDisallowed", re.compile("Refusing to deserialize")],
+    "expires": ["TaskRevoked", re.compile("was not run: it had expired")],
+    REVOKED: ["TaskRevoked", re.compile("was revoked")],
+}
+PROCESSES = {  # what only processes can be told
+    "exits softly": ["SoftTimeLimitExceeded", re.compile("")],
+    "exits hard": ["TimeLimitExceeded", re.compile("1")],
+    TERMINATED: ["TaskRevoked", re.compile("was terminated")],
+}
+
+
+class EndsSite(Site):
+    project = "tests.smoke.ends"
+    build = staticmethod(ends.build)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.nodes: dict[Proc, str] = {}
+
+    def worker_of(self, kind: str, pool: str, *queues: str) -> Proc:
+        """A worker of this application, of another one on the same broker, or of one without Durable."""
+        url = self.config.bodies_url if kind != "another" else f"sqlite:///{self.folder}/another.sqlite3"
+        config = dataclasses.replace(self.config, role=kind if kind != "ours" else "worker", database_url=url)
+        names = [f"{queue}-{self.config.name}" for queue in queues]
+        node = f"{kind}-{len(self.procs)}-{self.config.name}@smoke"
+        argv = ("worker", "-P", pool, "-c", "4", "-n", node, *QUIET, "-Q", ",".join(names))
+        proc = self._start(kind, *argv, **config.environment())
+        self.nodes[proc] = node
+        proc.wait_for_log(r"ready\.")
+        return proc
+
+
+def same(got: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, list):
+        return bool(got == wanted)
+    name, text = wanted
+    return bool(got[0] == name and (text.search(got[1]) if isinstance(text, re.Pattern) else got[1] == text))
+
+
+def differences(got: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: got[name] for name in wanted if not same(got[name], wanted[name])}
+
+
+def task_ids(instance: Any) -> dict[str, str]:
+    return {step.name: step.task_id for step in instance.history().steps if step.task_id is not None}
+
+
+def run_all(site: EndsSite, worker: Proc, names: list[str]) -> dict[str, Any]:
+    """Have all of these end; two need a hand."""
+    instance = site.create("ends", names)
+    until("the tasks are out", lambda: len(task_ids(instance)) == len(names))
+    ids, control = task_ids(instance), site.app.control
+    if TERMINATED in names:
+        until("its body runs", (site.folder / "terminates").exists)
+        control.revoke(ids[TERMINATED], terminate=True)
+    if REVOKED in names:
+        control.revoke(ids[REVOKED])
+        worker.wait_for_log(rf"Tasks flagged as revoked: .*{ids[REVOKED]}")
+        control.add_consumer(f"later-{site.config.name}", destination=[site.nodes[worker]])
+    try:
+        until("the end of all tasks", lambda: instance.status().status.is_terminal, 60)
+    except AssertionError:
+        left = [step.name for step in instance.history().steps if step.is_waiting]
+        pytest.fail(f"open: {left}\n{site.logs()}")
+    got: dict[str, Any] = instance.result("1 second")
+    assert all(step.attempts == 1 for step in instance.history().steps)
+    return got
+
+
+def answers_in(*procs: Proc) -> list[str]:
+    """The answers that came as messages."""
+    return [line for proc in procs for line in re.findall(r"celery_durable\.task_\w+\[\S+ received", proc.text())]
+
+
+def site_of(make_site: Callable[..., Site], broker_url: str, store_url: str) -> EndsSite:
+    site = make_site(broker_url, store_url, kind=EndsSite, durable_dispatcher="worker")
+    assert isinstance(site, EndsSite)
+    return site
+
+
+def need(pool: str) -> None:
+    if pool in ("gevent", "eventlet") and importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+
+
+def check(site: EndsSite, pool: str) -> None:
+    wanted = RETURNS | RAISES | ALSO | (PROCESSES if pool == "prefork" else {})
+    if pool == "solo":  # busy with another task while RabbitMQ itself lets the message expire, and tells nobody
+        del wanted["expires"]
+    worker = site.worker_of("ours", pool, "durable", "ends")
+    got = run_all(site, worker, [*wanted])
+    assert differences(got, wanted) == {}
+    assert answers_in(worker) == []
+    assert worker.text().count("Errback") == 0
+    assert worker.text().count("goes as a message") == 0
+    site.finish()
+
+
+@FAST
+def test_every_end_is_committed_where_the_task_ran(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    check(site_of(make_site, broker_url, store_url), "prefork")
+
+
+@pytest.mark.slow
+@PAIRS
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_every_end_is_committed_on_every_pool(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str
+) -> None:
+    check(site_of(make_site, broker_url, store_url), pool)
+
+
+@pytest.mark.slow
+@PAIRS
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_every_end_is_committed_on_pools_that_run_no_workflows(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str
+) -> None:
+    need(pool)
+    site = site_of(make_site, broker_url, store_url)
+    own = site.worker_of("ours", "threads", "durable")
+    wanted = RETURNS | RAISES | ALSO
+    theirs = site.worker_of("ours", pool, "ends")
+    got = run_all(site, theirs, [*wanted])
+    assert differences(got, wanted) == {}
+    assert answers_in(own, theirs) == []
+    site.finish()
+
+
+@pytest.mark.slow
+@FAST
+@pytest.mark.parametrize("kind", ["another", "none"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_workers_of_others_answer_by_message(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str, kind: str
+) -> None:
+    need(pool)
+    site = site_of(make_site, broker_url, store_url)
+    own = site.worker_of("ours", "threads", "durable")
+    wanted: dict[str, Any] = dict(RETURNS)
+    wanted |= RAISES | ALSO if kind == "another" else {name: ["TaskFailed", re.compile("failed")] for name in RAISES}
+    if pool == "prefork" and kind == "another":
+        wanted |= PROCESSES
+    theirs = site.worker_of(kind, pool, "ends")
+    got = run_all(site, theirs, [*wanted])
+    assert differences(got, wanted) == {}
+    assert len(answers_in(own)) >= len(wanted)
+    assert answers_in(theirs) == []
+    site.finish()

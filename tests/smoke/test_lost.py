@@ -1,0 +1,160 @@
+"""Tasks of steps that are lost with a worker, a machine or a queue: found by a roll call, and sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import WorkflowInstance
+from tests.smoke import flows
+from tests.smoke.proc import Proc, RedisServer, until
+from tests.smoke.site import Site
+
+pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
+
+PAIRS = pytest.mark.parametrize(
+    ("broker", "database"), [("redis", "postgresql"), ("rabbitmq", "mariadb")], indirect=True
+)
+REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+PROCESSES = 2
+"""Of each worker: so many bodies a kill interrupts at most."""
+HELD = PROCESSES * (1 + 4)
+"""What a worker holds at most, begun or not."""
+ALL_DONE_SECONDS = 90.0
+"""After the last kill; with what a busy machine may add."""
+SLACK = 2.0
+
+
+def kill(worker: Proc) -> float:
+    """SIGKILL to a worker and all its processes, as when its machine dies."""
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.process.wait(30)
+    return time.monotonic()
+
+
+def notes(site: Site) -> dict[int, list[str]]:
+    """The task ids under which the bodies of each item have run, by number."""
+    b, found = flows.bodies.c, defaultdict(list)
+    with site.engine.connect() as connection:
+        for row in connection.execute(sa.select(b.run, b.instance).where(b.step == "note")):
+            found[row.run].append(row.instance)
+    return found
+
+
+def wait_for_notes(site: Site, count: int) -> None:
+    until(f"{count} bodies", lambda: len(notes(site)) >= count, pause=0.1)
+
+
+def await_result(instance: WorkflowInstance[Any], killed_at: float) -> list[Any]:
+    """What came of it; in time."""
+    left = SLACK * ALL_DONE_SECONDS - (time.monotonic() - killed_at)
+    result: list[Any] = instance.result(max(1.0, left))
+    print(f"all done {time.monotonic() - killed_at:.1f} s after the last kill")
+    return result
+
+
+def check_runs(site: Site, count: int, most_again: int) -> None:
+    """Every item ran, under one id; only what a kill may have hit ran again."""
+    found = notes(site)
+    assert sorted(found) == list(range(count))
+    assert {number: ids for number, ids in found.items() if len(set(ids)) > 1} == {}
+    again = Counter({number: len(ids) - 1 for number, ids in found.items() if len(ids) > 1})
+    assert again.total() <= most_again, again
+
+
+def site_of(make_site: Callable[..., Site], broker_url: str, store_url: str, **settings: Any) -> Site:
+    """Workers that prefetch, as they do by default: what a kill takes with it is more than what runs."""
+    return make_site(broker_url, store_url, worker_prefetch_multiplier=4, **settings)
+
+
+@PAIRS
+@pytest.mark.parametrize(("task", "pool"), [("media.note", "prefork"), ("media.note_late", "threads")])
+def test_a_worker_that_is_killed_loses_no_item_of_a_map(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, task: str, pool: str
+) -> None:
+    site = site_of(make_site, broker_url, store_url)
+    site.beat()
+    workers = [site.worker("--pool", pool) for _ in range(2)]
+    instance = site.create("notes", {"task": task, "seconds": 0.05, "count": 300})
+    wait_for_notes(site, 60)
+    killed_at = kill(workers[0])
+    assert await_result(instance, killed_at) == list(range(300))
+    check_runs(site, 300, PROCESSES)
+
+
+@REDIS_AND_POSTGRESQL
+def test_five_kills_amidst_a_map_lose_nothing(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
+    site = site_of(make_site, broker_url, store_url, durable_lost_limit=20)
+    site.beat()
+    workers = [site.worker() for _ in range(2)]
+    instance = site.create("notes", {"task": "media.note", "seconds": 0.1, "count": 300})
+    killed_at = 0.0
+    for nth in range(5):
+        wait_for_notes(site, 40 * (nth + 1))
+        killed_at = kill(workers.pop(0))
+        workers.append(site.worker(wait=False))
+    assert await_result(instance, killed_at) == list(range(300))
+    check_runs(site, 300, 5 * PROCESSES)
+
+
+@REDIS_AND_POSTGRESQL
+def test_with_on_lost_fail_exactly_what_was_lost_fails(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    """What waited in the queue goes on at the other worker."""
+    site = site_of(make_site, broker_url, store_url)
+    site.beat()
+    workers = [site.worker() for _ in range(2)]
+    instance = site.create(
+        "notes", {"task": "media.note", "seconds": 0.2, "count": 100, "options": {"on_lost": "fail"}}
+    )
+    wait_for_notes(site, 20)
+    killed_at = kill(workers[0])
+    result = await_result(instance, killed_at)
+    lost = [number for number, each in enumerate(result) if each == "TaskLost"]
+    assert [each for each in result if each != "TaskLost"] == [n for n in range(100) if n not in lost]
+    assert 1 <= len(lost) <= HELD
+    assert all(len(ids) == 1 for ids in notes(site).values())
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_redis_that_came_back_empty_gets_all_tasks_again(
+    make_site: Callable[..., Site], own_redis: RedisServer, store_url: str
+) -> None:
+    site = site_of(make_site, own_redis.url, store_url)
+    site.beat()
+    workers = [site.worker() for _ in range(2)]
+    instance = site.create("notes", {"task": "media.note", "seconds": 0.2, "count": 60})
+    wait_for_notes(site, 10)
+    for worker in workers:
+        kill(worker)
+    own_redis.flush()
+    killed_at = time.monotonic()
+    for _ in range(2):
+        site.worker(wait=False)
+    assert await_result(instance, killed_at) == list(range(60))
+    check_runs(site, 60, 2 * PROCESSES)
+
+
+@PAIRS
+def test_a_task_that_kills_its_process_each_time_is_given_up(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    """Its neighbours go on, and those that its worker held are not lost."""
+    site = site_of(make_site, broker_url, store_url)
+    site.beat()
+    site.worker()
+    instance = site.create("errands", {"tasks": {"die": None, "double": None}})
+    got, _ = instance.result("90 seconds")
+    assert got["die"] == ["TaskLost", "Celery task 'media.die' was lost 3 times: the process that ran it died"]
+    assert got["double"] == 42
+    with contextlib.suppress(AssertionError):
+        site.finish()

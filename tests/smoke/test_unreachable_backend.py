@@ -1,0 +1,61 @@
+"""A result backend that real workers cannot reach: the steps of the tasks have their answers all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu.utils.url import parse_url
+
+from tests.services import BROKERS
+from tests.smoke.fault_proxy import FaultProxy, Mode
+from tests.smoke.proc import until
+from tests.smoke.site import Site
+from tests.smoke.test_ends import FAST, EndsSite, answers_in, differences
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(200)]
+
+# How long Celery itself waits for its backend, before it calls an errback, is the application's choice.
+IMPATIENT = {
+    "redis_socket_timeout": 1.0,
+    "redis_socket_connect_timeout": 1.0,
+    "result_backend_transport_options": {
+        "retry_policy": {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
+    },
+}
+WANTED: dict[str, Any] = {
+    "returns": 42,
+    "returns late": 42,
+    "raises": ["LookupError", "no 21"],
+    "raises from another": ["LookupError", "no 21"],
+    "retries itself": 42,
+}
+
+
+@pytest.fixture(params=[Mode.REFUSE, Mode.HANG], ids=["refuses", "hangs"])
+def backend_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    parts = parse_url(BROKERS["redis"])
+    proxy = FaultProxy((parts["hostname"], parts["port"]))
+    proxy.set(request.param)
+    yield f"redis://127.0.0.1:{proxy.port}/0"
+    proxy.close()
+
+
+@FAST
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_steps_have_their_answers_while_the_result_backend_is_away(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, backend_url: str, pool: str
+) -> None:
+    settings = {"durable_dispatcher": "worker", "result_backend": backend_url, **IMPATIENT}
+    site = make_site(broker_url, store_url, kind=EndsSite, **settings)
+    assert isinstance(site, EndsSite)
+    worker = site.worker_of("ours", pool, "durable", "ends")
+    instance = site.create("ends", [*WANTED])
+    try:
+        until("the end", lambda: instance.status().status.is_terminal, 60)
+    except AssertionError:
+        pytest.fail(site.logs())
+    assert differences(instance.result("1 second"), WANTED) == {}
+    assert answers_in(worker) == []
+    site.finish()

@@ -1,0 +1,106 @@
+"""How many connections a process has, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.runtime import steady
+from celery_durable.store.connections import IDLE_SECONDS
+from celery_durable.store.engine import Store, Tx
+from tests.store.cuts import session_id
+
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+
+
+def one(tx: Tx) -> int:
+    return session_id(tx.conn)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_thread_that_advances_does_everything_over_one_connection(store: Store) -> None:
+    """Single statements, transactions, reads, and the sessions of its steps; the second is for renewing leases."""
+    ids = {store.transact(one, single=True), store.transact(one), store.read(one), store.attempt(one)}
+    session = store.open_session()
+    ids.add(session_id(session.connection()))
+    type(session).close(session)
+    ids |= {store.transact(one, single=True), store.transact(one)}
+    assert len(ids) == 1
+    assert store.engine.pool.checkedout() == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_kept_connection_that_had_a_transaction_is_in_autocommit_again(store: Store) -> None:
+    store.transact(one, single=True)
+    with pytest.raises(ZeroDivisionError):
+        store.transact(lambda _: 1 / 0)
+    for _ in range(2):
+        assert len(set(store.transact(transactions))) == 1
+        assert len(set(store.transact(transactions, single=True))) == 2
+
+
+def transactions(tx: Tx) -> list[str]:
+    """In which transactions two statements are."""
+    return [tx.conn.exec_driver_sql("SELECT pg_current_xact_id()::text").scalar_one() for _ in range(2)]
+
+
+def idle(store: Store) -> None:
+    """What the watchdog's thread does when a minute has passed."""
+    store._connections.tidy(steady() + IDLE_SECONDS + 1)
+
+
+def has_ended(store: Store, session: int) -> bool:
+    query = (
+        f"SELECT count(*) FROM pg_stat_activity WHERE pid = {session}"
+        if store.database.name == "postgresql"
+        else f"SELECT count(*) FROM information_schema.processlist WHERE id = {session}"
+    )
+    with sa.create_engine(store.engine.url, poolclass=sa.NullPool).connect() as connection:
+        while connection.exec_driver_sql(query).scalar_one():
+            pass  # a session takes a moment to end
+    return True
+
+
+@on_servers
+@pytest.mark.parametrize("single", [True, False])
+def test_what_is_idle_for_a_minute_is_closed_and_made_again_when_it_is_needed(store: Store, single: bool) -> None:
+    before = store.transact(one, single=single)
+    store._connections.tidy(steady())
+    assert store.transact(one, single=single) == before
+    idle(store)
+    assert has_ended(store, before)
+    assert store.transact(one, single=single) != before
+
+
+@on_servers
+def test_what_is_in_use_while_the_rest_is_closed_is_closed_when_it_is_given_back(store: Store) -> None:
+    ids: list[int] = []
+
+    def work(tx: Tx) -> None:
+        ids.append(session_id(tx.conn))
+        idle(store)
+        assert session_id(tx.conn) == ids[0]
+
+    store.transact(work)
+    assert has_ended(store, ids[0])
+
+
+@on_servers
+def test_the_connections_of_an_engine_of_the_applications_are_its_own(store: Store) -> None:
+    engine = sa.create_engine(store.engine.url, pool_size=1, max_overflow=0)
+    with ExitStack() as stack:
+        stack.callback(engine.dispose)
+        shared = Store(engine=engine)
+        ways: list[Callable[[], int]] = [
+            lambda: shared.transact(one, single=True),
+            lambda: shared.transact(one),
+            lambda: shared.read(one),
+        ]
+        ids = {way() for way in ways}
+        assert engine.pool.checkedout() == 0
+        idle(shared)
+        assert {way() for way in ways} == ids
+        assert len(ids) == 1

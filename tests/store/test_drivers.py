@@ -1,0 +1,114 @@
+"""The drivers besides psycopg and PyMySQL: what they do differently, through each that is installed here.
+
+All of tests/store and tests/engine runs through them with DURABLE_TEST_POSTGRESQL_URL=postgresql+psycopg2://... and
+DURABLE_TEST_MARIADB_URL=mysql+mysqldb://...
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import logging
+import multiprocessing
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.model import to_us
+from celery_durable.runtime import Runtime
+from celery_durable.store.engine import Store
+from celery_durable.store.watchdog import Bound
+from tests.conftest import MovableRuntime
+from tests.engine.test_no_writes import read_only
+from tests.smoke.fault_proxy import FaultProxy, Mode
+from tests.store.world import World, seconds
+
+MODULES = {"psycopg": "psycopg", "psycopg2": "psycopg2", "pymysql": "pymysql", "mysqldb": "MySQLdb"}
+ON_POSTGRESQL = [("postgresql", "psycopg"), ("postgresql", "psycopg2")]
+ON_MARIADB = [("mariadb", "pymysql"), ("mariadb", "mysqldb")]
+DRIVERS = pytest.mark.parametrize(("database", "driver"), ON_POSTGRESQL + ON_MARIADB, indirect=["database"])
+COPIES = 10
+"""Nine shifts of 5,000,000 are negative in 32 bits."""
+
+
+@pytest.fixture
+def url(store_url: str, driver: str) -> sa.URL:
+    if importlib.util.find_spec(MODULES[driver]) is None:
+        pytest.skip(f"NOT TESTED WITH {driver.upper()}: it is not installed")
+    url = sa.make_url(store_url)
+    return url.set(drivername=f"{url.get_backend_name()}+{driver}")
+
+
+@pytest.fixture
+def driven(url: sa.URL) -> Iterator[Store]:
+    store = Store(url, runtime=MovableRuntime())
+    yield store
+    store.close()
+
+
+@DRIVERS
+def test_the_age_of_a_hint_with_many_copies_is_compared_in_full(driven: Store) -> None:
+    """psycopg2 writes a bare number, and PostgreSQL shifts 5,000,000 in 32 bits: no age at all, with ten copies."""
+    world, i = World(driven), driven.tables.instance
+    ref = world.create()
+    sent = {"sent_at": to_us(world.now - seconds(60)), "dispatches": COPIES}
+    with driven.engine.begin() as connection:
+        connection.execute(sa.update(i).where(i.c.instance_id == ref.instance_id).values(**sent))
+    assert world.lost(empty=world.now - seconds(3)) == []
+    world.close()
+
+
+@DRIVERS
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_leaves_the_connections_in_its_parents_pool_alone(driven: Store) -> None:
+    """mysqlclient sends QUIT for what is collected, and the parent's next statement found the server gone."""
+    with driven.engine.connect() as connection:
+        held = weakref.ref(connection.connection.driver_connection)
+        before = _session(connection)
+
+    def child() -> None:
+        gc.collect()
+        sys.exit(held() is None)
+
+    proc = multiprocessing.get_context("fork").Process(target=child)
+    proc.start()
+    proc.join(20)
+    assert proc.exitcode == 0
+    with driven.engine.connect() as connection:
+        assert _session(connection) == before
+
+
+@DRIVERS
+def test_a_server_that_says_nothing_more_is_given_up(driven: Store, url: sa.URL) -> None:
+    assert url.host is not None
+    proxy = FaultProxy((url.host, url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
+    store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=Runtime())
+    try:
+        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True) == 1
+        proxy.set(Mode.BLACKHOLE)
+        with pytest.raises(sa.exc.OperationalError):
+            store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True, bound=Bound(0.4, 0.8))
+        proxy.set(Mode.PASS)
+        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True) == 1
+    finally:
+        store.close()
+        proxy.close()
+
+
+@pytest.mark.parametrize(("database", "driver"), ON_POSTGRESQL, indirect=["database"])
+def test_a_server_that_takes_no_writes_is_named_in_one_line(driven: Store, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(driven)
+    with read_only(driven.engine.url.set(drivername="postgresql+psycopg")), caplog.at_level(logging.WARNING):
+        driven._connections.renew()
+        with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
+            world.create()
+    assert "The database takes no writes now: cannot execute INSERT in a read-only transaction" in caplog.messages
+    world.close()
+
+
+def _session(connection: sa.Connection) -> int:
+    query = "SELECT pg_backend_pid()" if connection.dialect.name == "postgresql" else "SELECT connection_id()"
+    return int(connection.exec_driver_sql(query).scalar_one())

@@ -1,0 +1,258 @@
+"""The outbox: what is taken to be sent, and who has an event in hand. Two transactions where two may come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.model import OutboxKind, Outgoing, to_us
+from celery_durable.store import outbox
+from celery_durable.store.engine import Tx
+from celery_durable.store.outbox import Delivery
+from tests.store.world import GRACE, REDISPATCH, World, seconds
+
+SERVERS = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+LEASE = timedelta(minutes=5)
+
+
+def message(id_: str = "m-1", kind: OutboxKind = OutboxKind.EVENT) -> Outgoing:
+    return Outgoing(id_, kind, "OrderShipped", "{}")
+
+
+def insert(world: World, *messages: Outgoing) -> None:
+    world.store.transact(lambda tx: outbox.insert(tx, messages, pk=1, run_number=1, step_key="announce", grace=GRACE))
+
+
+def begin_in(tx: Tx, token: str) -> Delivery | None:
+    return outbox.begin(tx, "m-1", token=token, lease=LEASE)
+
+
+def begin(world: World, token: str) -> Delivery | None:
+    return world.store.transact(lambda tx: begin_in(tx, token))
+
+
+def begun(world: World, token: str) -> Delivery:
+    delivery = begin(world, token)
+    assert delivery is not None
+    return delivery
+
+
+def finish(world: World, delivery: Delivery) -> None:
+    world.store.transact(lambda tx: outbox.finish(tx, delivery))
+
+
+def give_back(world: World, delivery: Delivery, **how: Any) -> None:
+    how = {"retry_in": seconds(0), "error": None} | how
+    world.store.transact(lambda tx: outbox.give_back(tx, delivery, **how))
+
+
+def take(world: World, limit: int = 10) -> list[str]:
+    found = world.store.transact(lambda tx: outbox.take_due(tx, limit=limit, redispatch=REDISPATCH))
+    return [each.id for each in found]
+
+
+def rows(world: World) -> list[Any]:
+    o = world.store.tables.outbox
+    return world.store.read(lambda tx: list(tx.execute(sa.select(o).order_by(o.c.id))))
+
+
+def due_at(world: World) -> int:
+    (row,) = rows(world)
+    return row.run_at
+
+
+# --- outbound events ----------------------------------------------------------------------------
+
+
+def test_an_event_is_in_one_pair_of_hands(world: World) -> None:
+    insert(world, message())
+    assert begun(world, "first").attempt == 1
+    assert begin(world, "second") is None
+    assert due_at(world) == to_us(world.now + LEASE)
+
+
+@SERVERS
+@pytest.mark.parametrize("first", ["commits", "rolls back"])
+def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> None:
+    insert(world, message())
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        assert begin_in(Tx(connection, world.store), "first") is not None
+        second = world.start_blocked(begin, world, "second")
+        transaction.commit() if first == "commits" else transaction.rollback()
+    got = second.result()
+    assert (got is None) == (first == "commits")
+    assert [(row.token, row.attempts) for row in rows(world)] == [("first" if got is None else "second", 1)]
+
+
+def test_an_event_that_is_to_be_tried_again_later_is_not_tried_before(world: World) -> None:
+    insert(world, message())
+    give_back(world, begun(world, "first"), retry_in=seconds(60), error="OSError: away")
+    assert [row.token for row in rows(world)] == [None]
+    world.advance(59.9)
+    assert begin(world, "early") is None
+    world.advance(0.1)
+    assert begun(world, "in time").attempt == 2
+
+
+def test_an_event_that_was_given_up_is_delivered_to_nobody(world: World) -> None:
+    insert(world, message())
+    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
+    world.advance(86_400)
+    assert (begin(world, "second"), take(world)) == (None, [])
+
+
+def test_a_task_is_no_event(world: World) -> None:
+    insert(world, message(kind=OutboxKind.TASK))
+    assert begin(world, "first") is None
+
+
+def test_only_the_token_that_began_finds_its_delivery(world: World) -> None:
+    insert(world, message())
+    delivery = begun(world, "first")
+    found = [
+        world.store.transact(lambda tx, token=token: outbox.find(tx, "m-1", token=token))
+        for token in ("first", "second")
+    ]
+    assert found == [delivery, None]
+
+
+@pytest.mark.parametrize("end", [finish, give_back])
+def test_a_worker_that_overslept_does_not_end_what_another_has_in_hand(world: World, end: Any) -> None:
+    insert(world, message())
+    late = begun(world, "late")
+    world.advance(LEASE.total_seconds())
+    assert begun(world, "other").attempt == 2
+    before = rows(world)
+    end(world, late)
+    assert rows(world) == before
+
+
+@SERVERS
+@pytest.mark.parametrize("end", [finish, give_back])
+def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, end: Any) -> None:
+    insert(world, message())
+    late = begun(world, "late")
+    world.advance(LEASE.total_seconds())
+    with world.holding() as tx:
+        assert begin_in(tx, "other") is not None
+        ending = world.start_blocked(end, world, late)
+    ending.result()
+    assert [(row.token, row.attempts, row.run_at) for row in rows(world)] == [("other", 2, to_us(world.now + LEASE))]
+
+
+@SERVERS
+@pytest.mark.parametrize("first", ["commits", "rolls back"])
+def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: World, first: str) -> None:
+    insert(world, message())
+    late = begun(world, "late")
+    world.advance(LEASE.total_seconds())
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        outbox.finish(Tx(connection, world.store), late)
+        taking = world.start_blocked(begin, world, "other")
+        transaction.commit() if first == "commits" else transaction.rollback()
+    assert (taking.result() is None) == (first == "commits")
+
+
+def test_what_was_no_attempt_is_not_counted(world: World) -> None:
+    insert(world, message())
+    give_back(world, begun(world, "first"), counts=False)
+    assert begun(world, "second").attempt == 1
+
+
+def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> None:
+    insert(world, message())
+    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
+    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
+    assert take(world) == ["m-1"]
+    assert begun(world, "second").attempt == 1
+
+
+def test_an_event_that_people_try_again_is_taken_from_the_worker_that_has_it(world: World) -> None:
+    insert(world, message())
+    late = begun(world, "late")
+    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
+    finish(world, late)
+    assert begun(world, "second").attempt == 1
+
+
+# --- sending ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_taken_before_its_grace_is_over(world: World) -> None:
+    insert(world, message())
+    world.advance(1.9)
+    assert take(world) == []
+    world.advance(0.1)
+    assert take(world) == ["m-1"]
+
+
+def test_the_oldest_messages_are_taken_first(world: World) -> None:
+    for number in (2, 0, 1):
+        insert(world, message(f"m-{number}"))
+        world.advance(1)
+    world.advance(2)
+    assert [take(world, limit=1) for _ in range(4)] == [["m-2"], ["m-0"], ["m-1"], []]
+
+
+def test_what_was_taken_and_not_sent_is_taken_again_ever_more_rarely(world: World) -> None:
+    insert(world, message())
+    pauses = []
+    for _ in range(10):
+        (row,) = rows(world)
+        pauses.append((row.poll_at - to_us(world.now)) // 1_000_000)
+        world.advance(pauses[-1])
+        assert take(world) == ["m-1"]
+    assert pauses == [2, 15, 17, 34, 68, 136, 272, 544, 600, 600]
+
+
+@SERVERS
+@pytest.mark.parametrize("first", ["commits", "rolls back"])
+def test_two_sweeps_at_once_take_different_messages(world: World, first: str) -> None:
+    insert(world, *(message(f"m-{n}") for n in range(4)))
+    world.advance(3)
+    with world.store.engine.connect() as connection:
+        transaction = connection.begin()
+        held = outbox.take_due(Tx(connection, world.store), limit=2, redispatch=REDISPATCH)
+        assert len(held) == 2
+        others = world.start(take, world).result()
+        transaction.commit() if first == "commits" else transaction.rollback()
+    ids = {each.id for each in held}
+    assert set(others) == {f"m-{n}" for n in range(4)} - ids
+    assert set(take(world)) == (set() if first == "commits" else ids)
+
+
+def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> None:
+    insert(world, message())
+    world.advance(3)
+    take(world)
+    world.store.transact(lambda tx: outbox.put_off(tx, [message()], delay=seconds(1)))
+    world.advance(1)
+    assert take(world) == ["m-1"]
+
+
+def test_what_was_given_up_meanwhile_is_not_offered_again(world: World) -> None:
+    insert(world, message())
+    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
+    world.store.transact(lambda tx: outbox.put_off(tx, [message()], delay=seconds(1)))
+    world.advance(10)
+    assert take(world) == []
+
+
+def test_what_is_forgotten_is_what_is_named(world: World) -> None:
+    insert(world, *(message(f"m-{n}") for n in range(3)))
+    world.store.transact(lambda tx: outbox.recall(tx, ["m-0", "m-2"]))
+    assert [row.id for row in rows(world)] == ["m-1"]
+    world.store.transact(lambda tx: outbox.recall(tx, [f"m-{n}" for n in reversed(range(1200))]))
+    assert rows(world) == []
+
+
+def test_what_is_there_is_known(world: World) -> None:
+    insert(world, message("m-0"), message("m-1"))
+    present = world.store.read(lambda tx: outbox.present(tx, ["m-1", "m-7"]))
+    counted = world.store.read(lambda tx: outbox.count_by_step(tx, 1, 1, ["announce", "charge"]))
+    assert (present, counted) == (frozenset({"m-1"}), {"announce": 2})

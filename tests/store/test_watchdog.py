@@ -1,0 +1,263 @@
+"""A database that says nothing more: what waits for it comes back in time, and what is an author's is left alone."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from celery_durable.errors import StoreUnavailable
+from celery_durable.runtime import Runtime, steady
+from celery_durable.store import claims, journal
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.watchdog import Bound, answer_within, line_of
+from tests.smoke.fault_proxy import FaultProxy, Mode
+from tests.store.cuts import session_id
+from tests.store.world import LEASE, World, step
+
+SHORT = Bound(2.0, 30.0)
+SLACK_SECONDS = 15.0
+"""For machines that have other things to do. A hung read would last for ever."""
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def proxy(store: Store) -> Iterator[FaultProxy]:
+    url = store.engine.url
+    proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
+    yield proxy
+    proxy.close()
+
+
+class Nudged(Runtime):
+    """Does something at a checkpoint, once."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, Callable[[], object]] = {}
+
+    def checkpoint(self, name: str) -> None:
+        self.at.pop(name, lambda: None)()
+
+
+@pytest.fixture
+def runtime() -> Nudged:
+    return Nudged()
+
+
+@pytest.fixture
+def detoured(store: Store, proxy: FaultProxy, runtime: Nudged) -> Iterator[Store]:
+    """The same tables, through the proxy."""
+    url = store.engine.url.set(host="127.0.0.1", port=proxy.port)
+    detoured = Store(url, schema=store.schema, prefix=store.prefix, runtime=runtime)
+    yield detoured
+    proxy.set(Mode.PASS)
+    detoured.close()
+
+
+def one(tx: Tx) -> int:
+    return int(tx.conn.exec_driver_sql("SELECT 1").scalar_one())
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def took(work: Callable[[], object]) -> float:
+    began = steady()
+    work()
+    return steady() - began
+
+
+@pytest.mark.parametrize("mode", [Mode.BLACKHOLE, Mode.MUTE, Mode.STALL])
+@pytest.mark.parametrize("single", [True, False])
+def test_a_statement_that_gets_no_answer_is_given_up(
+    detoured: Store, proxy: FaultProxy, mode: Mode, single: bool
+) -> None:
+    detoured.transact(one, single=single)
+    proxy.set(mode)
+
+    def fails() -> None:
+        with pytest.raises(sa.exc.OperationalError):
+            detoured.transact(one, single=single, bound=Bound(0.4, 0.8))
+
+    assert took(fails) < SLACK_SECONDS
+    proxy.set(Mode.PASS)
+    assert detoured.transact(one, single=single) == 1
+
+
+def test_a_read_that_gets_no_answer_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
+    detoured.read(one)
+    proxy.set(Mode.BLACKHOLE)
+
+    def fails() -> None:
+        with pytest.raises(sa.exc.OperationalError):
+            detoured.read(one, bound=Bound(0.4, 0.8))
+
+    assert took(fails) < SLACK_SECONDS
+
+
+def test_after_a_fail_over_an_operation_goes_on_over_a_new_connection(detoured: Store, proxy: FaultProxy) -> None:
+    for single in (True, False):
+        detoured.transact(one, single=single)
+        proxy.set(Mode.STALL_OLD)
+        assert took(lambda single=single: detoured.transact(one, single=single, bound=SHORT)) < SLACK_SECONDS
+    detoured.read(one)
+    proxy.set(Mode.STALL_OLD)
+    assert took(lambda: detoured.read(one, bound=SHORT)) < SLACK_SECONDS
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
+    """PyMySQL's own timeout ends before the server's greeting."""
+    proxy.set(Mode.HANG)
+
+    def fails() -> None:
+        with pytest.raises(sa.exc.OperationalError):
+            detoured.read(one, bound=Bound(1, 1))
+
+    assert took(fails) < 3 + SLACK_SECONDS
+
+
+def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
+    detoured: Store, proxy: FaultProxy, runtime: Nudged, store: Store
+) -> None:
+    """The server has it: it must not be done again, nor be given up."""
+    world = World(store)
+    claim = world.claim(world.create())
+    write = step(result="1")
+    calls: list[str] = []
+
+    def work(tx: Tx) -> str:
+        calls.append("work")
+        guarded = claims.guard(tx, claim, lease=LEASE)
+        journal.write_step(tx, claim, guarded, write)
+        runtime.at["before-commit"] = mute
+        return "worked"
+
+    def mute() -> None:
+        proxy.set(Mode.MUTE)
+        threading.Timer(0.2, proxy.set, [Mode.STALL_OLD]).start()
+
+    def resolve(tx: Tx) -> str | None:
+        calls.append("resolve")
+        assert claims.is_held(tx, claim)
+        found = journal.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
+        return None if found is None else "found"
+
+    assert detoured.transact(work, resolve=resolve, bound=SHORT) == "found"
+    assert calls == ["work", "resolve"]
+    assert len(world.steps(claim)) == 1
+
+
+# --- what has no bound --------------------------------------------------------------------------
+
+
+def test_what_has_no_bound_waits_as_long_as_it_takes(detoured: Store, proxy: FaultProxy) -> None:
+    """An author's statements, a migration, an export: longer than any bound of ours, and never cut."""
+    ids = [detoured.transact(lambda tx: session_id(tx.conn), bound=None)]
+    proxy.set(Mode.STALL)
+    threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
+    with answer_within(0.1):
+        pass  # an answer that was wanted before is nobody's business
+    ids.append(detoured.transact(lambda tx: session_id(tx.conn), bound=None))
+    proxy.set(Mode.STALL)
+    threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
+    with answer_within(None):
+        ids.append(detoured.transact(lambda tx: session_id(tx.conn), bound=Bound(0.1, 0.1)))
+    assert len(set(ids)) == 1
+
+
+def test_an_authors_session_is_never_cut(detoured: Store, proxy: FaultProxy) -> None:
+    with Session(detoured.engine) as plain, detoured.open_session() as session:
+        for each in (session, plain):
+            each.execute(sa.text("SELECT 1"))
+        proxy.set(Mode.STALL)
+        threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
+        with answer_within(0.1):
+            assert session.execute(sa.text("SELECT 2")).scalar_one() == 2
+        type(session).close(session)
+
+
+# --- who waits for an answer --------------------------------------------------------------------
+
+
+def test_an_answer_that_comes_too_late_is_not_waited_for(detoured: Store, proxy: FaultProxy) -> None:
+    detoured.transact(one)
+    proxy.set(Mode.BLACKHOLE)
+
+    def fails() -> None:
+        with answer_within(0.5):
+            with pytest.raises(sa.exc.OperationalError):
+                detoured.transact(one)
+            with pytest.raises(StoreUnavailable, match="The database does not answer"):
+                detoured.read(one)
+
+    assert took(fails) < SLACK_SECONDS
+
+
+# --- the watchdog itself ------------------------------------------------------------------------
+
+
+def test_what_has_ended_is_never_cut(detoured: Store) -> None:
+    with detoured.engine.connect() as connection:
+        line = line_of(connection.connection.driver_connection)
+        assert line is not None
+        for _ in range(1000):
+            line.begin(steady() - 1)  # late from the start: whoever takes it out first has it
+            if line.end():
+                assert not line.cut_if_late(steady())  # the watchdog's next look, which comes every 0.25 s
+                assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+                continue
+            with pytest.raises(sa.exc.OperationalError):
+                connection.exec_driver_sql("SELECT 1")
+            break
+        line.close()
+
+
+def test_closed_connections_leave_no_descriptor_behind(detoured: Store) -> None:
+    def work() -> None:
+        detoured.transact(one, single=True)
+        detoured.transact(one)
+        detoured.read(one)
+        detoured.close()
+
+    work()
+    gc.collect()
+    before = descriptors()
+    for _ in range(5):
+        work()
+    gc.collect()
+    assert descriptors() <= before + 1
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_has_a_watchdog_of_its_own(detoured: Store, proxy: FaultProxy) -> None:
+    detoured.transact(one, single=True)
+    (read, write), (silent, go) = os.pipe(), os.pipe()
+
+    def child() -> None:
+        detoured.transact(one, single=True)
+        os.write(write, b"r")
+        os.read(silent, 1)
+        with pytest.raises(sa.exc.OperationalError):
+            detoured.transact(one, single=True, bound=Bound(0.4, 0.8))
+
+    proc = multiprocessing.get_context("fork").Process(target=lambda: (child(), os._exit(7)))
+    proc.start()
+    assert os.read(read, 1) == b"r"
+    proxy.set(Mode.BLACKHOLE)
+    os.write(go, b"g")
+    proc.join(10)
+    assert proc.exitcode == 7
+    proxy.set(Mode.PASS)
+    assert detoured.transact(one, single=True) == 1
+    for end in (read, write, silent, go):
+        os.close(end)
