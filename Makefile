@@ -16,12 +16,12 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos simulate mutants check format lint-fix docs openapi bench news clean
+.PHONY: help setup demo test coverage test-all chaos simulate mutants check format lint-fix docs openapi bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, test-all, bench, chaos)  MINUTES=10 (for chaos)'
+	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, coverage, test-all, bench, chaos)  MINUTES=10 (for chaos)'
 	@echo '             N=100000 SEED=0 (for simulate)'
 
 setup: .venv/dev ## Make or update the environment .venv (the other targets do it by themselves)
@@ -31,6 +31,9 @@ demo: .venv/run ## Run the order workflow on a real worker, kill it in the middl
 
 test: .venv/dev ## Run the tests, except those marked slow
 	$(PYTEST) -m "not slow" $(ARGS)
+
+coverage: .venv/dev ## Run the tests of make test and list the lines and branches that they miss
+	$(PYTEST) -m "not slow" --cov --cov-report=term $(ARGS)
 
 test-all: .venv/dev ## Run all tests: every broker and database, interleavings, kills
 	$(PYTEST) $(ARGS)
@@ -72,7 +75,7 @@ news: .venv/dev ## Show what the next release will say in CHANGELOG.md
 	@$(BIN)/towncrier build --draft
 
 clean: ## Remove everything make has made, .venv included
-	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .coverage .coverage.* .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # Two stamps, so that the demo does not wait for the tools.
