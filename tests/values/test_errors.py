@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 import re
@@ -68,6 +69,16 @@ def test_the_tree_in_the_docstring_names_every_error() -> None:
     assert errors.__doc__ is not None
     told = set(re.findall(r"[A-Z]\w+", errors.__doc__))
     assert {kind.__name__ for kind in CLASSES} <= told
+
+
+def test_every_error_of_the_folder_is_exported_under_its_documented_name() -> None:
+    tree = [DurableError, Interruption]
+    for kind in tree:
+        tree += [child for child in kind.__subclasses__() if child.__module__.startswith("celery_durable.errors")]
+    assert {kind.__name__ for kind in tree} == set(errors.__all__)
+    for kind in tree:
+        assert getattr(importlib.import_module(kind.__module__), kind.__name__) is kind
+        assert kind.__module__ == "celery_durable.errors"
 
 
 def test_timeouts_are_timeouts_to_everybody() -> None:

@@ -1,0 +1,183 @@
+"""Every exception, in one tree; each class owns its sentence: what is wrong, with which value, what to do next.
+
+::
+
+    DurableError
+      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase,
+      StoreUnavailable
+      DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
+      ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
+                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, NotSerializable,
+                    PayloadTooLarge, BatchTooLarge, TaskRefused)
+      WorkflowParamsInvalid, WorkflowOutputInvalid
+      InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
+      StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
+      NonRetryableError                    raised by authors, and by us where a retry cannot help
+        StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
+        StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
+      StepFailed                           what a failed step raises into the workflow
+        StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
+      SuspensionSwallowed, WorkerCrashLoop  what else can end an instance
+      PassStuck                            logged, never raised
+    Interruption (BaseException)           not for authors
+      Suspend, StepInterrupted, Superseded, PassBroken
+"""
+
+from celery_durable.errors.base import DurableError
+from celery_durable.errors.configuration import (
+    ConfigInvalid,
+    NotConfigured,
+    SettingUnknown,
+)
+from celery_durable.errors.database import (
+    SchemaOutdated,
+    StoreMismatch,
+    StoreUnavailable,
+    UnsupportedDatabase,
+)
+from celery_durable.errors.definitions import (
+    AsyncNotSupported,
+    BindingKeyTaken,
+    DefinitionInvalid,
+    WorkflowNameTaken,
+    WorkflowNotFound,
+    WorkflowsRequired,
+)
+from celery_durable.errors.instances import (
+    InstanceAlreadyExists,
+    InstanceNotErrored,
+    InstanceNotFound,
+    InstanceTerminal,
+    OutOfScope,
+    ResultTimeout,
+    RunNotFound,
+    StepNotFound,
+    StepNotOpen,
+    SuspensionSwallowed,
+    VersionMismatch,
+    WorkerCrashLoop,
+    WorkflowFailed,
+)
+from celery_durable.errors.interruptions import (
+    Interruption,
+    PassBroken,
+    PassStuck,
+    StepInterrupted,
+    Superseded,
+    Suspend,
+)
+from celery_durable.errors.publishing import NotGivenUp, NotInOutbox
+from celery_durable.errors.steps import (
+    BranchNeverGathered,
+    EventPayloadInvalid,
+    EventTimeout,
+    HandlerAnswerInvalid,
+    NonRetryableError,
+    StepCancelled,
+    StepCommitConflict,
+    StepFailed,
+    StepLimitExceeded,
+    StepMaxAttemptsExceeded,
+    StepMisuse,
+    StepNameReused,
+    StepResultInvalid,
+    StepTimeout,
+    StepTxMisuse,
+    StepTypeMismatch,
+)
+from celery_durable.errors.values import (
+    BatchTooLarge,
+    CursorInvalid,
+    DurationInvalid,
+    EmissionMismatch,
+    InstantInvalid,
+    InvalidEventType,
+    InvalidInstanceId,
+    InvalidLabel,
+    InvalidTopic,
+    NameInvalid,
+    NotSerializable,
+    PayloadTooLarge,
+    StartTooFar,
+    TaskRefused,
+    TooManyLabels,
+    ValueRefused,
+    WorkflowOutputInvalid,
+    WorkflowParamsInvalid,
+)
+
+__all__ = [
+    "AsyncNotSupported",
+    "BatchTooLarge",
+    "BindingKeyTaken",
+    "BranchNeverGathered",
+    "ConfigInvalid",
+    "CursorInvalid",
+    "DefinitionInvalid",
+    "DurableError",
+    "DurationInvalid",
+    "EmissionMismatch",
+    "EventPayloadInvalid",
+    "EventTimeout",
+    "HandlerAnswerInvalid",
+    "InstanceAlreadyExists",
+    "InstanceNotErrored",
+    "InstanceNotFound",
+    "InstanceTerminal",
+    "InstantInvalid",
+    "Interruption",
+    "InvalidEventType",
+    "InvalidInstanceId",
+    "InvalidLabel",
+    "InvalidTopic",
+    "NameInvalid",
+    "NonRetryableError",
+    "NotConfigured",
+    "NotGivenUp",
+    "NotInOutbox",
+    "NotSerializable",
+    "OutOfScope",
+    "PassBroken",
+    "PassStuck",
+    "PayloadTooLarge",
+    "ResultTimeout",
+    "RunNotFound",
+    "SchemaOutdated",
+    "SettingUnknown",
+    "StartTooFar",
+    "StepCancelled",
+    "StepCommitConflict",
+    "StepFailed",
+    "StepInterrupted",
+    "StepLimitExceeded",
+    "StepMaxAttemptsExceeded",
+    "StepMisuse",
+    "StepNameReused",
+    "StepNotFound",
+    "StepNotOpen",
+    "StepResultInvalid",
+    "StepTimeout",
+    "StepTxMisuse",
+    "StepTypeMismatch",
+    "StoreMismatch",
+    "StoreUnavailable",
+    "Superseded",
+    "Suspend",
+    "SuspensionSwallowed",
+    "TaskRefused",
+    "TooManyLabels",
+    "UnsupportedDatabase",
+    "ValueRefused",
+    "VersionMismatch",
+    "WorkerCrashLoop",
+    "WorkflowFailed",
+    "WorkflowNameTaken",
+    "WorkflowNotFound",
+    "WorkflowOutputInvalid",
+    "WorkflowParamsInvalid",
+    "WorkflowsRequired",
+]
+
+# Pickles, tracebacks and logs name the documented module, so that files in this folder can change.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

@@ -1,0 +1,44 @@
+"""The root of the tree, and how an error shows values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class DurableError(Exception):
+    """The base of everything that celery_durable raises for people to read.
+
+    ``code`` is stable and machine readable; ``http_status`` is what an HTTP door answers with.
+    """
+
+    code: ClassVar[str] = "DURABLE_ERROR"
+    http_status: ClassVar[int] = 500
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default pickling calls cls(*args) and breaks for every __init__ with more than one
+        # argument; prefork workers pickle exceptions.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[DurableError], args: tuple[Any, ...], state: dict[str, Any]) -> DurableError:
+    exc = cls.__new__(cls, *args)
+    exc.args = args
+    exc.__dict__.update(state)
+    return exc
+
+
+def quote(value: object) -> str:
+    """Return the value's repr, cut to 120 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a repr that fails, as that of a very long integer does, must not hide the error
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def join_problems(problems: Sequence[tuple[str, str]]) -> str:
+    """Return the first five problems as one line, and how many more there are."""
+    return "; ".join(f"{where}: {what}" for where, what in problems[:5]) + (
+        f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    )

@@ -1,0 +1,40 @@
+"""Errors of the settings and of the set-up of a process."""
+
+from __future__ import annotations
+
+from celery_durable.errors.base import DurableError, quote
+
+
+class NotConfigured(DurableError):
+    """A workflow is used, but no Durable is attached to a Celery app in this process."""
+
+    code = "NOT_CONFIGURED"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"{what} needs a Durable, and this process has none (or several and no current Celery app). "
+            "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
+            "or make the app current with `app.set_current()`."
+        )
+
+
+class ConfigInvalid(DurableError):
+    """A ``durable_*`` setting has a value that cannot work."""
+
+    code = "CONFIG_INVALID"
+
+    def __init__(self, setting: str, value: object, remedy: str) -> None:
+        self.setting, self.value = setting, value
+        super().__init__(f"Setting {setting}={quote(value)} cannot be used: {remedy}")
+
+
+class SettingUnknown(ConfigInvalid):
+    """There is no ``durable_*`` setting of this name. Its value is not shown: it may be a URL with a password."""
+
+    code = "SETTING_UNKNOWN"
+
+    def __init__(self, setting: str, near: str | None) -> None:
+        self.setting = setting
+        remedy = "Remove it." if near is None else f"Did you mean {near}?"
+        DurableError.__init__(self, f"There is no setting {setting}. {remedy}")

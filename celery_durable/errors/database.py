@@ -1,0 +1,53 @@
+"""Errors of the database and of its tables."""
+
+from __future__ import annotations
+
+from celery_durable.errors.base import DurableError
+
+
+class StoreMismatch(DurableError):
+    """The session handed in belongs to another database than the durable store."""
+
+    code = "STORE_MISMATCH"
+
+    def __init__(self, session_url: str, store_url: str) -> None:
+        self.session_url, self.store_url = session_url, store_url
+        super().__init__(
+            f"The session is bound to {session_url}, but workflows are stored in {store_url}. One transaction "
+            "cannot span both: bind the session to the store's database, or leave out session=."
+        )
+
+
+class StoreUnavailable(DurableError):
+    """The database did not answer within the caller's time limit."""
+
+    code, http_status = "STORE_UNAVAILABLE", 503
+
+    def __init__(self) -> None:
+        super().__init__("The database does not answer. Nothing is lost: try again in a few seconds.")
+
+
+class SchemaOutdated(DurableError):
+    """The database's tables are missing or belong to another version of the package."""
+
+    code = "SCHEMA_OUTDATED"
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        self.found, self.expected = found, expected
+        state = "has no celery_durable tables" if found is None else f"is at revision {found!r}"
+        super().__init__(
+            f"The database {state}; this version needs revision {expected!r}. "
+            "Bring it up to date: celery -A <your app> durable migrate"
+        )
+
+
+class UnsupportedDatabase(DurableError):
+    """The store's database lacks something that durability rests on."""
+
+    code = "UNSUPPORTED_DATABASE"
+
+    def __init__(self, found: str) -> None:
+        self.found = found
+        super().__init__(
+            f"{found} is not supported. Use PostgreSQL 15 or newer, MariaDB 10.6 or newer, or SQLite 3.35 or newer."
+        )
