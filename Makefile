@@ -75,7 +75,7 @@ news: .venv/dev ## Show what the next release will say in CHANGELOG.md
 	@$(BIN)/towncrier build --draft
 
 clean: ## Remove everything make has made, .venv included
-	rm -rf .coverage .coverage.* .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .coverage .coverage.* .venv .nox build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # Two stamps, so that the demo does not wait for the tools.
