@@ -47,7 +47,7 @@ simulate: .venv/dev ## Run N schedules of faults (N=20000), from seed SEED on; p
 mutants: .venv/dev ## Plant bugs in store and engine and show what catches each
 	$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
-check: .venv/dev ## Lint, format, types, floors, spelling, news
+check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -55,6 +55,7 @@ check: .venv/dev ## Lint, format, types, floors, spelling, news
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 	$(BIN)/towncrier build --draft >/dev/null
+	$(BIN)/python -m tests.docs.commit_titles
 
 format: .venv/dev ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .
