@@ -283,7 +283,7 @@ class Durable:
 
     @functools.cached_property
     def sweep_heart(self) -> SweepTaskHeart:
-        """The same for the `sweep` task."""
+        """The same for the task that sweeps."""
         return SweepTaskHeart(self.store, self.runtime)
 
     # --- authors --------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class Durable:
             self.stop_flag.clear()
 
     def worker_started(self, node: str, pool: str) -> None:
-        """The worker's pool runs (see `DurableStep`)."""
+        """Start the dispatcher and the heartbeat of a worker. Called by its bootstep once its pool runs."""
         self.task_ends.in_main_loop_of(os.getpid() if pool == "prefork" else None)
         self.heart.begin("worker", node, pool=pool)
         if self.settings.dispatcher in ("worker", "both") and self.unsupported_pool is None:
@@ -389,7 +389,7 @@ class Durable:
             self.heart.start()
 
     def worker_stopped(self) -> None:
-        """The worker is about to stop its pool (see `DurableStep`), also where no signal told it to."""
+        """Stop them. Called by the worker's bootstep before its pool stops, also if no signal announced the stop."""
         self.stop_flag.set()
         self._stop_threads()
 
@@ -397,7 +397,7 @@ class Durable:
         self.stop_flag.set()
 
     def begin_roll_calls(self, consumer: Callable[[], Any]) -> None:
-        """The worker's pool runs; ``consumer``: what receives its messages, None: nothing (see `LostTasksStep`)."""
+        """Start to answer which tasks this worker holds. ``consumer``: returns what receives its messages, or None."""
         self.heart.is_needed = True
         self.lost_part.roll_calls.start(consumer)
 

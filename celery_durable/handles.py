@@ -239,7 +239,7 @@ class WorkflowInstance(Generic[R_co]):
     def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """Complete an open step, or one that ended it errored, by hand; answers with the run that goes on with it.
 
-        ``by``: who does it, for `history().audit`. Raises StepNotFound, StepNotOpen, InstanceTerminal.
+        ``by``: who does it, for `History.audit`. Raises StepNotFound, StepNotOpen, InstanceTerminal.
         """
         return self._operations.set_result(self.workflow.name, self.id, step, value, by=by, reason=reason)
 

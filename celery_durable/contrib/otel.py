@@ -21,6 +21,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvid
 from celery_durable import signals
 from celery_durable.tasks import ADVANCE
 
+__all__ = ["Tracing", "instrument"]
+
 _Run = tuple[str, str, int]
 _current: ContextVar[tuple[_Run, Span] | None] = ContextVar("celery_durable_span", default=None)
 """The pass on this thread."""

@@ -24,6 +24,8 @@ from celery_durable.model import Heartbeat, Status
 from celery_durable.store import census, heartbeats, outbox
 from celery_durable.values import Duration
 
+__all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
+
 logger = logging.getLogger("celery_durable.prometheus")
 
 _LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

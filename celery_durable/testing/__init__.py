@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from celery_durable.model import Outgoing, Ref
     from celery_durable.testing.clock import START, Clock
     from celery_durable.testing.crash_safety import CrashReport, CrashSchedule, assert_crash_safe
     from celery_durable.testing.doubles import Attempt, Double, Gate
@@ -52,7 +53,9 @@ __all__ = [
     "NotReplayed",
     "NothingDue",
     "OpenStepChanged",
+    "Outgoing",
     "Process",
+    "Ref",
     "RunnerProcess",
     "SampledSchedules",
     "ScenarioFailed",

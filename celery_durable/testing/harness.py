@@ -315,7 +315,7 @@ class DurableHarness(Doubles):
         return self.durable.outbound(name, retries=retries)
 
     def drain_outbox(self) -> list[Outgoing]:
-        """What steps have sent since the last call: `id`, `kind`, `name` and `content` of each."""
+        """What steps have sent since the last call: each has an ``id``, ``kind``, ``name`` and ``content``."""
         sent, self.outbox[:] = list(self.outbox), []
         return sent
 

@@ -31,6 +31,33 @@ from celery_durable.testing.harness import DurableHarness
 from celery_durable.testing.instance import HarnessInstance
 from celery_durable.values import Duration
 
+__all__ = [
+    "Context",
+    "Scenario",
+    "ScenarioStep",
+    "advance_time_and_run_until_idle",
+    "assert_",
+    "concurrent",
+    "crash_at",
+    "create",
+    "create_batch",
+    "define_scenario",
+    "event",
+    "event_and_run_until_idle",
+    "hold",
+    "initialize_and_run_until_idle",
+    "pause",
+    "read",
+    "release",
+    "restart",
+    "restart_runner",
+    "resume",
+    "run_scenario",
+    "run_until_idle",
+    "terminate",
+    "tick",
+]
+
 Given = Any
 """A value, or a function of the context that gives it."""
 

@@ -1,0 +1,137 @@
+"""What public docstrings name can be imported from the modules that docs/index.md lists."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import celery_durable
+from celery_durable.config import Settings
+from tests.docs.blocks import ROOT
+from tests.docs.public import Docstring, docstrings, documented_modules, exports
+
+DOCSTRINGS = docstrings()
+EXPORTED = {name: value for module in documented_modules().values() for name, value in exports(module).items()}
+MEMBERS = {name for value in EXPORTED.values() for name in dir(value)} | {
+    name for value in EXPORTED.values() for name in getattr(value, "__dataclass_fields__", ())
+}
+"""What can be written behind the dot of a public object."""
+
+PARTS = {"Host", "LinearDefinition", "Redaction"} | {"Code", "Deliveries", "Kind", "OutboxKind", "Verb"}
+"""Returned to other parts of the package, not to its users; and enums of text, which users compare with text."""
+
+_CAMEL = r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+"
+_SPANS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)|``([^`\n]+)``")
+
+
+def defined_in_the_package() -> tuple[set[str], set[str]]:
+    """The names of all classes and of all functions, public or not."""
+    classes: set[str] = set()
+    functions: set[str] = set()
+    for path in (ROOT / "celery_durable").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                functions.add(node.name)
+    return classes, functions
+
+
+CLASSES, FUNCTIONS = defined_in_the_package()
+
+
+def named_classes(text: str) -> set[str]:
+    """Classes of the package: camel-case words, single words in backticks and the entries of ``Raises:``."""
+    words = set(re.findall(rf"\b{_CAMEL}\b", text))
+    words |= {word for span in _SPANS.findall(text) for word in re.findall(r"\b[A-Z]\w+", "".join(span))}
+    raises = text.partition("Raises:\n")[2].partition("\n\n")[0]
+    words |= set(re.findall(r"^ +([A-Z]\w+):", raises, re.MULTILINE))
+    return words & CLASSES
+
+
+def references(text: str) -> list[str]:
+    """What single backticks hold: references to names of Python, with or without parentheses."""
+    return [re.sub(r"\(.*\)$", "", span) for span, _ in _SPANS.findall(text) if span]
+
+
+def is_known(reference: str, docstring: Docstring) -> bool:
+    head, *rest = reference.lstrip("@").split(".")
+    if head == "celery_durable":
+        return reference in documented_modules() or rest[-1] in EXPORTED
+    if not rest and head in _parameters(docstring.subject) | MEMBERS | EXPORTED.keys():
+        return True
+    if head.removeprefix("durable_") in Settings.__dataclass_fields__:
+        return True
+    value = EXPORTED.get(head)
+    attributes = {*dir(value), *getattr(value, "__annotations__", ()), *_parameters(value)}
+    return value is not None and (not rest or rest[0] in attributes)
+
+
+def _parameters(subject: Any) -> set[str]:
+    """Of a function, or of a class's constructor, whose parameters errors keep as attributes."""
+    taken = vars(subject).get("__init__") if inspect.isclass(subject) else subject
+    return set(inspect.signature(taken).parameters) if inspect.isroutine(taken) else set()
+
+
+def test_the_list_of_modules_is_read() -> None:
+    assert {"celery_durable", "celery_durable.errors", "celery_durable.testing"} <= documented_modules().keys()
+    assert len(DOCSTRINGS) > 300
+
+
+def test_public_docstrings_name_only_classes_that_can_be_imported() -> None:
+    missing = {str(each): named_classes(each.text) - EXPORTED.keys() for each in DOCSTRINGS}
+    assert {name: classes for name, classes in missing.items() if classes} == {}
+
+
+def test_references_in_public_docstrings_lead_somewhere() -> None:
+    heads = CLASSES | FUNCTIONS
+    wrong = {
+        str(each): [
+            reference
+            for reference in references(each.text)
+            if re.split(r"\W", reference.lstrip("@"))[0] in heads and not is_known(reference, each)
+        ]
+        for each in DOCSTRINGS
+    }
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def returned_classes(docstring: Docstring) -> set[str]:
+    """Classes of the package that a call returns, or that a field of a dataclass holds."""
+    if inspect.isclass(docstring.subject):
+        held = vars(docstring.subject).get("__annotations__", {})
+    else:
+        held = {"return": getattr(docstring.subject, "__annotations__", {}).get("return")}
+    text = " ".join(kind for name, kind in held.items() if isinstance(kind, str) and not name.startswith("_"))
+    return set(re.findall(r"\b[A-Z]\w+", text)) & CLASSES
+
+
+def test_what_public_calls_return_can_be_imported() -> None:
+    missing = {str(each): returned_classes(each) - EXPORTED.keys() - PARTS for each in DOCSTRINGS}
+    assert {name: classes for name, classes in missing.items() if classes} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Raises InstanceNotFound if there is none.", {"InstanceNotFound"}),
+        ("The `Page`, and a Page in a sentence.", {"Page"}),
+        ("Look.\n\nRaises:\n    Suspend: Never.\n", {"Suspend"}),
+        ("A PostgreSQL database, MariaDB or SQLAlchemy.", set()),
+    ],
+)
+def test_classes_are_found_in_a_docstring(text: str, found: set[str]) -> None:
+    assert named_classes(text) == found
+
+
+def test_what_is_missing_is_not_known() -> None:
+    subject = Docstring("create", "", celery_durable.Workflow.create, celery_durable.Workflow)
+    assert is_known("Workflow.create", subject)
+    assert is_known("create", subject)
+    assert is_known("if_exists", subject)
+    assert not is_known("Workflow.make", subject)
+    assert not is_known("CommitConflict", subject)
