@@ -32,6 +32,7 @@ from celery_durable.runner.ticks import Ticker
 from celery_durable.runtime import Runtime, steady
 from celery_durable.signals import listen
 from celery_durable.step import Step
+from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from celery_durable.store.losses import SentTask
 from celery_durable.tasks.answers import Answers
@@ -285,6 +286,25 @@ class Durable:
     def sweep_heart(self) -> SweepTaskHeart:
         """The same for the task that sweeps."""
         return SweepTaskHeart(self.store, self.runtime)
+
+    def migrate(self, connection: sa.Connection | None = None) -> tuple[str | None, str]:
+        """Create the tables, or bring them up to date, as the command ``durable migrate`` does.
+
+        Args:
+            connection: Run inside the transaction of this connection, as ``op.get_bind()`` in a migration of your
+                own. You commit. MariaDB commits at every statement that changes tables. None: in a transaction of its
+                own.
+
+        Returns:
+            The revision before, None if there were no tables, and the revision after.
+
+        Raises:
+            ConfigInvalid: No database is configured.
+            UnsupportedDatabase: The database is too old, or of another kind.
+        """
+        if connection is None:
+            return migrate.upgrade(self.store)
+        return migrate.upgrade_connection(connection, schema=self.store.schema, prefix=self.store.prefix)
 
     # --- authors --------------------------------------------------------------------------------
 

@@ -139,10 +139,9 @@ def world() -> Iterator[World]:
 
 def run(story: Story, here: World) -> None:
     """Play it, up to the finished order."""
-    from celery_durable.store import migrate
     from examples import order_approval as shop
 
-    migrate.upgrade(shop.durable.store)
+    shop.durable.migrate()
     shop.create_tables()
 
     first = here.start_worker()

@@ -26,7 +26,6 @@ from celery import Celery
 from pydantic import BaseModel
 
 from celery_durable import Durable, NonRetryableError, Step, StepConfig, WorkflowEvent, durable_step, durable_workflow
-from celery_durable.store import migrate
 from examples import embedded
 
 app = Celery("documents")
@@ -106,7 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.worker:
         app.conf.task_always_eager = True
-        migrate.upgrade(durable.store)
+        durable.migrate()
     handle = document_etl.create(Folder(path=str(Path(args.folder).resolve()), index=str(Path(args.index).resolve())))
     report = handle.result(timeout="1 minute")
     print(f"{report.documents} documents, {report.words} words, above all {', '.join(report.most_common)}")

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from celery import Celery
 
+from celery_durable import Durable
 from celery_durable.errors import SchemaOutdated
 from celery_durable.store import instances, migrate
 from celery_durable.store.engine import Store
@@ -281,6 +283,30 @@ def test_an_applications_own_migration_goes_on_with_its_op_afterwards(
         command.upgrade(config, "head")
     assert set(sa.inspect(engine).get_table_names()) == TABLES | {VERSION_TABLE, "alembic_version", "shop", "customer"}
     engine.dispose()
+    assert migrate.current(empty) == REVISION
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+def test_an_application_migrates_in_a_transaction_of_its_own_with_its_prefix(empty: Store, store_url: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.durable_database_url, app.conf.durable_table_prefix = store_url, "shop_"
+    durable = Durable(app)
+    with empty.engine.connect() as connection:
+        transaction = connection.begin()
+        assert durable.migrate(connection) == (None, REVISION)
+        assert sa.inspect(connection).has_table("shop_workflow_instance")
+        transaction.rollback()
+    assert sa.inspect(empty.engine).get_table_names() == []
+    durable.close()
+
+
+def test_an_application_migrates_without_a_connection(empty: Store, store_url: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.durable_database_url = store_url
+    durable = Durable(app)
+    assert durable.migrate() == (None, REVISION)
+    assert durable.migrate() == (REVISION, REVISION)
+    durable.close()
     assert migrate.current(empty) == REVISION
 
 
