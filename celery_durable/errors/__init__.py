@@ -1,4 +1,4 @@
-"""Every exception, in one tree; each class owns its sentence: what is wrong, with which value, what to do next.
+"""Every exception. Each message says what is wrong, with which value, and what to do next.
 
 ::
 
@@ -12,14 +12,14 @@
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
       StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
-      NonRetryableError                    raised by authors, and by us where a retry cannot help
+      NonRetryableError                    raised by step functions; below it, what no retry can help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
         StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
-      StepFailed                           what a failed step raises into the workflow
+      StepFailed                           raised in the workflow by a failed step
         StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
-      SuspensionSwallowed, WorkerCrashLoop  what else can end an instance
+      SuspensionSwallowed, WorkerCrashLoop  fail an instance as a whole
       PassStuck                            logged, never raised
-    Interruption (BaseException)           not for authors
+    Interruption (BaseException)           unwinds workflow code; not for users
       Suspend, StepInterrupted, Superseded, PassBroken
 """
 

@@ -7,9 +7,13 @@ from typing import Any, ClassVar
 
 
 class DurableError(Exception):
-    """The base of everything that celery_durable raises for people to read.
+    """The base class of every error that celery_durable raises for its users.
 
-    ``code`` is stable and machine readable; ``http_status`` is what an HTTP door answers with.
+    Catch it to handle all of them. Errors can be pickled and copied; attributes are kept.
+
+    Attributes:
+        code: A stable name for programs, such as ``INSTANCE_NOT_FOUND``.
+        http_status: The status of the HTTP API's response to this error.
     """
 
     code: ClassVar[str] = "DURABLE_ERROR"

@@ -6,7 +6,14 @@ from celery_durable.errors.base import DurableError, quote
 
 
 class NotConfigured(DurableError):
-    """A workflow is used, but no Durable is attached to a Celery app in this process."""
+    """A workflow was used in a process without a `Durable` that is attached to a Celery app.
+
+    Also raised if several apps have one and none of them is current. Import the module that creates it first, or call
+    ``app.set_current()``.
+
+    Attributes:
+        what: What needs a `Durable`.
+    """
 
     code = "NOT_CONFIGURED"
 
@@ -20,7 +27,14 @@ class NotConfigured(DurableError):
 
 
 class ConfigInvalid(DurableError):
-    """A ``durable_*`` setting has a value that cannot work."""
+    """A setting, or an argument that configures something, has a value that cannot be used.
+
+    The message says which values can.
+
+    Attributes:
+        setting: The name of the setting or argument.
+        value: Its value.
+    """
 
     code = "CONFIG_INVALID"
 
@@ -30,7 +44,13 @@ class ConfigInvalid(DurableError):
 
 
 class SettingUnknown(ConfigInvalid):
-    """There is no ``durable_*`` setting of this name. Its value is not shown: it may be a URL with a password."""
+    """There is no ``durable_*`` setting of this name.
+
+    Correct the name or remove the setting. Its value is not shown, since it may be a URL with a password.
+
+    Attributes:
+        setting: The unknown name.
+    """
 
     code = "SETTING_UNKNOWN"
 

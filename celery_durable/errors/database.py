@@ -6,7 +6,14 @@ from celery_durable.errors.base import DurableError
 
 
 class StoreMismatch(DurableError):
-    """The session handed in belongs to another database than the durable store."""
+    """``session=`` is bound to a different database than the one that stores the workflows.
+
+    One transaction cannot span both. Bind the session to the store's database, or leave out ``session=``.
+
+    Attributes:
+        session_url: The URL of the session's database.
+        store_url: The URL of the store's database.
+    """
 
     code = "STORE_MISMATCH"
 
@@ -19,7 +26,10 @@ class StoreMismatch(DurableError):
 
 
 class StoreUnavailable(DurableError):
-    """The database did not answer within the caller's time limit."""
+    """The database did not respond in time to a request of the HTTP API.
+
+    Try again in a few seconds.
+    """
 
     code, http_status = "STORE_UNAVAILABLE", 503
 
@@ -28,7 +38,14 @@ class StoreUnavailable(DurableError):
 
 
 class SchemaOutdated(DurableError):
-    """The database's tables are missing or belong to another version of the package."""
+    """The tables are missing, or older than this version of the package needs.
+
+    Run ``celery -A proj durable migrate``, or call `Durable.migrate`.
+
+    Attributes:
+        found: The revision of the tables; None if there are none.
+        expected: The revision that this version needs.
+    """
 
     code = "SCHEMA_OUTDATED"
 
@@ -42,7 +59,13 @@ class SchemaOutdated(DurableError):
 
 
 class UnsupportedDatabase(DurableError):
-    """The store's database lacks something that durability rests on."""
+    """The database is of a kind or version that celery_durable does not support.
+
+    Use PostgreSQL, MariaDB or SQLite; the message names the oldest versions.
+
+    Attributes:
+        found: The database and its version.
+    """
 
     code = "UNSUPPORTED_DATABASE"
 

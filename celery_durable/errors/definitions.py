@@ -8,13 +8,22 @@ from celery_durable.errors.base import DurableError
 
 
 class DefinitionInvalid(DurableError):
-    """A workflow or step definition cannot work as written."""
+    """A workflow, a step or a registration cannot work as it is written.
+
+    Raised where the definition is made or used. The message says what to change.
+    """
 
     code = "DEFINITION_INVALID"
 
 
 class AsyncNotSupported(DefinitionInvalid):
-    """``async def`` workflows and step bodies are not supported yet."""
+    """A workflow or a step's function is an ``async def``.
+
+    Write a plain function. Inside a step, ``asyncio.run(...)`` is allowed.
+
+    Attributes:
+        name: The function's or the workflow's name.
+    """
 
     code = "ASYNC_NOT_SUPPORTED"
 
@@ -27,7 +36,13 @@ class AsyncNotSupported(DefinitionInvalid):
 
 
 class WorkflowNameTaken(DurableError):
-    """Two different workflows claim the same name."""
+    """Two different workflows have the same name.
+
+    Give one of them another: ``@durable_workflow(name=...)``.
+
+    Attributes:
+        name: The name.
+    """
 
     code = "WORKFLOW_NAME_TAKEN"
 
@@ -39,7 +54,13 @@ class WorkflowNameTaken(DurableError):
 
 
 class BindingKeyTaken(DurableError):
-    """Two different workflows claim the same binding key."""
+    """Two different workflows were registered under the same binding key.
+
+    Register one of them under another key: ``durable.register({...})``.
+
+    Attributes:
+        key: The binding key.
+    """
 
     code = "BINDING_KEY_TAKEN"
 
@@ -52,7 +73,13 @@ class BindingKeyTaken(DurableError):
 
 
 class WorkflowsRequired(DurableError):
-    """A package that runs workflows was set up without a service that does."""
+    """A package that runs workflows was set up without a `WorkflowService`.
+
+    Pass it ``durable.service`` of your application.
+
+    Attributes:
+        package: The package's name.
+    """
 
     code, http_status = "WORKFLOWS_REQUIRED", 503
 
@@ -65,7 +92,13 @@ class WorkflowsRequired(DurableError):
 
 
 class WorkflowNotFound(DurableError):
-    """No workflow of this name is registered in this process."""
+    """No workflow of this name is registered in this process.
+
+    Import the module that defines it, or add it to the Celery app's ``imports``.
+
+    Attributes:
+        name: The name that was looked up.
+    """
 
     code, http_status = "WORKFLOW_NOT_FOUND", 404
 

@@ -8,7 +8,14 @@ from celery_durable.errors.base import DurableError, quote
 
 
 class InstanceNotFound(DurableError):
-    """No instance has this id under this workflow."""
+    """The workflow has no instance with this id.
+
+    Check the id; the transaction that created the instance may have been rolled back.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+    """
 
     code, http_status = "INSTANCE_NOT_FOUND", 404
 
@@ -21,7 +28,15 @@ class InstanceNotFound(DurableError):
 
 
 class RunNotFound(DurableError):
-    """The instance has no run of this number."""
+    """The instance has no run with this number.
+
+    Runs are numbered from 1; a restart or a retry adds one.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+    """
 
     code, http_status = "RUN_NOT_FOUND", 404
 
@@ -33,7 +48,14 @@ class RunNotFound(DurableError):
 
 
 class InstanceAlreadyExists(DurableError):
-    """The id is taken; instance ids are unique per workflow."""
+    """The workflow already has an instance with this id.
+
+    Use another id, pass ``if_exists="return"`` to get the existing instance, or restart that one.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+    """
 
     code, http_status = "INSTANCE_ID_ALREADY_EXISTS", 409
 
@@ -46,7 +68,16 @@ class InstanceAlreadyExists(DurableError):
 
 
 class InstanceTerminal(DurableError):
-    """The instance has ended, and this operation needs one that has not."""
+    """The operation needs an instance that has not ended, and this one has.
+
+    ``restart()`` starts a new run of it.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        status: The `Status` in which it ended.
+        operation: The refused operation.
+    """
 
     code, http_status = "INSTANCE_TERMINAL", 409
 
@@ -59,7 +90,15 @@ class InstanceTerminal(DurableError):
 
 
 class InstanceNotErrored(DurableError):
-    """The instance has not failed, and only what has failed can be tried again."""
+    """Only a failed instance can be retried, and this one has not failed.
+
+    ``restart()`` starts a new run of it, from its first step or from another.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        status: The instance's `Status`.
+    """
 
     code, http_status = "INSTANCE_NOT_ERRORED", 409
 
@@ -72,7 +111,17 @@ class InstanceNotErrored(DurableError):
 
 
 class StepNotFound(DurableError):
-    """The current run has recorded no step of this name. ``near``: names that it has."""
+    """The current run has recorded no step with this name.
+
+    The message names similar steps.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+        step: The name that was looked up.
+        near: Similar names of recorded steps.
+    """
 
     code, http_status = "STEP_NOT_FOUND", 404
 
@@ -86,9 +135,18 @@ class StepNotFound(DurableError):
 
 
 class StepNotOpen(DurableError):
-    """The step has ended, and did not end its instance: others may stand on its result.
+    """A step cannot be completed by hand, because it has ended without failing its instance.
 
-    Or it is a linear step whose turn has not come; ``stands_at``: the step whose turn it is.
+    Later steps may depend on its result; ``restart(from_step=...)`` runs it again. Also raised for a step of a linear
+    workflow whose turn has not come.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+        step: The step's name.
+        status: The step's status.
+        stands_at: In a linear workflow, the step whose turn it is; else None.
     """
 
     code, http_status = "STEP_NOT_OPEN", 409
@@ -115,7 +173,13 @@ class StepNotOpen(DurableError):
 
 
 class OutOfScope(DurableError):
-    """A new instance would be outside of the scope that the caller has."""
+    """A new instance would be outside of the caller's scope.
+
+    Raised by the HTTP API with tenants. Use an id and labels that belong to the scope.
+
+    Attributes:
+        instance_id: The id of the new instance.
+    """
 
     code, http_status = "OUT_OF_SCOPE", 403
 
@@ -128,7 +192,14 @@ class OutOfScope(DurableError):
 
 
 class VersionMismatch(DurableError):
-    """The instance has changed since the caller looked at it; nothing was written."""
+    """The instance has changed since the caller read its version. Nothing was written.
+
+    Read it again, then repeat the operation if it is still what you want.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+    """
 
     code, http_status = "PRECONDITION_FAILED", 412
 
@@ -141,7 +212,15 @@ class VersionMismatch(DurableError):
 
 
 class ResultTimeout(DurableError, TimeoutError):
-    """The instance did not end within the time that the caller was ready to wait."""
+    """The instance did not end within the time that the caller wanted to wait.
+
+    It continues on its own. Wait again, or longer. Also a TimeoutError.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        status: Its `Status` when the time was over.
+    """
 
     code, http_status = "RESULT_TIMEOUT", 408
 
@@ -154,7 +233,17 @@ class ResultTimeout(DurableError, TimeoutError):
 
 
 class WorkflowFailed(DurableError):
-    """The instance ended without a result: errored or terminated."""
+    """The result of an instance was requested that failed or was terminated.
+
+    ``instance.history()`` shows what happened.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        status: "errored" or "terminated".
+        error_name: The name of the error that ended it, or None.
+        error_message: Its message, or the reason of the termination; None if there is none.
+    """
 
     code, http_status = "WORKFLOW_FAILED", 409
 
@@ -168,7 +257,11 @@ class WorkflowFailed(DurableError):
 
 
 class SuspensionSwallowed(DurableError):
-    """The workflow caught the suspension and carried on."""
+    """The workflow caught its own suspension and went on. The instance fails.
+
+    A bare ``except:``, ``except BaseException:`` or a ``return`` in a ``finally`` does that. Catch Exception instead,
+    then restart the instance.
+    """
 
     code = "SUSPENSION_SWALLOWED"
 
@@ -181,7 +274,14 @@ class SuspensionSwallowed(DurableError):
 
 
 class WorkerCrashLoop(DurableError):
-    """The instance's workers died again and again at the same place."""
+    """Several workers in a row died or lost their lease at the same place of this instance. The instance fails.
+
+    Look at the workers' logs, for instance for memory that ran out, then restart the instance. The limit is
+    ``durable_max_crashes``.
+
+    Attributes:
+        crashes: How many workers in a row.
+    """
 
     code = "WORKER_CRASH_LOOP"
 

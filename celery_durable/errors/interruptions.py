@@ -6,23 +6,39 @@ from celery_durable.errors.base import DurableError
 
 
 class Interruption(BaseException):
-    """Unwinds author code without being an `Exception` that a workflow would catch."""
+    """The base class of what unwinds workflow code. Not an Exception, so that ``except Exception`` does not catch it.
+
+    Workflow code neither raises nor catches it.
+    """
 
 
 class Suspend(Interruption):
-    """The pass ends here; the function will be called again. Let it through: do not catch BaseException."""
+    """Ends a pass over the workflow's function, which a later pass calls again. Do not catch it.
+
+    A workflow that catches it fails with `SuspensionSwallowed`.
+    """
 
 
 class StepInterrupted(Interruption):
-    """The timer of a running attempt went off."""
+    """Ends the function of a step whose timeout is over.
+
+    The attempt then fails with `StepTimeout`. Use ``finally`` to clean up.
+    """
 
 
 class Superseded(Interruption):
-    """A write under a claim found that the claim is no longer ours: roll back, stop, say nothing (LAW 2)."""
+    """Ends a pass whose claim belongs to another worker now. The transaction is rolled back (LAW 2)."""
 
 
 class PassStuck(DurableError):
-    """A pass has not moved for `durable_stall_seconds` outside of the author's code; its claim was taken away."""
+    """A pass hung outside of workflow code for longer than ``durable_stall_seconds``. Logged, never raised.
+
+    Another worker continues the instance. Restart the worker that hangs, if it does not recover.
+
+    Attributes:
+        ref: Workflow, instance and run.
+        seconds: How long it has hung.
+    """
 
     code = "PASS_STUCK"
 
@@ -36,4 +52,4 @@ class PassStuck(DurableError):
 
 
 class PassBroken(Interruption):
-    """Something other than author code failed, such as the database. Its cause says what."""
+    """Ends a pass after a failure outside of workflow code, for instance of the database. ``__cause__`` says which."""

@@ -8,7 +8,13 @@ from celery_durable.errors.base import DurableError
 
 
 class NotInOutbox(DurableError):
-    """Nothing in the outbox has this id: it was sent or dropped, or never there."""
+    """The outbox holds no message with these ids: they were sent, dropped or never existed.
+
+    List what it holds: ``celery -A proj durable outbox``.
+
+    Attributes:
+        ids: The ids that were not found.
+    """
 
     code, http_status = "NOT_IN_OUTBOX", 404
 
@@ -21,7 +27,15 @@ class NotInOutbox(DurableError):
 
 
 class NotGivenUp(DurableError):
-    """What is in the outbox under this id has attempts left, and is sent without help."""
+    """A message in the outbox cannot be retried by hand, because it is still retried automatically.
+
+    Wait; ``celery -A proj durable outbox --given-up`` lists those that are not.
+
+    Attributes:
+        id: The message's id.
+        kind: "task" or "event".
+        name: The name of the task or of the outbound event.
+    """
 
     code, http_status = "NOT_GIVEN_UP", 409
 

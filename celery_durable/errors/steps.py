@@ -8,9 +8,12 @@ from celery_durable.errors.base import DurableError, join_problems
 
 
 class NonRetryableError(DurableError):
-    """Raise it in a step to fail the step at once, without another attempt.
+    """Fails a step at once, without another attempt. Raise it in a step's function.
 
-    ``name`` is the error's name in status, history and `StepFailed.error_name`.
+    Errors below it are raised by celery_durable, if another attempt could not help.
+
+    Attributes:
+        name: The error's name in the status, in the history and in `StepFailed.error_name`.
     """
 
     code = "NON_RETRYABLE"
@@ -21,7 +24,13 @@ class NonRetryableError(DurableError):
 
 
 class StepTypeMismatch(NonRetryableError):
-    """A step name is used for two kinds of step."""
+    """The name of a recorded step is now used for another kind of step, for instance a sleep.
+
+    Give the new step another name.
+
+    Attributes:
+        step: The step's name.
+    """
 
     def __init__(self, step: str, recorded: str, wanted: str) -> None:
         self.step = step
@@ -32,7 +41,13 @@ class StepTypeMismatch(NonRetryableError):
 
 
 class StepNameReused(NonRetryableError):
-    """A step name is used twice in one pass for different work, or twice at the same time."""
+    """A step name is used twice in a run for different work, or twice at the same time.
+
+    Put the loop index or a key into the name, or pass ``StepConfig(repeat=True)``.
+
+    Attributes:
+        step: The step's name.
+    """
 
     def __init__(self, step: str, *, concurrently: bool = False) -> None:
         self.step = step
@@ -44,7 +59,13 @@ class StepNameReused(NonRetryableError):
 
 
 class StepLimitExceeded(NonRetryableError):
-    """A run has more steps than allowed."""
+    """A run has more steps than ``durable_max_steps`` or ``max_steps`` of its workflow allow.
+
+    Put several units of work into one step, start child instances, or raise ``max_steps``.
+
+    Attributes:
+        limit: How many steps a run may have.
+    """
 
     code = "STEP_LIMIT_EXCEEDED"
 
@@ -57,15 +78,27 @@ class StepLimitExceeded(NonRetryableError):
 
 
 class StepTxMisuse(NonRetryableError):
-    """The step's transaction is used in a way that would break its atomicity."""
+    """The transaction of a step was used in a way that would break its atomicity.
+
+    For instance ``tx.session.commit()``. Return from the step's function to commit, raise to roll back.
+    """
 
 
 class StepMisuse(NonRetryableError):
-    """A step verb is called where it cannot work: in another step's body or from another thread."""
+    """A method of `Step` was called in a step's function or on another thread.
+
+    Call it in the workflow's function. For steps at the same time, use ``submit`` and ``gather``.
+    """
 
 
 class BranchNeverGathered(NonRetryableError):
-    """A submitted branch was never handed to gather() or first(), so it never ran."""
+    """The workflow returned before a submitted branch ran.
+
+    Pass the future to ``gather`` or ``first``, or call its ``result()``.
+
+    Attributes:
+        steps: The names of these branches.
+    """
 
     def __init__(self, steps: Sequence[str]) -> None:
         self.steps = list(steps)
@@ -77,7 +110,14 @@ class BranchNeverGathered(NonRetryableError):
 
 
 class StepResultInvalid(NonRetryableError):
-    """What a step returned does not fit the return annotation of its function."""
+    """The result of a step does not fit the return annotation of its function.
+
+    Correct the value or the annotation.
+
+    Attributes:
+        step: The step's name.
+        problems: Pairs of a path, such as ``$.items[3]``, and what is wrong there.
+    """
 
     def __init__(self, step: str, problems: Sequence[tuple[str, str]]) -> None:
         self.step, self.problems = step, list(problems)
@@ -87,7 +127,13 @@ class StepResultInvalid(NonRetryableError):
 
 
 class StepCancelled(NonRetryableError):
-    """The branch lost a race of `first`, and its result is asked for."""
+    """The result of a branch was requested that lost in ``first``, and so was cancelled.
+
+    Use the result of ``first``.
+
+    Attributes:
+        step: The branch's name.
+    """
 
     def __init__(self, step: str) -> None:
         self.step = step
@@ -97,7 +143,13 @@ class StepCancelled(NonRetryableError):
 
 
 class StepCommitConflict(NonRetryableError):
-    """The step's own database writes violate a unique constraint; a retry would do so again."""
+    """The writes of a step violate a constraint of the database.
+
+    Another attempt would fail in the same way. Correct the writes.
+
+    Attributes:
+        step: The step's name.
+    """
 
     def __init__(self, step: str, detail: str) -> None:
         self.step = step
@@ -105,7 +157,13 @@ class StepCommitConflict(NonRetryableError):
 
 
 class HandlerAnswerInvalid(NonRetryableError):
-    """The handler of a linear step returned something that is no outcome."""
+    """The handler of a linear step returned something that is not an outcome.
+
+    Return `Completed`, `Waiting`, `Retry` or `Dead`.
+
+    Attributes:
+        step: The step's name.
+    """
 
     def __init__(self, step: str, answer: object) -> None:
         self.step = step
@@ -116,16 +174,21 @@ class HandlerAnswerInvalid(NonRetryableError):
 
 
 class StepFailed(DurableError):
-    """A step ended in failure. The same on the first pass and on every replay.
+    """A step failed for good. Raised in the workflow, which may catch it, on the first pass and on every replay.
 
-    ``error_name`` and ``error_message`` are the original error's; ``__cause__`` is that error on the
-    pass that saw it, None on a replay.
+    ``__cause__`` is the original error on the pass that saw it, and None on a replay.
+
+    Attributes:
+        step: The step's name.
+        error_name: The class name of the original error.
+        error_message: The text of the original error.
+        attempts: How many attempts were made.
     """
 
     code = "STEP_FAILED"
     failed_keys: tuple[str, ...] = ()
     failed_place: int = 0
-    """For `retry()`: the rows that record the failure, and how many calls the code had made when it was told."""
+    """For `WorkflowInstance.retry`: the keys of the failed steps, and how many calls the code had made before."""
 
     def __init__(self, step: str, error_name: str, error_message: str, attempts: int) -> None:
         self.step, self.error_name, self.error_message, self.attempts = step, error_name, error_message, attempts
@@ -134,16 +197,28 @@ class StepFailed(DurableError):
 
 
 class StepTimeout(StepFailed, TimeoutError):
-    """The last attempt of a step took longer than its timeout."""
+    """The last attempt of a step took longer than its timeout.
+
+    Raise the timeout or do less in one step. Also a TimeoutError. Attributes are those of `StepFailed`.
+    """
 
 
 class StepMaxAttemptsExceeded(StepFailed):
-    """The step's attempts are used up by workers that died in it."""
+    """Workers died in every attempt of a step.
+
+    Look at the workers' logs. Attributes are those of `StepFailed`.
+    """
 
 
 class EventTimeout(StepFailed, TimeoutError):
-    """No eligible event came before the wait's deadline."""
+    """No event came before the deadline of a wait.
+
+    Catch it to handle the absence of the event. Also a TimeoutError. Attributes are those of `StepFailed`.
+    """
 
 
 class EventPayloadInvalid(StepFailed):
-    """The event came, but its payload does not fit the wait's schema; it is consumed."""
+    """An event came, but its payload does not fit the schema of the wait. The event is consumed.
+
+    Catch it to wait for the next one. Attributes are those of `StepFailed`.
+    """

@@ -9,13 +9,23 @@ from celery_durable.errors.base import DurableError, join_problems, quote
 
 
 class ValueRefused(DurableError):
-    """A value from a caller cannot be accepted; nothing was written."""
+    """A value that was passed in cannot be accepted. Nothing was written.
+
+    The base class of errors about arguments; the message says what is allowed.
+    """
 
     code, http_status = "VALUE_REFUSED", 400
 
 
 class NameInvalid(ValueRefused):
-    """A workflow, step, category or topic name breaks the rules for names."""
+    """The name of a workflow, a step or something else breaks the rules for names.
+
+    The message states the rule.
+
+    Attributes:
+        what: What the value is for, such as ``Step name``.
+        value: The refused value.
+    """
 
     code = "NAME_INVALID"
 
@@ -25,31 +35,50 @@ class NameInvalid(ValueRefused):
 
 
 class InvalidInstanceId(NameInvalid):
-    """An instance id breaks the rules for ids."""
+    """An instance id breaks the rules for ids.
+
+    The message states the rule. Attributes are those of `NameInvalid`.
+    """
 
     code = "INVALID_INSTANCE_ID"
 
 
 class InvalidEventType(NameInvalid):
-    """An event type breaks the rules for event types."""
+    """An event type breaks the rules for event types.
+
+    The message states the rule. Attributes are those of `NameInvalid`.
+    """
 
     code = "INVALID_EVENT_TYPE"
 
 
 class InvalidTopic(NameInvalid):
-    """A topic breaks the rules for topics."""
+    """A topic breaks the rules for topics.
+
+    The message states the rule. Attributes are those of `NameInvalid`.
+    """
 
     code = "INVALID_TOPIC"
 
 
 class InvalidLabel(NameInvalid):
-    """A label's name or value breaks the rules for labels."""
+    """The name or the value of a label breaks the rules for labels.
+
+    The message states the rule. Attributes are those of `NameInvalid`.
+    """
 
     code = "INVALID_LABEL"
 
 
 class TooManyLabels(ValueRefused):
-    """An instance would have more labels than it may."""
+    """An instance would have more labels than it may have.
+
+    Remove one with ``tx.set_labels({name: None})``, or keep data that nobody searches for in the parameters.
+
+    Attributes:
+        count: How many labels it would have.
+        limit: How many it may have.
+    """
 
     code = "TOO_MANY_LABELS"
 
@@ -62,7 +91,14 @@ class TooManyLabels(ValueRefused):
 
 
 class EmissionMismatch(ValueRefused):
-    """The id of an emission belongs to another one that is still under way."""
+    """The id of an emission is in use for another topic or payload.
+
+    Repeat an emission with the same topic and payload, and use a new id for a new one.
+
+    Attributes:
+        id: The emission's id.
+        topic: The topic of the emission that has this id.
+    """
 
     code, http_status = "EMISSION_MISMATCH", 409
 
@@ -75,7 +111,13 @@ class EmissionMismatch(ValueRefused):
 
 
 class DurationInvalid(ValueRefused):
-    """A duration cannot be read or lies outside its range."""
+    """A duration cannot be read, or is outside of its range.
+
+    Pass a timedelta, seconds as a number, or text such as ``"10 seconds"``.
+
+    Attributes:
+        value: The refused value.
+    """
 
     code = "DURATION_INVALID"
 
@@ -88,7 +130,14 @@ class DurationInvalid(ValueRefused):
 
 
 class InstantInvalid(ValueRefused):
-    """A point in time is none, or nobody knows which: it has no time zone."""
+    """A point in time is not a datetime with a time zone.
+
+    Pass an aware datetime, such as ``datetime(2030, 1, 31, 8, 0, tzinfo=UTC)``.
+
+    Attributes:
+        what: The name of the argument.
+        value: The refused value.
+    """
 
     code = "INSTANT_INVALID"
 
@@ -101,7 +150,14 @@ class InstantInvalid(ValueRefused):
 
 
 class StartTooFar(ValueRefused):
-    """An instance is to start later than anything may wait."""
+    """``run_at`` is further ahead than ``durable_max_sleep_seconds`` allows.
+
+    Create the instance later, or raise the setting.
+
+    Attributes:
+        run_at: The requested start.
+        maximum: How far ahead a start may be.
+    """
 
     def __init__(self, run_at: datetime, maximum: timedelta) -> None:
         self.run_at, self.maximum = run_at, maximum
@@ -112,7 +168,10 @@ class StartTooFar(ValueRefused):
 
 
 class CursorInvalid(ValueRefused):
-    """A page cursor was not made by the list that it is handed to, for the same filter and caller."""
+    """A page cursor does not come from this list, with this filter and this caller.
+
+    Start again without a cursor.
+    """
 
     code = "INVALID_CURSOR"
 
@@ -124,7 +183,16 @@ class CursorInvalid(ValueRefused):
 
 
 class NotSerializable(ValueRefused):
-    """A value has no JSON form; ``path`` tells where."""
+    """A value cannot be stored as JSON.
+
+    Pass plain data, pydantic models, dataclasses, datetimes, Decimals, UUIDs or enums. Store anything else elsewhere
+    and pass a reference.
+
+    Attributes:
+        what: What the value is, such as ``Result of step 'charge'``.
+        path: Where in the value, such as ``$.items[3].when``.
+        reason: What is wrong there.
+    """
 
     code = "NOT_SERIALIZABLE"
 
@@ -138,7 +206,15 @@ class NotSerializable(ValueRefused):
 
 
 class PayloadTooLarge(ValueRefused):
-    """A value's JSON form is larger than the limit."""
+    """The JSON form of a value is larger than ``durable_max_payload_bytes``.
+
+    Store large data elsewhere and pass a reference, or raise the setting.
+
+    Attributes:
+        what: What the value is.
+        size_bytes: Its size as JSON, in bytes.
+        limit_bytes: The largest size allowed, in bytes.
+    """
 
     code, http_status = "PAYLOAD_TOO_LARGE", 413
 
@@ -151,7 +227,14 @@ class PayloadTooLarge(ValueRefused):
 
 
 class BatchTooLarge(ValueRefused):
-    """More items in one batch than allowed."""
+    """A batch has more items than one call may create.
+
+    Create the instances in several calls.
+
+    Attributes:
+        size: How many items the batch has.
+        limit: How many it may have.
+    """
 
     code = "BATCH_TOO_LARGE"
 
@@ -161,7 +244,13 @@ class BatchTooLarge(ValueRefused):
 
 
 class TaskRefused(ValueRefused):
-    """A task cannot be sent with a step."""
+    """A Celery task cannot be sent by a step, for instance because of a countdown or a canvas.
+
+    The message says why and what to do instead.
+
+    Attributes:
+        task: The task, the signature or its name.
+    """
 
     code = "TASK_REFUSED"
 
@@ -171,7 +260,16 @@ class TaskRefused(ValueRefused):
 
 
 class WorkflowParamsInvalid(DurableError):
-    """The parameters do not fit what the workflow declares; nothing was written."""
+    """The parameters do not fit the type that the workflow declares.
+
+    When an instance is created, nothing was written. A workflow whose recorded parameters do not fit newer code fails
+    with this error: give new fields a default, then restart the instance.
+
+    Attributes:
+        workflow: The workflow's name.
+        problems: Pairs of a path, such as ``$.items[3]``, and what is wrong there.
+        item: The id of the instance, in a batch; else None.
+    """
 
     code, http_status = "WORKFLOW_PARAMS_INVALID", 400
 
@@ -182,7 +280,14 @@ class WorkflowParamsInvalid(DurableError):
 
 
 class WorkflowOutputInvalid(DurableError):
-    """What the workflow returned does not fit its declared return type."""
+    """The value that a workflow returned does not fit its return annotation. The instance fails.
+
+    Correct the value or the annotation, then restart the instance.
+
+    Attributes:
+        workflow: The workflow's name.
+        problems: Pairs of a path, such as ``$.items[3]``, and what is wrong there.
+    """
 
     code = "WORKFLOW_OUTPUT_INVALID"
 
@@ -190,5 +295,5 @@ class WorkflowOutputInvalid(DurableError):
         self.workflow, self.problems = workflow, list(problems)
         super().__init__(
             f"The output of workflow {workflow!r} does not fit its return annotation: {join_problems(problems)}. "
-            "Mend the return value or the annotation, then restart the instance."
+            "Correct the return value or the annotation, then restart the instance."
         )

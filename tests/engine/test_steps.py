@@ -565,7 +565,7 @@ def test_an_output_that_breaks_its_annotation_ends_the_instance_errored(world: W
     assert order.run().error == (
         "WorkflowOutputInvalid: The output of workflow 'order' does not fit its return annotation: "
         "$.number: Input should be a valid integer, unable to parse string as an integer; $.paid_at: Field required; "
-        "$.total: Field required. Mend the return value or the annotation, then restart the instance."
+        "$.total: Field required. Correct the return value or the annotation, then restart the instance."
     )
 
 

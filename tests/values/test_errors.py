@@ -50,6 +50,17 @@ def test_an_error_survives_pickling_and_copying_with_its_attributes(kind: type[D
         assert (str(twin), twin.args, vars(twin)) == (str(error), error.args, vars(error))
 
 
+@pytest.mark.parametrize("kind", DURABLE)
+def test_the_docstring_of_an_error_documents_its_attributes(kind: type[DurableError]) -> None:
+    documented = {
+        name
+        for base in kind.__mro__
+        for name in re.findall(r"^        (\w+): ", (base.__doc__ or "").partition("Attributes:")[2], re.MULTILINE)
+    }
+    assert vars(example(kind)).keys() <= documented
+    assert len((kind.__doc__ or "").splitlines()[0]) > 20
+
+
 def test_what_unwinds_author_code_is_no_exception_that_he_would_catch() -> None:
     interruptions = [kind for kind in CLASSES if issubclass(kind, Interruption)]
     assert len(interruptions) > 1
