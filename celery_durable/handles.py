@@ -1,4 +1,4 @@
-"""What people hold: a workflow that can be started, and an instance that can be asked and steered."""
+"""The handles of users: a workflow that can be started, and an instance of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Host(Protocol):
 
 
 class Workflow(Generic[P, R]):
-    """A workflow that can be started. The function it was made of is called by workers, or by hand in tests."""
+    """A workflow, made by `durable_workflow`, `Durable.workflow` or `LinearWorkflow`.
+
+    Create, find and list its instances here. In a test, call it to run its function directly.
+    """
 
     def __init__(self, definition: Definition, host: Callable[[], Host]) -> None:
         self.definition, self._host = definition, host
@@ -59,7 +62,18 @@ class Workflow(Generic[P, R]):
             functools.update_wrapper(self, definition.fn)
 
     def __call__(self, event: WorkflowEvent[P], step: Step) -> R:
-        """Call the author's function itself."""
+        """Call the workflow's function directly, without storing anything.
+
+        Args:
+            event: What the function takes as its first parameter.
+            step: What it takes as its second.
+
+        Returns:
+            The function's return value.
+
+        Raises:
+            DefinitionInvalid: The workflow is linear, so it has handlers instead of a function.
+        """
         if not isinstance(self.definition, WorkflowDefinition):
             raise DefinitionInvalid(f"Workflow {self.name!r} is linear: call one of its handlers instead.")
         result: R = self.definition.fn(event, step)
@@ -70,12 +84,16 @@ class Workflow(Generic[P, R]):
 
     @property
     def name(self) -> str:
-        """What it is registered as."""
+        """The name under which it is registered."""
         return self.definition.name
 
     @property
     def host(self) -> Host:
-        """The Durable it runs under; raises NotConfigured."""
+        """The `Durable` it runs under.
+
+        Raises:
+            NotConfigured: This process has none, or several and no current Celery app.
+        """
         return self._host()
 
     def create(
@@ -88,12 +106,35 @@ class Workflow(Generic[P, R]):
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> WorkflowInstance[R]:
-        """Record a new instance and have it started; nothing is written if this raises.
+        """Create an instance and have a worker start it. If this raises, nothing is written.
 
-        ``id``: yours, unique per workflow, or a random one. ``if_exists="return"``: the existing instance instead of
-        InstanceAlreadyExists. ``run_at``: not before this time, at most
-        `durable_max_sleep_seconds` ahead. ``labels``: what `list` finds it by. ``session``: in
-        the transaction of your SQLAlchemy session; workers are told after its commit.
+        Args:
+            params: What the workflow's function gets as ``event.payload``; up to 1 MiB as JSON.
+            id: Unique within this workflow; 1 to 100 of the characters ``a-z A-Z 0-9 _ -``. None: a random one.
+            if_exists: What happens if an instance has this id: "error" raises InstanceAlreadyExists, "return" returns
+                that instance unchanged.
+            run_at: An aware datetime before which the instance does not start, up to ``durable_max_sleep_seconds`` (a
+                year) ahead. None: it starts now.
+            labels: Up to 16 names and values by which `list` finds it.
+            session: Create it in the transaction of this SQLAlchemy session, which must be bound to the store's
+                database. You commit; workers are notified after that.
+
+        Returns:
+            The handle of the instance.
+
+        Raises:
+            NotConfigured: This process has no `Durable`.
+            WorkflowNotFound: The workflow is not registered with this app.
+            WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
+            InstanceAlreadyExists: The id is taken.
+            InvalidInstanceId: The id breaks the rules.
+            NotSerializable: ``params`` has no JSON form.
+            PayloadTooLarge: ``params`` is larger than ``durable_max_payload_bytes``.
+            InvalidLabel: A label breaks the rules.
+            TooManyLabels: There are more than 16 labels.
+            InstantInvalid: ``run_at`` has no time zone.
+            StartTooFar: ``run_at`` is too far ahead.
+            StoreMismatch: ``session`` belongs to another database.
         """
         made = self.host.operations.create(
             self.name, params, id=id, if_exists=if_exists, run_at=run_at, labels=labels, session=session
@@ -110,26 +151,68 @@ class Workflow(Generic[P, R]):
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Begun:
-        """Restart the instance of this id if it is in one of these statuses, create it where there is none.
+        """Restart the instance with this id, or create it if there is none. Safe to call concurrently.
 
-        The answer's ``outcome`` is "created", "restarted" or "unchanged". A restart keeps the first parameters, and the
-        labels as they are. ``if_version``: raises VersionMismatch where the instance is at none of these. Safe to call
-        at the same time.
+        A restart keeps the parameters and the labels of the instance.
+
+        Args:
+            params: For a new instance, as in `create`.
+            id: The instance's id, as in `create`.
+            if_status: Restart it only if it has one of these statuses; by default, if it has ended.
+            if_version: Restart it only if it has one of these versions, the ETags of the HTTP API. None: any.
+            reason: Why, for the history; cut to 2048 characters.
+            labels: For a new instance, as in `create`.
+
+        Returns:
+            Whether it was "created", "restarted" or "unchanged" (``outcome``), with its id, run and status.
+
+        Raises:
+            VersionMismatch: The instance has none of the versions in ``if_version``.
+            WorkflowParamsInvalid: ``params`` does not fit, also if the instance exists.
+            InvalidInstanceId: The id breaks the rules.
         """
         return self.host.operations.restart_or_create(
             self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
         )
 
     def delay(self, params: P | None = None) -> WorkflowInstance[R]:
-        """`create`, for fingers that know Celery."""
+        """Create an instance with a random id, as `create` does. Named as in Celery.
+
+        Args:
+            params: As in `create`.
+
+        Returns:
+            The handle of the instance.
+        """
         return self.create(params)
 
     def create_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
-        """Record up to 100 instances at once; ids that exist are skipped and left out of the answer."""
+        """Create up to ``durable_max_batch`` (100) instances in one transaction.
+
+        An id that exists, or that comes twice in the batch, is skipped. If one item is invalid, nothing is written.
+
+        Args:
+            batch: The id, the parameters and the labels of each instance.
+
+        Returns:
+            The handles of the new instances. Skipped ids are left out.
+
+        Raises:
+            BatchTooLarge: The batch has too many items.
+            WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
+            InvalidInstanceId: An id breaks the rules.
+        """
         return [WorkflowInstance(self, made) for made in self.host.operations.create_batch(self.name, batch)]
 
     def get(self, id: str) -> WorkflowInstance[R]:
-        """The handle of an existing instance; raises InstanceNotFound."""
+        """Return the handle of an existing instance.
+
+        Args:
+            id: The instance's id.
+
+        Raises:
+            InstanceNotFound: No instance of this workflow has this id.
+        """
         self.host.operations.get(self.name, id)
         return WorkflowInstance(self, id)
 
@@ -141,21 +224,51 @@ class Workflow(Generic[P, R]):
         limit: int = 25,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances, newest first, a page at a time. ``labels``: only those that have all of these."""
+        """List instances of this workflow, newest first, one page at a time.
+
+        Args:
+            status: Only instances with this status.
+            cursor: The ``cursor`` of the page before, called with the same filter. None: the first page.
+            limit: The most items that a page has, 1 to 1000.
+            labels: Only instances that have all of these labels.
+
+        Returns:
+            A page. Its ``cursor`` is None if it is the last one.
+
+        Raises:
+            CursorInvalid: The cursor is not from this list with this filter.
+            InvalidLabel: A label breaks the rules.
+            ValueRefused: ``limit`` is not between 1 and 1000.
+        """
         wanted = None if status is None else Status(status)
         return self.host.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
 
     async def acreate(self, params: P | None = None, **options: Any) -> WorkflowInstance[R]:
-        """`create` for async code."""
+        """`create` for async code, on a thread.
+
+        Args:
+            params: As in `create`.
+            options: The keyword arguments of `create`.
+
+        Returns:
+            The handle of the instance.
+        """
         return await asyncio.to_thread(lambda: self.create(params, **options))
 
     async def aget(self, id: str) -> WorkflowInstance[R]:
-        """`get` for async code."""
+        """`get` for async code, on a thread."""
         return await asyncio.to_thread(self.get, id)
 
 
 class WorkflowInstance(Generic[R_co]):
-    """An instance, by workflow and id; every call reads or changes the store."""
+    """The handle of an instance. It holds no state: every call reads or changes the database.
+
+    Every method raises InstanceNotFound if the instance does not exist, or was deleted.
+
+    Attributes:
+        workflow: The `Workflow`.
+        id: The instance's id.
+    """
 
     def __init__(self, workflow: Workflow[Any, R_co], id: str) -> None:
         self.workflow, self.id = workflow, id
@@ -168,14 +281,23 @@ class WorkflowInstance(Generic[R_co]):
         return self.workflow.host.operations
 
     def status(self) -> InstanceStatus:
-        """Where it stands: status, and error or output once it has ended."""
+        """Return the current status, with the output of a complete instance or the error of a failed one."""
         return self._operations.get(self.workflow.name, self.id).status
 
     def result(self, timeout: values.Duration | None = None) -> R_co:
-        """Wait for the end and return the output; None waits without end.
+        """Wait until the instance ends and return its output.
 
-        Raises WorkflowFailed when it ended errored or terminated, ResultTimeout. No result backend is needed:
-        the database is asked, at first often, then twice a second.
+        Polls the database, at first often, then twice a second. No Celery result backend is needed.
+
+        Args:
+            timeout: How long to wait: a timedelta, seconds, or text such as "5 minutes". None: without end.
+
+        Returns:
+            The workflow's return value, converted to its return annotation.
+
+        Raises:
+            WorkflowFailed: The instance failed or was terminated.
+            ResultTimeout: It did not end in time.
         """
         runtime = self.workflow.host.runtime
         limit = None if timeout is None else values.duration(timeout)
@@ -204,47 +326,121 @@ class WorkflowInstance(Generic[R_co]):
         return output
 
     def pause(self) -> None:
-        """Stop at the next step boundary. Timers and deadlines go on counting."""
+        """Pause the instance at the next step boundary. Timers and deadlines keep running.
+
+        Raises:
+            InstanceTerminal: It has ended.
+        """
         self._operations.pause(self.workflow.name, self.id)
 
     def resume(self) -> None:
-        """Go on after a pause; otherwise nothing."""
+        """Resume a paused instance, or withdraw a pause that has not taken effect. Otherwise nothing happens."""
         self._operations.resume(self.workflow.name, self.id)
 
     def terminate(self, reason: str | None = None) -> None:
-        """End it without a result; raises InstanceTerminal where it has ended."""
+        """End the instance now, without a result. Nothing more of it is recorded.
+
+        Args:
+            reason: Why, for the history; cut to 2048 characters.
+
+        Raises:
+            InstanceTerminal: It has ended already.
+        """
         self._operations.terminate(self.workflow.name, self.id, reason=reason)
 
     def restart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
-        """Begin a new run with the same parameters; answers with its number. Prior runs stay readable.
+        """Start a new run with the same parameters, from any status. Earlier runs stay readable.
 
-        ``from_step``: keep what settled before this step was called, and all events. Raises StepNotFound.
+        Args:
+            from_step: Keep the results of the steps that ended before this step was called, and all events. The key
+                of a step is its name, unless it is repeated. None: run every step again.
+            reason: Why, for the history; cut to 2048 characters.
+
+        Returns:
+            The number of the new run.
+
+        Raises:
+            StepNotFound: The current run has no step with this name.
+            WorkflowNotFound: A linear workflow is not registered in this process.
+            ValueRefused: ``from_step`` is a step that a linear run has not reached.
         """
         return self._operations.restart(self.workflow.name, self.id, from_step=from_step, reason=reason)
 
     def retry(self, *, reason: str | None = None) -> int:
-        """Try again what ended it, with fresh attempts, in a new run that keeps what went before; its number.
+        """Retry what failed, in a new run with fresh attempts that keeps all earlier results.
 
-        Raises InstanceNotErrored.
+        Args:
+            reason: Why, for the history; cut to 2048 characters.
+
+        Returns:
+            The number of the new run.
+
+        Raises:
+            InstanceNotErrored: The instance has not failed.
         """
         return self._operations.retry(self.workflow.name, self.id, reason=reason)
 
     def fork(self, step: str, *, id: str | None = None) -> Self:
-        """A new instance that goes on before this step of the current run; this one is left alone.
+        """Create another instance that continues from before a step of the current run. This instance is not changed.
 
-        Raises StepNotFound, InvalidInstanceId, InstanceAlreadyExists.
+        It gets the same parameters and labels, and copies of the earlier results and of the events.
+
+        Args:
+            step: The step, as in `restart`.
+            id: The new instance's id, as in `Workflow.create`.
+
+        Returns:
+            The handle of the new instance.
+
+        Raises:
+            StepNotFound: The current run has no step with this name.
+            InvalidInstanceId: The id breaks the rules.
+            InstanceAlreadyExists: The id is taken.
+            ValueRefused: A linear run has not reached the step.
         """
         return type(self)(self.workflow, self._operations.fork(self.workflow.name, self.id, step, id=id))
 
     def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
-        """Complete an open step, or one that ended it errored, by hand; answers with the run that goes on with it.
+        """Complete a step by hand.
 
-        ``by``: who does it, for `History.audit`. Raises StepNotFound, StepNotOpen, InstanceTerminal.
+        An open step is completed in the current run. A step that failed the instance is completed in a new run, as
+        in `retry`.
+
+        Args:
+            step: The step, as in `restart`.
+            value: The step's result, JSON data. For a wait, the payload of its event.
+            by: Your name, for `History.audit`.
+            reason: Why, for `History.audit`; cut to 2048 characters.
+
+        Returns:
+            The number of the run that continues.
+
+        Raises:
+            StepNotFound: The current run has no step with this name.
+            StepNotOpen: The step has ended without failing the instance.
+            InstanceTerminal: The instance is complete or terminated.
+            NotSerializable: ``value`` has no JSON form.
+            PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
+            ValueRefused: The step is a sleep; `skip` ends it.
         """
         return self._operations.set_result(self.workflow.name, self.id, step, value, by=by, reason=reason)
 
     def skip(self, step: str, *, by: str, reason: str | None = None) -> int:
-        """Complete a step by hand, with None for a result; a sleep ends at once. Else as `set_result`."""
+        """Complete a step by hand with the result None. A sleep ends at once.
+
+        Args:
+            step: The step, as in `restart`.
+            by: Your name, for `History.audit`.
+            reason: Why, for `History.audit`; cut to 2048 characters.
+
+        Returns:
+            The number of the run that continues.
+
+        Raises:
+            StepNotFound: The current run has no step with this name.
+            StepNotOpen: The step has ended without failing the instance.
+            InstanceTerminal: The instance is complete or terminated.
+        """
         return self._operations.skip(self.workflow.name, self.id, step, by=by, reason=reason)
 
     def send_event(
@@ -255,15 +451,46 @@ class WorkflowInstance(Generic[R_co]):
         id: str | None = None,
         session: Session | None = None,
     ) -> bool:
-        """Send an event; it waits until the workflow asks for its type. ``id`` makes a repetition harmless: False."""
+        """Send an event to this instance.
+
+        The event is stored until a wait for its type consumes it, so it may be sent early.
+
+        Args:
+            event_type: 1 to 100 of the characters ``a-z A-Z 0-9 _ -``, as in `Step.wait_for_event`.
+            payload: JSON data of up to 1 MiB.
+            id: Makes sending idempotent: a second event with this id is ignored in the same run.
+            session: Send it in the transaction of this SQLAlchemy session. You commit.
+
+        Returns:
+            False if an event with this id had been accepted before.
+
+        Raises:
+            InstanceNotFound: The instance does not exist.
+            InstanceTerminal: The instance has ended, and this event is new.
+            InvalidEventType: The type breaks the rules.
+            NotSerializable: ``payload`` has no JSON form.
+            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
+            StoreMismatch: ``session`` belongs to another database.
+        """
         return self._operations.send_event(self.workflow.name, self.id, event_type, payload, id=id, session=session)
 
     def explain(self) -> Diagnosis:
-        """Why it stands where it stands, as a sentence for people, and what to do about it."""
+        """Explain why the instance is where it is, and what you can do about it.
+
+        Returns:
+            A code, a sentence for people, the facts behind it, and commands to run.
+        """
         return self._operations.explain(self.workflow.name, self.id)
 
     def history(self, run: int | None = None) -> History:
-        """Steps and events of a run, by default the current one."""
+        """Return the steps and the events of a run.
+
+        Args:
+            run: The number of the run, from 1. None: the current one.
+
+        Raises:
+            RunNotFound: There is no such run.
+        """
         return self._operations.history(self.workflow.name, self.id, run=run)
 
     def logs(
@@ -275,34 +502,42 @@ class WorkflowInstance(Generic[R_co]):
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> list[LogRecord]:
-        """Log lines of a run in order; ``after_id`` continues where an earlier call ended."""
+        """Return log lines of a run, in order.
+
+        Args:
+            run: The number of the run, from 1. None: the current one.
+            after_id: Return lines after the one with this ``id``. 0: from the first line.
+            limit: The most lines to return.
+            levels: Only lines with one of these levels. None: all.
+            category: Only lines of this category. None: all.
+        """
         return self._operations.logs(
             self.workflow.name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
         )
 
     def published(self) -> dict[str, Published]:
-        """What the current run has published with `Step.publish`, by key; while it runs, and after its end."""
+        """Return what the current run has published with `Step.publish`, by key, also after its end."""
         return self._operations.published(self.workflow.name, self.id)
 
     async def astatus(self) -> InstanceStatus:
-        """`status` for async code."""
+        """`status` for async code, on a thread."""
         return await asyncio.to_thread(self.status)
 
     async def aexplain(self) -> Diagnosis:
-        """`explain` for async code."""
+        """`explain` for async code, on a thread."""
         return await asyncio.to_thread(self.explain)
 
     async def aresult(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ASYNC109  # as result()
-        """`result` for async code; waits on a thread of the event loop's executor."""
+        """`result` for async code. It occupies a thread of the event loop's executor while it waits."""
         return await asyncio.to_thread(self.result, timeout)
 
     async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
-        """`send_event` for async code."""
+        """`send_event` for async code, on a thread; without ``session``."""
         return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))
 
 
 class WorkflowDecorator(Protocol):
-    """What the decorators answer with when they got options."""
+    """What `durable_workflow` and `Durable.workflow` return if they are called with options."""
 
     def __call__(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]:
         """Make the function a workflow."""
