@@ -112,7 +112,12 @@ class StepHost(Protocol):
 
 
 class StepFuture(Generic[T_co]):
-    """A branch: a step that `gather`, `first` or `result` runs, at the same time as its siblings."""
+    """A branch: a step that runs at the same time as others, in `Step.gather` or `Step.first`.
+
+    Attributes:
+        name: The step's name.
+        key: Its key in the history: the name, with a number if the step is repeated.
+    """
 
     def __init__(self, host: StepHost, name: str, key: str, branch: object) -> None:
         self.name, self.key = name, key
@@ -120,7 +125,15 @@ class StepFuture(Generic[T_co]):
         self._host = host
 
     def result(self) -> T_co:
-        """Run this branch alone, or hand out what gather() got; raises StepFailed as `do` would."""
+        """Run this branch alone, or return its result if it has ended.
+
+        Returns:
+            What the method that was submitted would have returned.
+
+        Raises:
+            StepFailed: The branch failed.
+            StepCancelled: Another branch of `Step.first` ended before it.
+        """
         results: list[T_co] = self._host.gather((self,), return_exceptions=False)
         return results[0]
 

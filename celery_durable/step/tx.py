@@ -62,7 +62,15 @@ class TxBuffer:
 
 
 class StepTx:
-    """The transaction in which a step is recorded. Injected into a body whose first parameter asks for it."""
+    """The transaction that records a step. Passed to a step's function whose first parameter is annotated with it.
+
+    Everything that is requested here happens if and when the step is recorded as completed.
+
+    Attributes:
+        name: The step's name.
+        attempt: The number of this attempt, from 1.
+        idempotency_key: A UUID as text, the same in every attempt of this step. Pass it to other systems.
+    """
 
     __durable_tx__ = True
 
@@ -81,21 +89,30 @@ class StepTx:
 
     @property
     def session(self) -> Session:
-        """A session in the step's own transaction: its writes commit with the step, or not at all.
+        """An SQLAlchemy session in the step's own transaction. Its writes are committed with the step, or not at all.
 
-        Opened on first touch; touch it last, its locks are held until the step ends. commit, rollback and
-        close are ours; begin_nested is allowed.
+        The transaction begins on first access and its locks are held until the step ends, so access it late. commit,
+        rollback and close raise StepTxMisuse; begin_nested is allowed.
         """
         if self._buffer.session is None:
             self._buffer.session = _refuse_to_end(self._open_session(), self.name)
         return self._buffer.session
 
     def mutate(self, fn: Callable[[Session], object]) -> None:
-        """Have ``fn(session)`` write when the step commits: the attempt that succeeds; it may run more than once."""
+        """Call a function with a session when the step commits.
+
+        Args:
+            fn: Called as ``fn(session)`` in the transaction that records the successful attempt. It may be called more
+                than once, if the transaction is repeated; only one of them commits.
+        """
         self._buffer.mutations.append(self._within(fn))
 
     def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
-        """Have ``fn(session)`` write when the step fails for good, in the transaction that records the failure."""
+        """Call a function with a session if the step fails for good.
+
+        Args:
+            fn: Called as ``fn(session)`` in the transaction that records the failure; it may be called more than once.
+        """
         self._buffer.on_terminal_error.append(self._within(fn))
 
     def _within(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
@@ -120,15 +137,33 @@ class StepTx:
         id: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> str:
-        """Start an instance when the step commits; answers with its id, by default one derived from this step."""
+        """Create an instance of another workflow when the step commits.
+
+        Args:
+            workflow: The `Workflow`.
+            params: As in `Workflow.create`.
+            id: The new instance's id. None: one derived from this step, the same in every attempt.
+            labels: As in `Workflow.create`.
+
+        Returns:
+            The id.
+
+        Raises:
+            InvalidLabel: A label breaks the rules.
+            TooManyLabels: There are more than 16 labels.
+        """
         instance_id = f"{self.idempotency_key}-{len(self._buffer.instances)}" if id is None else id
         self._buffer.instances.append(NewInstance(workflow.definition, instance_id, params, values.labels(labels)))
         return instance_id
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
-        """Change the labels of this instance when the step commits: those named here; None takes one away.
+        """Change labels of this instance when the step commits. The step fails if the instance would have more than 16.
 
-        Raises InvalidLabel. More than 16 in all fail the step: TooManyLabels.
+        Args:
+            labels: The labels to set. None removes one; labels that are not named stay.
+
+        Raises:
+            InvalidLabel: A label breaks the rules.
         """
         self._buffer.labels.update(values.label_changes(labels))
 
@@ -141,26 +176,62 @@ class StepTx:
         *,
         id: str | None = None,
     ) -> None:
-        """Send an event to an instance when the step commits, exactly once."""
+        """Send an event to an instance when the step commits, exactly once.
+
+        Args:
+            workflow: The instance's `Workflow`.
+            instance_id: The instance's id.
+            event_type: As in `WorkflowInstance.send_event`.
+            payload: As in `WorkflowInstance.send_event`.
+            id: The event's id. None: one derived from this step, the same in every attempt.
+        """
         event_id = f"{self.idempotency_key}-{len(self._buffer.events)}" if id is None else id
         self._buffer.events.append(NewEvent(workflow.definition.name, instance_id, event_type, payload, event_id))
 
     def emit(self, topic: str, payload: Any = None) -> None:
-        """Emit to a topic when the step commits, exactly once; a dispatcher hands it to those who wait then."""
+        """Emit to a topic when the step commits, exactly once. Every instance that waits for the topic then gets it.
+
+        Args:
+            topic: As in `Step.wait_for_topic`.
+            payload: JSON data of up to 1 MiB.
+        """
         emission_id = f"{self.idempotency_key}-{len(self._buffer.emissions)}"
         self._buffer.emissions.append(NewEmission(topic, payload, emission_id))
 
     def send_task(self, task: Any, /, *args: Any, **kwargs: Any) -> str:
-        """Send a Celery task once the step has committed, at least once; answers with its id.
+        """Send a Celery task after the step has committed, at least once.
 
-        ``send_task(mail.s(7).set(queue="mails"))``, ``send_task(mail, 7)`` or ``send_task("shop.mail", 7)``. The
-        arguments become JSON here and now. The id is this step's, so the task can tell a repetition. Raises
-        TaskRefused for what could not be kept, such as a countdown; NotSerializable names the path.
+        Written as ``send_task(mail.s(7).set(queue="mails"))``, ``send_task(mail, 7)`` or ``send_task("shop.mail", 7)``.
+
+        Args:
+            task: A signature, a task, or a task's name.
+            args: The task's positional arguments, if ``task`` is no signature. They are stored as JSON at once.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The task's id: derived from this step, so the task can recognize a repetition.
+
+        Raises:
+            TaskRefused: The task or an option of it cannot be sent by a step, for instance a countdown.
+            NotSerializable: An argument has no JSON form.
+            PayloadTooLarge: The arguments are larger than ``durable_max_payload_bytes``.
         """
         return self._send(outgoing_task(task, args, kwargs, id_=self._next_id(), limits=self._limits))
 
     def send_outbound(self, name: str, payload: Any = None) -> str:
-        """Have the handler of this outbound event called once the step has committed, at least once; the event's id."""
+        """Call the handler of an outbound event after the step has committed, at least once.
+
+        Args:
+            name: The name of the event, as in `Durable.outbound`.
+            payload: JSON data of up to 1 MiB.
+
+        Returns:
+            The event's id: derived from this step, so the handler can recognize a repetition.
+
+        Raises:
+            NotSerializable: The payload has no JSON form.
+            PayloadTooLarge: The payload is larger than ``durable_max_payload_bytes``.
+        """
         return self._send(outgoing_event(name, payload, id_=self._next_id(), limits=self._limits))
 
     def _next_id(self) -> str:

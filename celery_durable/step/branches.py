@@ -1,0 +1,192 @@
+"""Steps that run at the same time: the methods of `Step` that submit, gather and race them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from celery_durable.model import OnLost, ReceivedEvent
+from celery_durable.step.calls import (
+    SleepCall,
+    StepFuture,
+    StepHost,
+    Typed,
+    WaitCall,
+)
+from celery_durable.step.making import (
+    DEFAULT_EVENT_TIMEOUT,
+    DEFAULT_TASK_TIMEOUT,
+    body_call,
+    child_call,
+    map_call,
+    task_call,
+    task_config,
+)
+from celery_durable.step.tx import StepTx
+from celery_durable.values import Duration, Retries, StepConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+class Branches:
+    """The methods of `Step` for steps that run at the same time. A submitted step runs when it is gathered."""
+
+    def __init__(self, host: StepHost) -> None:
+        self._host = host
+
+    @overload
+    def submit(
+        self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[T]: ...
+    @overload
+    def submit(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[Concatenate[StepTx, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(
+        self, name: str, config: StepConfig, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(
+        self, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[T]: ...
+    def submit(self, /, *args: Any, **kwargs: Any) -> StepFuture[Any]:
+        """Submit a call of `Step.do` as a branch. Its function runs on a thread of its own.
+
+        Args:
+            args: As in `Step.do`.
+            kwargs: As in `Step.do`.
+
+        Returns:
+            A future for `gather` or `first`, or whose ``result()`` runs it alone.
+        """
+        return self._host.submit(body_call(args, kwargs))
+
+    def submit_sleep(self, name: str, duration: Duration) -> StepFuture[None]:
+        """Submit a call of `Step.sleep` as a branch."""
+        return self._host.submit(SleepCall(name, duration))
+
+    @overload
+    def submit_wait_for_event(
+        self, name: str, event_type: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> StepFuture[ReceivedEvent[T]]: ...
+    @overload
+    def submit_wait_for_event(
+        self, name: str, event_type: str, *, timeout: Duration = ...
+    ) -> StepFuture[ReceivedEvent[Any]]: ...
+    def submit_wait_for_event(
+        self, name: str, event_type: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> StepFuture[Any]:
+        """Submit a call of `Step.wait_for_event` as a branch."""
+        return self._host.submit(WaitCall(name, event_type, timeout, schema))
+
+    @overload
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> StepFuture[ReceivedEvent[T]]: ...
+    @overload
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ...
+    ) -> StepFuture[ReceivedEvent[Any]]: ...
+    def submit_wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> StepFuture[Any]:
+        """Submit a call of `Step.wait_for_topic` as a branch."""
+        return self._host.submit(WaitCall(name, topic, timeout, schema, is_topic=True))
+
+    def submit_task(
+        self,
+        name: str,
+        signature: Any,
+        *,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
+    ) -> StepFuture[Any]:
+        """Submit a call of `Step.task` as a branch. The task is sent when the branch is gathered."""
+        return self._host.submit(task_call(name, signature, timeout, retries, on_lost))
+
+    def submit_map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
+        return_exceptions: bool = False,
+    ) -> StepFuture[list[Any]]:
+        """Submit a call of `Step.map` as a branch. Its tasks are sent when the branch is gathered."""
+        config = task_config(timeout, retries)
+        call = map_call(
+            name,
+            task,
+            items,
+            config,
+            most=max_concurrency,
+            on_lost=on_lost,
+            return_exceptions=return_exceptions,
+        )
+        return self._host.submit(call)
+
+    def submit_child(
+        self,
+        name: str,
+        workflow: Typed[W, T],
+        params: W | None = None,
+        *,
+        id: str | None = None,  # the public name
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> StepFuture[T]:
+        """Submit a call of `Step.child` as a branch. The child is created when the branch is gathered."""
+        return self._host.submit(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+
+    @overload
+    def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...
+    @overload
+    def gather(self, *futures: StepFuture[T], return_exceptions: Literal[True]) -> list[T | Exception]: ...
+    def gather(self, *futures: StepFuture[Any], return_exceptions: bool = False) -> list[Any]:
+        """Run branches at the same time and return their results in the order of the arguments.
+
+        No worker is occupied while a branch sleeps, waits or is to be retried. An ended branch never runs again.
+
+        Args:
+            futures: What the methods ``submit`` and ``submit_...`` returned.
+            return_exceptions: Put failures into the list instead of raising them.
+
+        Raises:
+            StepFailed: A branch failed; the first one in the order of the arguments. Raised when all have ended.
+        """
+        return self._host.gather(futures, return_exceptions=return_exceptions)
+
+    def first(self, name: str, *futures: StepFuture[T]) -> T:
+        """Run branches at the same time, return the result of the one that ends first, and cancel the others.
+
+        A cancelled branch does not start, wait or consume an event any more. A function that is running is left to
+        end, and nothing of it is recorded.
+
+        Args:
+            name: The name of the race, which is recorded as a step.
+            futures: What the methods ``submit`` and ``submit_...`` returned.
+
+        Raises:
+            StepFailed: The branch that ended first failed.
+            DefinitionInvalid: There are no branches.
+        """
+        winner: T = self._host.first(name, futures)
+        return winner

@@ -1,0 +1,90 @@
+"""Makes the call of a step out of the arguments of a method of `Step`, and checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, get_args
+
+from celery_durable import values
+from celery_durable.definitions import Definition
+from celery_durable.errors import DefinitionInvalid, ValueRefused
+from celery_durable.model import OnLost
+from celery_durable.step.calls import BodyCall, ChildCall, Defined, MapCall, TaskCall
+from celery_durable.values import Duration, Retries, StepConfig, duration
+
+DEFAULT_EVENT_TIMEOUT = "24 hours"
+DEFAULT_TASK_TIMEOUT = "24 hours"
+MOST_ITEMS = 10_000
+_SHORTEST_TIMEOUT = timedelta(seconds=1)
+
+
+def body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
+    """Sort the arguments of `do`: [name,] [config,] fn, then the function's own."""
+    rest = list(args)
+    name = rest.pop(0) if rest and isinstance(rest[0], str) else None
+    config = rest.pop(0) if rest and isinstance(rest[0], StepConfig) else None
+    if not rest or not callable(rest[0]):
+        raise DefinitionInvalid(
+            "step.do() needs a function: step.do('name', fn, *args) or step.do('name', StepConfig(...), fn, *args); "
+            f"it got {args!r}."
+        )
+    return BodyCall(name, config, rest[0], tuple(rest[1:]), kwargs)
+
+
+def task_call(
+    name: str, signature: Any, timeout: Duration, retries: Retries | int | None, on_lost: OnLost | None
+) -> TaskCall:
+    """A call of `task`; raises ValueRefused, DurationInvalid."""
+    return TaskCall(name, signature, task_config(timeout, retries), _on_lost(on_lost))
+
+
+def _on_lost(on_lost: OnLost | None) -> OnLost | None:
+    if on_lost is not None and on_lost not in get_args(OnLost):
+        raise ValueRefused(f"on_lost={on_lost!r} must be one of {', '.join(get_args(OnLost))}.")
+    return on_lost
+
+
+def task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
+    """The retries of a task, and its timeout of at least a second; raises DurationInvalid."""
+    return StepConfig(retries=retries, timeout=duration(timeout, minimum=_SHORTEST_TIMEOUT))
+
+
+def map_call(
+    name: str,
+    task: Any,
+    items: Iterable[Any],
+    config: StepConfig,
+    *,
+    most: Any,
+    on_lost: OnLost | None,
+    return_exceptions: bool,
+) -> MapCall:
+    """A call of `map`; raises ValueRefused."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ValueRefused(f"max_concurrency={most!r} of step {name!r} must be at least 1, or None for all at once.")
+    given = tuple(items)
+    if len(given) > MOST_ITEMS:
+        raise ValueRefused(
+            f"step.map({name!r}) got {len(given)} items, and {MOST_ITEMS} is the most: map chunks of them, or have "
+            "child workflows map a part each."
+        )
+    return MapCall(name, task, given, config, most, return_exceptions, _on_lost(on_lost))
+
+
+def child_call(
+    name: str,
+    workflow: Defined,
+    params: Any,
+    *,
+    id: str | None,  # the public name
+    timeout: Duration | None,
+    labels: Mapping[str, str] | None,
+) -> ChildCall:
+    """A call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
+    definition = getattr(workflow, "definition", None)
+    if not isinstance(definition, Definition):
+        raise DefinitionInvalid(
+            f"step.child({name!r}) needs a workflow, and got {workflow!r}: pass what @durable_workflow made."
+        )
+    return ChildCall(name, definition, params, id, timeout, values.labels(labels))

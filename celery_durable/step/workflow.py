@@ -1,0 +1,328 @@
+"""`Step`, which a workflow calls; every method hands its call to the pass that runs the workflow (`StepHost`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from celery_durable import values
+from celery_durable.model import OnLost, ReceivedEvent
+from celery_durable.step.branches import Branches
+from celery_durable.step.calls import (
+    SleepCall,
+    StepHost,
+    Typed,
+    WaitCall,
+)
+from celery_durable.step.log import StepLog
+from celery_durable.step.making import (
+    DEFAULT_EVENT_TIMEOUT,
+    DEFAULT_TASK_TIMEOUT,
+    body_call,
+    child_call,
+    map_call,
+    task_call,
+    task_config,
+)
+from celery_durable.step.tx import StepTx
+from celery_durable.values import Duration, Retries, StepConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+class Step(Branches):
+    """The second parameter of a workflow's function. Each call of a method that takes a name is a step.
+
+    The result of a step is recorded when it ends. On later passes the same call returns the recorded result, so the
+    code between steps must be deterministic. A name is text of 1 to 256 characters, unique within the run.
+
+    Every method but `publish` raises StepMisuse in a step's function or on another thread. Methods that take a name
+    raise StepNameReused, StepTypeMismatch, StepLimitExceeded and NameInvalid; uncaught, these fail the instance.
+
+    Attributes:
+        log: The durable log of the run, a `StepLog`.
+    """
+
+    def __init__(self, host: StepHost) -> None:
+        super().__init__(host)
+        self.log = StepLog(host)
+
+    @overload
+    def do(self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[Concatenate[StepTx, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
+    def do(self, name: str, config: StepConfig, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def do(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run ``fn(*args, **kwargs)`` as a step and return its result.
+
+        Written as ``do("name", fn, ...)``, as ``do("name", StepConfig(...), fn, ...)``, or as ``do(fn, ...)``, which
+        uses the function's name. If the first parameter of ``fn`` is annotated with `StepTx`, it gets one.
+
+        Args:
+            args: The name and the `StepConfig` if given, the function, and its positional arguments.
+            kwargs: The function's keyword arguments.
+
+        Returns:
+            The result, stored as JSON and converted to the return annotation of ``fn``; the same on every pass.
+
+        Raises:
+            StepFailed: The retries are used up, or ``fn`` raised a NonRetryableError.
+            StepTimeout: The last attempt took longer than the timeout.
+            StepMaxAttemptsExceeded: Workers died in every attempt.
+            DefinitionInvalid: There is no function among the arguments.
+        """
+        return self._host.call(body_call(args, kwargs))
+
+    def sleep(self, name: str, duration: Duration) -> None:
+        """Sleep without occupying a worker.
+
+        Args:
+            name: The step's name.
+            duration: Up to ``durable_max_sleep_seconds`` (a year): a timedelta, seconds, or text such as "3 days".
+
+        Raises:
+            DurationInvalid: The duration cannot be read or is out of range.
+        """
+        self._host.call(SleepCall(name, duration))
+
+    def sleep_until(self, name: str, when: datetime) -> None:
+        """Sleep until a point in time without occupying a worker. A time in the past ends the sleep at once.
+
+        Args:
+            name: The step's name.
+            when: An aware datetime, up to ``durable_max_sleep_seconds`` (a year) ahead.
+
+        Raises:
+            InstantInvalid: ``when`` has no time zone.
+            DurationInvalid: ``when`` is too far ahead.
+        """
+        self._host.call(SleepCall(name, 0, values.aware(when, "sleep_until")))
+
+    @overload
+    def wait_for_event(
+        self, name: str, event_type: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> ReceivedEvent[T]: ...
+    @overload
+    def wait_for_event(self, name: str, event_type: str, *, timeout: Duration = ...) -> ReceivedEvent[Any]: ...
+    def wait_for_event(
+        self, name: str, event_type: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> ReceivedEvent[Any]:
+        """Wait for an event of this type, without occupying a worker.
+
+        Takes the oldest event of this type that no other wait has consumed, also one that was sent earlier.
+
+        Args:
+            name: The step's name.
+            event_type: 1 to 100 of the characters ``a-z A-Z 0-9 _ -``.
+            timeout: 1 second to ``durable_max_sleep_seconds`` (a year).
+            schema: The type of the payload, such as a pydantic model. None: JSON data as it is.
+
+        Returns:
+            The event.
+
+        Raises:
+            EventTimeout: No event came in time.
+            EventPayloadInvalid: The payload does not fit the schema. The event is consumed.
+            InvalidEventType: The type breaks the rules.
+            DurationInvalid: The timeout cannot be read or is out of range.
+        """
+        event: ReceivedEvent[Any] = self._host.call(WaitCall(name, event_type, timeout, schema))
+        return event
+
+    @overload
+    def wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = ..., schema: type[T]
+    ) -> ReceivedEvent[T]: ...
+    @overload
+    def wait_for_topic(self, name: str, topic: str, *, timeout: Duration = ...) -> ReceivedEvent[Any]: ...
+    def wait_for_topic(
+        self, name: str, topic: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+    ) -> ReceivedEvent[Any]:
+        """Wait for an emission to this topic, without occupying a worker.
+
+        Emissions from before the wait are not kept for it.
+
+        Args:
+            name: The step's name.
+            topic: 1 to 100 of the characters ``a-z A-Z 0-9 _ - . : /``.
+            timeout: As in `wait_for_event`.
+            schema: As in `wait_for_event`.
+
+        Returns:
+            An event whose ``type`` is the topic.
+
+        Raises:
+            EventTimeout: Nothing was emitted in time.
+            EventPayloadInvalid: The payload does not fit the schema.
+            InvalidTopic: The topic breaks the rules.
+            DurationInvalid: The timeout cannot be read or is out of range.
+        """
+        event: ReceivedEvent[Any] = self._host.call(WaitCall(name, topic, timeout, schema, is_topic=True))
+        return event
+
+    def task(
+        self,
+        name: str,
+        signature: Any,
+        *,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
+    ) -> Any:
+        """Run one of your Celery tasks as a step, on its own queue and worker, and return its result.
+
+        The workflow waits without occupying a worker. The message is sent after the step is recorded, at least once; a
+        repeated message has the same task id. Retries of Celery itself happen within one attempt.
+
+        Args:
+            name: The step's name.
+            signature: ``resize.s(7).set(queue="media")``, a task, or a task's name. No countdown, no ETA and no canvas.
+            timeout: Of each attempt, 1 second to a year. An attempt without an answer has failed then.
+            retries: How often and how soon a failed task is sent again.
+            on_lost: What happens if its worker dies or its queue is emptied. "resend": it is sent again with the same
+                id, and fails as ``TaskLost`` when it is lost for the third time. "fail": it fails as ``TaskLost`` at
+                once. "wait": it is left to its timeout. None: as ``durable_task_on_lost`` says.
+
+        Returns:
+            The task's result as JSON data.
+
+        Raises:
+            StepFailed: The task failed; ``error_name`` is the name of its error, or "TaskLost".
+            StepTimeout: It did not answer in time.
+            TaskRefused: The task or an option of it cannot be sent by a step.
+            NotSerializable: Its arguments have no JSON form.
+            PayloadTooLarge: Its arguments are larger than ``durable_max_payload_bytes``.
+        """
+        return self._host.call(task_call(name, signature, timeout, retries, on_lost))
+
+    def map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        retries: Retries | int | None = 0,
+        on_lost: OnLost | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Run one Celery task for each item, as one step, and return their results in the order of the items.
+
+        The workflow waits without occupying a worker until all have ended.
+
+        Args:
+            name: The step's name.
+            task: As ``signature`` in `task`. It gets the item before the arguments of its signature.
+            items: Up to 10,000 JSON values.
+            max_concurrency: How many tasks are under way at a time. None: all.
+            timeout: Of each attempt at an item, as in `task`.
+            retries: Of each item, as in `task`.
+            on_lost: Of each item, as in `task`.
+            return_exceptions: Put the failure of an item into the list instead of raising it.
+
+        Returns:
+            A result for each item, or a StepFailed if ``return_exceptions`` is true.
+
+        Raises:
+            StepFailed: An item failed; the first one in the order of the items.
+            ValueRefused: There are too many items, or ``max_concurrency`` is less than 1.
+            TaskRefused: As in `task`.
+            NotSerializable: As in `task`.
+        """
+        config = task_config(timeout, retries)
+        call = map_call(
+            name,
+            task,
+            items,
+            config,
+            most=max_concurrency,
+            on_lost=on_lost,
+            return_exceptions=return_exceptions,
+        )
+        results: list[Any] = self._host.call(call)
+        return results
+
+    def child(
+        self,
+        name: str,
+        workflow: Typed[W, T],
+        params: W | None = None,
+        *,
+        id: str | None = None,  # the public name
+        timeout: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> T:
+        """Run another workflow as a step and return its output.
+
+        The child is created when the step is recorded. It is independent: it continues if this run ends, and a restart
+        of this run creates another child.
+
+        Args:
+            name: The step's name.
+            workflow: The `Workflow`.
+            params: As in `Workflow.create`.
+            id: The child's id. None: one derived from this run and step.
+            timeout: 1 second to a year; the child continues after it. None: ``durable_max_sleep_seconds``.
+            labels: As in `Workflow.create`.
+
+        Returns:
+            The child's output.
+
+        Raises:
+            StepFailed: ``error_name`` is the name of the error that ended the child, "ChildTerminated" if it was
+                terminated, "InstanceAlreadyExists" if the id is taken, or "WorkflowParamsInvalid".
+            StepTimeout: It did not end in time.
+            DefinitionInvalid: ``workflow`` is no workflow.
+        """
+        output: T = self._host.call(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        return output
+
+    def publish(self, key: str, value: Any) -> None:
+        """Show a value to everybody who looks at the instance, without waiting for the step to end.
+
+        Also allowed in a step's function. On replay nothing happens. A value that cannot be written now, or that comes
+        within a second of the one before, is written with the next step.
+
+        Args:
+            key: 1 to 64 characters. A later value replaces an earlier one.
+            value: JSON data of up to 1 MiB.
+
+        Raises:
+            NameInvalid: The key breaks the rules.
+            NotSerializable: The value has no JSON form.
+            PayloadTooLarge: The value is larger than ``durable_max_payload_bytes``.
+        """
+        self._host.publish(key, value)
+
+    def now(self) -> datetime:
+        """Return when the step that returned last had ended, or the run began, in UTC. The same on every pass."""
+        return self._host.now()
+
+    def random(self) -> float:
+        """Return a random number of at least 0 and less than 1, the same on every pass."""
+        return self._host.chance().random()
+
+    def uuid(self) -> str:
+        """Return a random UUID as text, the same on every pass."""
+        bits = self._host.chance().getrandbits(128)
+        text = f"{bits & ~(0xF << 76) & ~(0x3 << 62) | (0x4 << 76) | (0x2 << 62):032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
