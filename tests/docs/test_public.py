@@ -24,6 +24,16 @@ MEMBERS = {name for value in EXPORTED.values() for name in dir(value)} | {
 PARTS = {"Host", "LinearDefinition", "Redaction"} | {"Code", "Deliveries", "Kind", "OutboxKind", "Verb"}
 """Returned to other parts of the package, not to its users; and enums of text, which users compare with text."""
 
+DESCRIBED = [
+    celery_durable.Step,
+    celery_durable.StepFuture,
+    celery_durable.StepLog,
+    celery_durable.StepTx,
+    celery_durable.Workflow,
+    celery_durable.WorkflowInstance,
+]
+"""Classes whose methods have sections for arguments, results and errors."""
+
 _CAMEL = r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+"
 _SPANS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)|``([^`\n]+)``")
 
@@ -113,6 +123,42 @@ def returned_classes(docstring: Docstring) -> set[str]:
 def test_what_public_calls_return_can_be_imported() -> None:
     missing = {str(each): returned_classes(each) - EXPORTED.keys() - PARTS for each in DOCSTRINGS}
     assert {name: classes for name, classes in missing.items() if classes} == {}
+
+
+def documented_names(text: str, section: str) -> list[str]:
+    """The names that a section of a docstring explains, in order; continuation lines are indented further."""
+    body = text.partition(f"{section}:\n")[2].partition("\n\n")[0]
+    first = re.search(r"^ +", body)
+    return re.findall(rf"^{first[0]}(\w+): ", body, re.MULTILINE) if first else []
+
+
+def methods(owner: type[Any]) -> dict[str, Any]:
+    found = {name: getattr(owner, name) for name in dir(owner) if not name.startswith("_")}
+    return {name: method for name, method in found.items() if inspect.isfunction(method)}
+
+
+@pytest.mark.parametrize("owner", DESCRIBED, ids=lambda owner: owner.__name__)
+def test_a_method_explains_its_parameters_or_names_the_method_that_does(owner: type[Any]) -> None:
+    for name, method in methods(owner).items():
+        text = method.__doc__ or ""
+        parameters = [each for each in inspect.signature(method).parameters if each != "self"]
+        if "Args:" in text:
+            assert documented_names(text, "Args") == parameters, name
+        else:
+            assert not parameters or re.match(r"`\w+` for async|Submit a call of `|.*, as `\w+` does", text), name
+
+
+@pytest.mark.parametrize("owner", DESCRIBED, ids=lambda owner: owner.__name__)
+def test_what_a_method_raises_is_an_exported_error(owner: type[Any]) -> None:
+    for name, method in methods(owner).items():
+        for error in documented_names(method.__doc__ or "", "Raises"):
+            assert issubclass(EXPORTED[error], celery_durable.DurableError), f"{name}: {error}"
+
+
+def test_the_names_of_a_section_are_read() -> None:
+    text = "Do.\n\n    Args:\n        id: As:\n            more: so.\n        on: Off.\n\n    Returns:\n        A.\n"
+    assert documented_names(text, "Args") == ["id", "on"]
+    assert documented_names(text, "Raises") == []
 
 
 @pytest.mark.parametrize(
