@@ -32,7 +32,7 @@ print("python " + sys.version.split()[0], *(f"{name} {version(name)}" for name i
 @nox.parametrize("celery", list(CELERY))
 def tests(session: nox.Session, celery: str, sqlalchemy: str) -> None:
     """Run the tests of `make test` with one Celery and one SQLAlchemy."""
-    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints = Path(session.virtualenv.location) / "constraints.txt"
     constraints.write_text(f"celery{CELERY[celery]}\nsqlalchemy{SQLALCHEMY[sqlalchemy]}\n", encoding="utf-8")
     session.install("--constraint", str(constraints), "--editable", ".[all,dev]")
     session.run("python", "-c", _SHOW_VERSIONS, *SHOWN, silent=False)

@@ -46,5 +46,6 @@ def test_a_sweep_that_could_not_publish_says_why_and_fails(app: Celery) -> None:
     assert said.rows == [["Published", "0"]]
     assert said.code == 1
     error, hint = said.err.splitlines()
-    assert error.startswith("error: The broker redis://:**@127.0.0.1:1/0 takes no messages: OperationalError: ")
+    broker = app.connection_for_write().as_uri()  # kombu 5.7 masks a password even if there is none, kombu 5.5 does not
+    assert error.startswith(f"error: The broker {broker} takes no messages: OperationalError: ")
     assert hint == "hint: Nothing listens there: start the broker, or correct broker_url."
