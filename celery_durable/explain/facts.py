@@ -68,7 +68,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One answer. ``facts``: what it rests on, ready for JSON. ``actions``: commands to type, the most useful first."""
+    """Why an instance is where it is.
+
+    Attributes:
+        code: A stable name for programs.
+        sentence: The same for people.
+        facts: What the answer rests on, as JSON data.
+        actions: Commands to run, the most useful first.
+    """
 
     code: Code
     sentence: str

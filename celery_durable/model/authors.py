@@ -16,9 +16,13 @@ OnLost = Literal["resend", "fail", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEvent(Generic[P_co]):
-    """What a workflow is called with.
+    """The first parameter of a workflow's function.
 
-    ``timestamp`` is when the instance was created: the same on every pass and in every run.
+    Attributes:
+        payload: The parameters, converted to the type that the workflow declares.
+        timestamp: When the instance was created; the same on every pass and in every run.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
     """
 
     payload: P_co
@@ -29,7 +33,13 @@ class WorkflowEvent(Generic[P_co]):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent(Generic[T_co]):
-    """What `wait_for_event` returns; ``timestamp`` is when the event was accepted."""
+    """What `Step.wait_for_event` and `Step.wait_for_topic` return.
+
+    Attributes:
+        type: The event's type, or the topic.
+        payload: The payload, converted to the schema of the wait.
+        timestamp: When the event was accepted.
+    """
 
     type: str
     payload: T_co
@@ -40,8 +50,14 @@ class ReceivedEvent(Generic[T_co]):
 class OutboundEvent:
     """What a handler of outbound events is called with.
 
-    ``id`` is the same for every delivery of this event, ``attempt`` counts them from 1. ``workflow``, ``instance_id``
-    and ``run_number`` say who sent it.
+    Attributes:
+        name: The event's name.
+        payload: JSON data.
+        id: The same in every delivery of this event.
+        workflow: The name of the workflow that sent it.
+        instance_id: The id of the instance that sent it.
+        run_number: The number of the run that sent it, from 1.
+        attempt: The number of the delivery, from 1.
     """
 
     name: str
@@ -55,7 +71,13 @@ class OutboundEvent:
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions(Generic[P_co]):
-    """One item of `create_batch`."""
+    """An item of `Workflow.create_batch`.
+
+    Attributes:
+        id: As in `Workflow.create`.
+        params: As in `Workflow.create`.
+        labels: As in `Workflow.create`.
+    """
 
     id: str
     params: P_co | None = None

@@ -18,7 +18,12 @@ EXPORT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as it is stored: the class's name and the text."""
+    """An error as it is stored.
+
+    Attributes:
+        name: The name of its class.
+        message: Its text.
+    """
 
     name: str
     message: str
@@ -26,7 +31,13 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """What `status()` answers. ``output`` only when complete, ``error`` only when errored."""
+    """The status of an instance.
+
+    Attributes:
+        status: The `Status`.
+        error: Why it failed; None unless it is errored.
+        output: What the workflow returned, as JSON data; None unless it is complete.
+    """
 
     status: Status
     error: ErrorInfo | None = None
@@ -35,7 +46,19 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSummary:
-    """One line of a list."""
+    """An instance in a list.
+
+    Attributes:
+        id: The instance's id.
+        workflow: The workflow's name.
+        run_number: The number of the current run, from 1.
+        status: The `Status`.
+        error: Why it failed; None unless it is errored.
+        run_at: When it is due to start or to continue; None if no time is set.
+        created_at: When it was created.
+        updated_at: When it changed last.
+        labels: Its labels.
+    """
 
     id: str
     workflow: str
@@ -50,7 +73,12 @@ class InstanceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T_co]):
-    """Some items of a list, and the cursor that continues it; None at the end."""
+    """Some items of a list.
+
+    Attributes:
+        items: The items.
+        cursor: Pass it to get the next page. None: this is the last one.
+    """
 
     items: tuple[T_co, ...]
     cursor: str | None
@@ -61,7 +89,12 @@ Verb = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepTy
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The instance that does a step."""
+    """The instance that does a step.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+    """
 
     workflow: str
     instance_id: str
@@ -69,7 +102,14 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ParentStep:
-    """The step of another instance's run that created an instance, as `Step.child` does."""
+    """The step of another instance that created an instance, with `Step.child`.
+
+    Attributes:
+        workflow: The name of the other instance's workflow.
+        instance_id: The other instance's id.
+        run_number: The number of its run, from 1.
+        step_key: The step's key.
+    """
 
     workflow: str
     instance_id: str
@@ -79,7 +119,13 @@ class ParentStep:
 
 @dataclass(frozen=True, slots=True)
 class ItemCounts:
-    """How far a map has come: ``failed`` for good; what is neither is under way, or still to be sent."""
+    """The progress of a map. Items that are neither done nor failed are under way, or still to be sent.
+
+    Attributes:
+        total: How many items the map has.
+        done: How many have completed.
+        failed: How many have failed for good.
+    """
 
     total: int
     done: int
@@ -88,7 +134,30 @@ class ItemCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step as history shows it; ``result`` is the stored value."""
+    """A step in the history of a run.
+
+    Attributes:
+        step_key: Identifies the step within the run: its name, with a number if it is repeated.
+        name: The name that the workflow's code gives it.
+        type: The kind of step.
+        status: The progress of the step.
+        attempts: How many attempts have started.
+        max_attempts: How many attempts it may have; None for no limit.
+        timeout: Of each attempt; None if there is none.
+        next_retry_at: When the next attempt is due; None if none is planned.
+        wake_at: When a sleep ends, or when a wait, a task, a child or a map is due; None for other steps.
+        wait_event_type: The event type of a wait; None for other steps, and if it waits for a topic.
+        wait_topic: The topic of a wait; None for other steps.
+        result: The result as JSON data. Of a map, a list with ``{"output": ...}`` or ``{"error": ...}`` for each item.
+        error: The last error; None if there was none.
+        created_at: When the step was recorded.
+        started_at: When the last attempt of its function started; None if no attempt is recorded.
+        finished_at: When it ended; None if it has not.
+        task: The name of the Celery task that does it; None for other steps.
+        task_id: The id with which that task was sent last; None for other steps.
+        child: The instance that does it; None for other steps.
+        items: The progress of a map; None for other steps.
+    """
 
     step_key: str
     name: str
@@ -106,14 +175,10 @@ class StepRecord:
     started_at: datetime | None
     finished_at: datetime | None
     wait_topic: str | None = None
-    """What a wait is for that is for no event: then ``wait_event_type`` is None."""
     task: str | None = None
-    """The Celery task that does it, the name."""
     task_id: str | None = None
-    """The id under which that was sent last."""
     child: Child | None = None
     items: ItemCounts | None = None
-    """Of a map, whose ``result`` is a list with ``{"output": ...}`` or ``{"error": ...}`` for each."""
 
     @property
     def verb(self) -> Verb:
@@ -135,7 +200,17 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event as history shows it; ``seq`` is its place in the order of arrival. ``type`` may be a topic."""
+    """An event in the history of a run.
+
+    Attributes:
+        seq: Its position in the order of arrival.
+        event_id: Its id.
+        type: Its type, or its topic.
+        payload: JSON data.
+        created_at: When it was accepted.
+        delivered_at: When a wait took it; None if none has.
+        consumed_by_step_key: The key of the wait that consumed it; None if none has.
+    """
 
     seq: int
     event_id: str
@@ -148,7 +223,20 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A stored log line; ``id`` grows along the run."""
+    """A stored log line.
+
+    Attributes:
+        id: Grows along the run; pass it as ``after_id`` to read on.
+        run_number: The number of the run, from 1.
+        level: The `LogLevel`.
+        category: As in `StepLog.info`.
+        message: The text.
+        data: JSON data; None if there is none.
+        step_key: The key of the step whose function logged it; None outside of steps.
+        attempt: The attempt of that step, from 1.
+        is_replay: Whether the line was logged on a replay.
+        created_at: When it was logged.
+    """
 
     id: int
     run_number: int
@@ -164,7 +252,19 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """What somebody did to a step of a run: ``action`` is "set_result" or "skip"; and what the step was before."""
+    """A change that a person made to a step with `WorkflowInstance.set_result` or `WorkflowInstance.skip`.
+
+    Attributes:
+        run_number: The number of the run, from 1.
+        step_key: The step's key.
+        action: "set_result" or "skip".
+        by: The name of the person.
+        reason: The reason that was given; None if there was none.
+        status_before: The step's status before.
+        attempts_before: How many attempts it had had.
+        error_before: Its last error; None if it had none.
+        created_at: When it was changed.
+    """
 
     run_number: int
     step_key: str
@@ -179,10 +279,24 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What happened in one run: steps in call order, events in order of arrival.
+    """What happened in one run.
 
-    ``origin``: the run that this one continues, whose steps its first ones were. ``audit``: what people did to steps.
-    ``labels``: the instance's, as they are now. ``parent``: the step whose child it is.
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+        status: The status of the instance during this run, with error or output.
+        params: The parameters as JSON data.
+        created_at: When the run was created.
+        started_at: When a worker first executed it; None if none has.
+        completed_at: When it ended; None if it has not.
+        reason: Why the run was started or terminated; None if no reason was given.
+        steps: In the order in which the workflow called them.
+        events: In the order of arrival.
+        origin: The run that this one continues; None if it started from the beginning.
+        audit: What people changed by hand.
+        labels: The instance's labels now.
+        parent: The step that created the instance; None if no step did.
     """
 
     workflow: str
@@ -204,7 +318,14 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What `restart_or_create` did. ``status``: where an instance stands that was left as it is, else active."""
+    """What `Workflow.restart_or_create` did.
+
+    Attributes:
+        outcome: "created", "restarted" or "unchanged".
+        instance_id: The instance's id.
+        run_number: The number of its current run, from 1.
+        status: Its status.
+    """
 
     outcome: Literal["created", "restarted", "unchanged"]
     instance_id: str
@@ -252,7 +373,12 @@ class HistoryPage:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a run has published under a key, and since when that is its value."""
+    """A value that a run published.
+
+    Attributes:
+        value: JSON data.
+        updated_at: When it was published.
+    """
 
     value: Any
     updated_at: datetime

@@ -200,7 +200,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The run that another continues. ``step_key``: where it begins again; None: nowhere, all that settled is kept."""
+    """The run that another run continues.
+
+    Attributes:
+        instance_id: The id of its instance.
+        run_number: Its number, from 1.
+        step_key: The first step that the new run does not keep. None: it keeps every step that had ended.
+    """
 
     instance_id: str
     run_number: int

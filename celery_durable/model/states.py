@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What an instance is doing."""
+    """The status of an instance."""
 
     ACTIVE = "active"  # eligible to run, or running
     WAITING = "waiting"  # hibernating: a sleep, a retry's delay, an event
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 
 class StepType(StrEnum):
-    """The verbs that record a step."""
+    """The kinds of step."""
 
     DO = "do"
     SLEEP = "sleep"
@@ -53,7 +53,7 @@ class StepType(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """How far a step has come."""
+    """The progress of a step."""
 
     PENDING = "pending"  # a branch's attempt has begun
     WAITING = "waiting"  # for its time, its event or its next attempt
