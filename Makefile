@@ -56,6 +56,7 @@ check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles
 	$(BIN)/codespell
 	$(BIN)/towncrier build --draft >/dev/null
 	$(BIN)/python -m tests.docs.commit_titles
+	$(BIN)/python -m tests.docs.retired_words
 
 format: .venv/dev ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_durable.app import Durable
-    from celery_durable.authoring import LinearWorkflow, durable_workflow
+    from celery_durable.decorators import LinearWorkflow, durable_workflow
     from celery_durable.definitions import LinearStep, durable_step
     from celery_durable.errors import (
         DurableError,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from celery_durable.linear import Completed, Dead, LinearContext, Outcome, Retry, TaskType, Waiting
     from celery_durable.model import (
         AuditRecord,
-        Begun,
         Child,
         CreateOptions,
         ErrorInfo,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         ParentStep,
         Published,
         ReceivedEvent,
+        RestartOrCreateResult,
         Status,
         StepRecord,
         StepStatus,
@@ -60,13 +60,12 @@ if TYPE_CHECKING:
         WorkflowEvent,
     )
     from celery_durable.operations.service import WorkflowService, require_workflows
-    from celery_durable.redaction import Redact, Shown
+    from celery_durable.redaction import Redact, RedactionContext
     from celery_durable.step import Step, StepFuture, StepLog, StepTx
     from celery_durable.values import Duration, Retries, StepConfig
 
 __all__ = [
     "AuditRecord",
-    "Begun",
     "Child",
     "Completed",
     "CreateOptions",
@@ -103,10 +102,11 @@ __all__ = [
     "Published",
     "ReceivedEvent",
     "Redact",
+    "RedactionContext",
+    "RestartOrCreateResult",
     "ResultTimeout",
     "Retries",
     "Retry",
-    "Shown",
     "Status",
     "Step",
     "StepConfig",
@@ -150,7 +150,7 @@ _ROOMS = (
     "operations.service",
     "handles",
     "app",
-    "authoring",
+    "decorators",
 )  # the light ones first
 
 

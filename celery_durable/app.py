@@ -17,8 +17,7 @@ from celery import Celery, current_app, signals
 from celery.utils.text import str_to_list
 from sqlalchemy.orm import Session
 
-from celery_durable import composing, tasks
-from celery_durable.composing import Bindings, Required
+from celery_durable import tasks
 from celery_durable.config import Settings, read_settings
 from celery_durable.definitions import SHARED, Registry, WorkflowOptions, define
 from celery_durable.errors import ConfigInvalid, DefinitionInvalid, DurableError, NotConfigured
@@ -26,6 +25,7 @@ from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.operations import Operations
 from celery_durable.operations.service import Service, WorkflowService
+from celery_durable.packages import Bindings, RequiredWorkflows, from_entry_points, from_packages
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runner import Runner
 from celery_durable.runner.ticks import Ticker
@@ -34,18 +34,18 @@ from celery_durable.signals import listen
 from celery_durable.step import Step
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.losses import SentTask
+from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.answers import Answers
-from celery_durable.tasks.background import Background
+from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
-from celery_durable.tasks.hints import Hints
+from celery_durable.tasks.dispatches import DispatchPublisher
+from celery_durable.tasks.heartbeats import HeartbeatThread, SweepTaskHeartbeat
 from celery_durable.tasks.lost.bootstep import LostTasksStep
-from celery_durable.tasks.lost.messages import CeleryMessages
+from celery_durable.tasks.lost.messages import CeleryMessageBroker
 from celery_durable.tasks.lost.search import WHY, LostTasks
-from celery_durable.tasks.lost.worker_part import WorkerPart
+from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publishing import Publisher
-from celery_durable.tasks.pulse import Heart, SweepTaskHeart
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.stopping import stopped_from_outside
 from celery_durable.tasks.worker import DurableStep, StopFlag
@@ -68,7 +68,7 @@ class Durable:
 
     ``Durable(app)``, or ``Durable()`` and later ``init_app(app)``. Settings are read from ``app.conf.durable_*``
     when they are first needed. ``engine=`` and ``session_factory=`` share the application's own. ``redact=`` decides
-    what the HTTP API and the commands show of values, a function of a value and a `Shown`.
+    what the HTTP API and the commands show of values, a function of a value and a `RedactionContext`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Durable:
         """The pool of the worker that this is, where workflows do not run on it."""
         self.named_queues: frozenset[str] = frozenset()
         """What ``-Q`` told this worker to consume."""
-        self.background = Background()
+        self.background = BackgroundQueue()
         self._app: Celery | None = None
         if app is not None:
             self.init_app(app)
@@ -122,9 +122,9 @@ class Durable:
         listen(signals.worker_shutting_down, self._worker_stopping)
         listen(signals.task_failure, self._task_failed)
         listen(signals.worker_shutdown, self._worker_shut_down)
-        self.lost_part.connect(lambda of: of is self._app)
-        self.task_ends = tasks.make_task_ends(app, self, self.background)
-        self.task_ends.connect()
+        self.lost_tasks_worker.connect(lambda of: of is self._app)
+        self.task_completions = tasks.make_task_completions(app, self, self.background)
+        self.task_completions.connect()
 
     @property
     def app(self) -> Celery:
@@ -171,9 +171,9 @@ class Durable:
         )
 
     @functools.cached_property
-    def hints(self) -> Hints:
+    def hints(self) -> DispatchPublisher:
         """What tells workers of what a commit made due."""
-        return Hints(self.store, self.publisher.publish)
+        return DispatchPublisher(self.store, self.publisher.publish)
 
     @functools.cached_property
     def outbox(self) -> Outbox:
@@ -248,7 +248,7 @@ class Durable:
         return Dispatcher(
             self.sweeper,
             self.settings,
-            self.heart,
+            self.heartbeat,
             self.lost_tasks,
             outages=self.publisher.outages,
             runtime=self.runtime,
@@ -261,31 +261,33 @@ class Durable:
         def report(lost: Sequence[SentTask]) -> int:
             return self.operations.report_lost([(each.reference, each.sent_us) for each in lost], why=WHY)
 
-        messages = CeleryMessages(self.app, self.publisher, tasks.MARKER)
-        return LostTasks(self.store, self.runtime, messages, report, row=lambda: self.heart.row)
+        messages = CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
+        return LostTasks(self.store, self.runtime, messages, report, row=lambda: self.heartbeat.row)
 
     @functools.cached_property
-    def lost_part(self) -> WorkerPart:
+    def lost_tasks_worker(self) -> WorkerLossTracker:
         """A worker's part in that."""
-        return WorkerPart(
+        return WorkerLossTracker(
             lambda: self.store,
             self.runtime,
             self.background,
             lambda: self.operations,
             marker=tasks.MARKER,
-            row=lambda: self.heart.row,
+            row=lambda: self.heartbeat.row,
         )
 
     @functools.cached_property
-    def heart(self) -> Heart:
+    def heartbeat(self) -> HeartbeatThread:
         """What says that this process lives, where it sweeps or works."""
         known = self.registry
-        return Heart(lambda: self.store, self.runtime, queues=self._consumed_queues, workflows=lambda: sorted(known))
+        return HeartbeatThread(
+            lambda: self.store, self.runtime, queues=self._consumed_queues, workflows=lambda: sorted(known)
+        )
 
     @functools.cached_property
-    def sweep_heart(self) -> SweepTaskHeart:
+    def sweep_heartbeat(self) -> SweepTaskHeartbeat:
         """The same for the task that sweeps."""
-        return SweepTaskHeart(self.store, self.runtime)
+        return SweepTaskHeartbeat(self.store, self.runtime)
 
     def migrate(self, connection: sa.Connection | None = None) -> tuple[str | None, str]:
         """Create the tables, or bring them up to date, as the command ``durable migrate`` does.
@@ -344,7 +346,7 @@ class Durable:
 
         return register
 
-    def register(self, required: Required) -> None:
+    def register(self, required: RequiredWorkflows) -> None:
         """Register what a package brings, its ``required_workflows``: a dict of binding keys and workflows.
 
         ``durable.workflows.ORDER`` is then the workflow under key ``ORDER``. Raises WorkflowNameTaken and
@@ -359,9 +361,9 @@ class Durable:
 
         Also those that installed packages announce as entry points of the group ``celery_durable.workflows``.
         """
-        for required in composing.in_packages(packages, related_name):
+        for required in from_packages(packages, related_name):
             self.register(required)
-        for required in composing.in_entry_points() if with_entry_points else ():
+        for required in from_entry_points() if with_entry_points else ():
             self.register(required)
 
     @property
@@ -384,7 +386,7 @@ class Durable:
             if self.settings.dispatcher != "none":
                 tasks.ensure_beat_entry(sender.scheduler, self.settings.queue)
             if self.settings.dispatcher in ("beat", "both"):
-                self.heart.begin("dispatcher", f"beat@{socket.gethostname()}")
+                self.heartbeat.begin("dispatcher", f"beat@{socket.gethostname()}")
                 self.dispatcher.start()
         except DurableError as exc:
             # Celery only logs what a signal's receiver raises: beat would run on and look after nothing.
@@ -401,12 +403,12 @@ class Durable:
 
     def worker_started(self, node: str, pool: str) -> None:
         """Start the dispatcher and the heartbeat of a worker. Called by its bootstep once its pool runs."""
-        self.task_ends.in_main_loop_of(os.getpid() if pool == "prefork" else None)
-        self.heart.begin("worker", node, pool=pool)
+        self.task_completions.in_main_loop_of(os.getpid() if pool == "prefork" else None)
+        self.heartbeat.begin("worker", node, pool=pool)
         if self.settings.dispatcher in ("worker", "both") and self.unsupported_pool is None:
             self.dispatcher.start()  # which has the heart beat
         else:
-            self.heart.start()
+            self.heartbeat.start()
 
     def worker_stopped(self) -> None:
         """Stop them. Called by the worker's bootstep before its pool stops, also if no signal announced the stop."""
@@ -416,20 +418,20 @@ class Durable:
     def _worker_stopping(self, **_: Any) -> None:
         self.stop_flag.set()
 
-    def begin_roll_calls(self, consumer: Callable[[], Any]) -> None:
+    def start_inventories(self, consumer: Callable[[], Any]) -> None:
         """Start to answer which tasks this worker holds. ``consumer``: returns what receives its messages, or None."""
-        self.heart.is_needed = True
-        self.lost_part.roll_calls.start(consumer)
+        self.heartbeat.is_needed = True
+        self.lost_tasks_worker.inventories.start(consumer)
 
-    def end_roll_calls(self) -> None:
+    def stop_inventories(self) -> None:
         """The worker's pool has ended, or is about to be killed: it holds no tasks any more."""
-        self.lost_part.roll_calls.stop(_STOP_SECONDS)
-        self.heart.is_needed = False
-        self.heart.end()
+        self.lost_tasks_worker.inventories.stop(_STOP_SECONDS)
+        self.heartbeat.is_needed = False
+        self.heartbeat.end()
 
     def _worker_shut_down(self, sender: Any, **_: Any) -> None:
         if sender.app is self._app:
-            self.end_roll_calls()
+            self.stop_inventories()
 
     def _stop_threads(self) -> None:
         """End our threads, within `_STOP_SECONDS`: Celery waits, and a database that hangs would have it wait."""

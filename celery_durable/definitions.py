@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, TypedDict, TypeVar, overload
 
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, WorkflowNameTaken, WorkflowNotFound
-from celery_durable.model import Kind, Plan, PlannedStep, WorkflowEvent
+from celery_durable.model import Kind, PlannedStep, RunPlan, WorkflowEvent
 from celery_durable.values import (
     UNSET,
     Backoff,
@@ -72,7 +72,7 @@ class Definition(abc.ABC):
         """The code's place, for people."""
 
     @abc.abstractmethod
-    def plan(self, policy: StepPolicy) -> Plan:
+    def plan(self, policy: StepPolicy) -> RunPlan:
         """How a run of it begins; ``policy``: how a step runs for which nobody says more."""
 
 
@@ -89,8 +89,8 @@ class WorkflowDefinition(Definition):
     def where(self) -> str:
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
-    def plan(self, policy: StepPolicy) -> Plan:  # noqa: ARG002  # its steps are what the function calls
-        return Plan()
+    def plan(self, policy: StepPolicy) -> RunPlan:  # noqa: ARG002  # its steps are what the function calls
+        return RunPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class LinearDefinition(Definition):
     def where(self) -> str:
         return f"{self.module}:{self.name}"
 
-    def plan(self, policy: StepPolicy) -> Plan:
+    def plan(self, policy: StepPolicy) -> RunPlan:
         policies = [policy.over(step.config) for step in self.steps]
         planned = (PlannedStep(s.name, p.max_attempts, p.timeout) for s, p in zip(self.steps, policies, strict=True))
-        return Plan(Kind.LINEAR, tuple(planned), self.version)
+        return RunPlan(Kind.LINEAR, tuple(planned), self.version)
 
     def policy_of(self, step: str, policy: StepPolicy) -> StepPolicy:
         """How soon a step is tried again; a row's name that the plan has lost is tried as ``policy`` says."""

@@ -17,7 +17,6 @@ from celery_durable.errors import DefinitionInvalid, ResultTimeout, WorkflowFail
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     TERMINAL,
-    Begun,
     CreateOptions,
     History,
     InstanceStatus,
@@ -26,6 +25,7 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
+    RestartOrCreateResult,
     Status,
     WorkflowEvent,
 )
@@ -150,7 +150,7 @@ class Workflow(Generic[P, R]):
         if_version: Collection[str] | None = None,
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> Begun:
+    ) -> RestartOrCreateResult:
         """Restart the instance with this id, or create it if there is none. Safe to call concurrently.
 
         A restart keeps the parameters and the labels of the instance.

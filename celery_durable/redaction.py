@@ -38,7 +38,7 @@ _TEXTS = ("error", "message", "reason", "label", "by")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RedactionContext:
     """What a value is, for a `redact` hook.
 
     ``name``: the step's, label's or key's, the event's type, the log line's category; else None.
@@ -50,7 +50,7 @@ class Shown:
     name: str | None = None
 
 
-Redact = Callable[[Any, Shown], Any]
+Redact = Callable[[Any, RedactionContext], Any]
 """Returns what is shown in a value's place: JSON data; text for an error, message, reason, label or author (``by``).
 If it raises, ``"[redacted]"`` is shown."""
 
@@ -66,7 +66,7 @@ class Redaction:
         if self._hook is None or value is None:
             return value
         try:
-            seen = self._hook(value, Shown(kind, self._workflow, self._instance_id, name))
+            seen = self._hook(value, RedactionContext(kind, self._workflow, self._instance_id, name))
         except Exception:
             logger.exception("The redaction hook failed at %s of %s/%s", kind, self._workflow, self._instance_id)
             return REDACTED

@@ -51,7 +51,7 @@ class Redispatch:
         """How long to wait after the ``dispatches``-th time that a tick took it."""
         return min(self.first * (1 << min(max(dispatches - 1, 0), 30)), self.longest)
 
-    def patience(self, dispatches: int) -> timedelta:
+    def min_age(self, dispatches: int) -> timedelta:
         """How old a hint is before an empty queue makes it lost.
 
         A worker without a prefetch limit empties the queue into its memory: without the doubling a copy would follow
@@ -64,7 +64,7 @@ class Redispatch:
         age = now - sent_at
         if age >= self.longest or (progress.claimed is not None and sent_at < progress.claimed):
             return True
-        return progress.empty is not None and sent_at < progress.empty and age >= self.patience(dispatches)
+        return progress.empty is not None and sent_at < progress.empty and age >= self.min_age(dispatches)
 
     def lost_before(self, progress: QueueProgress, now: datetime) -> datetime:
         """No hint that was sent at this moment or later is lost."""
@@ -77,4 +77,4 @@ class Redispatch:
         last = sent_at + self.longest
         if not empties:
             return last
-        return min(last, max(sent_at + self.patience(dispatches), min(empties) + SLACK))
+        return min(last, max(sent_at + self.min_age(dispatches), min(empties) + SLACK))

@@ -42,7 +42,7 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class ConcurrentBody:
     """One body to run. ``run`` never raises; ``on_done`` gets what it returned, None after the timeout.
 
     ``on_done`` is called on the thread that called `run_branches`, one branch at a time: it commits.
@@ -101,7 +101,7 @@ class Runtime:
 
         threading.Thread(target=loop, name=name, daemon=True).start()
 
-    def span(
+    def wait_duration(
         self,
         length: timedelta,
         *,
@@ -131,7 +131,7 @@ class Runtime:
     def checkpoint(self, name: str) -> None:
         """A named place between two effects where tests stop, crash or look. Does nothing."""
 
-    def run_branches(self, branches: Sequence[Branch]) -> None:
+    def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
         """Run the bodies at the same time, each on its own thread; hand in each result as it comes.
 
         A body that outlives its timeout is left behind: its result goes nowhere, its thread ends with it.
@@ -140,11 +140,11 @@ class Runtime:
         crews = [_companions.take() for _ in branches]
         for index, (crew, branch) in enumerate(zip(crews, branches, strict=True)):
             crew.start(branch.run, functools.partial(_report, done, index))
-        begun = time.monotonic()
+        started = time.monotonic()
         open_ = set(range(len(branches)))
         try:
             while open_:
-                index, result = self._next_done(branches, open_, done, begun)
+                index, result = self._next_done(branches, open_, done, started)
                 open_.remove(index)
                 if result is None:
                     crews[index].dismiss()
@@ -157,9 +157,9 @@ class Runtime:
 
     @staticmethod
     def _next_done(
-        branches: Sequence[Branch], open_: set[int], done: queue.SimpleQueue[tuple[int, Any]], begun: float
+        branches: Sequence[ConcurrentBody], open_: set[int], done: queue.SimpleQueue[tuple[int, Any]], started: float
     ) -> tuple[int, Any]:
-        deadlines = {i: begun + t for i in open_ if (t := branches[i].timeout_seconds) is not None}
+        deadlines = {i: started + t for i in open_ if (t := branches[i].timeout_seconds) is not None}
         while True:
             first = min(deadlines, key=deadlines.__getitem__) if deadlines else None
             left = None if first is None else max(0.0, deadlines[first] - time.monotonic())

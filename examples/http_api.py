@@ -24,13 +24,13 @@ from hashlib import sha256
 
 from fastapi import FastAPI
 
-from celery_durable.http import Access, Right, Unauthenticated, router
+from celery_durable.http import Access, Permission, Unauthenticated, router
 from examples.order_approval import durable
 
 ROLES = {
-    "clerk": {Right.CREATION, Right.READING, Right.EVENTS},
-    "shop": {Right.READING},
-    "prober": {Right.HEALTH},
+    "clerk": {Permission.CREATION, Permission.READING, Permission.EVENTS},
+    "shop": {Permission.READING},
+    "prober": {Permission.HEALTH},
 }
 
 
@@ -47,9 +47,9 @@ def authorize(access: Access) -> bool:
     role = KEYS.get(_digest(access.request.headers.get("X-Api-Key", "")))
     if role is None:
         raise Unauthenticated("Send your API key as the header X-Api-Key.", challenge="ApiKey")
-    if access.right is Right.CREATION and access.instance_id is not None:
+    if access.permission is Permission.CREATION and access.instance_id is not None:
         return role == "clerk" and access.instance_id.startswith("order-")
-    return access.right in ROLES[role]
+    return access.permission in ROLES[role]
 
 
 site = FastAPI(title="Shop")

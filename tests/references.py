@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from celery_durable.model import ItemRef, Ref, TaskReference
+from celery_durable.model import ItemRef, RunRef, TaskReference
+from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store
-from celery_durable.store.identity import store_id
 
 
-def reference_of(store: Store, ref: Ref, event_type: str) -> TaskReference:
+def reference_of(store: Store, ref: RunRef, event_type: str) -> TaskReference:
     """What the message of this attempt carried; an empty token where it is not out."""
     st, item = store.tables.step, store.tables.item
     found = ItemRef.read(event_type)

@@ -27,10 +27,10 @@ _VERBS = {
     "send-event": "commands",
     "emit": "topics",
     "waiters": "topics",
-    "pause": "steer",
-    "resume": "steer",
-    "terminate": "steer",
-    "restart": "steer",
+    "pause": "lifecycle",
+    "resume": "lifecycle",
+    "terminate": "lifecycle",
+    "restart": "lifecycle",
     "retry": "rewinding",
     "rewind": "rewinding",
     "fork": "rewinding",
@@ -67,8 +67,8 @@ class Verbs(click.Group):
         if cmd_name not in self.verbs:
             return None
         module, _, name = self.verbs[cmd_name].partition(".")
-        verb: click.Command = getattr(import_module(f"{__name__}.{module}"), name or cmd_name.replace("-", "_"))
-        return verb
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), name or cmd_name.replace("-", "_"))
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,11 +8,10 @@ from typing import Any
 
 from celery_durable.cli.backend import Seen, WorkflowInfo
 from celery_durable.cli.client import Client, NoApi
-from celery_durable.cli.verb import Refusal
+from celery_durable.cli.command import CliError
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (
     AuditRecord,
-    Begun,
     Child,
     ErrorInfo,
     EventRecord,
@@ -26,6 +25,7 @@ from celery_durable.model import (
     Page,
     ParentStep,
     Published,
+    RestartOrCreateResult,
     Status,
     StepRecord,
     StepStatus,
@@ -69,7 +69,7 @@ class HttpBackend:
     ) -> Page[InstanceSummary]:
         """Of one workflow; several of the API's pages where more are wanted than it gives at once."""
         if workflow is None:
-            raise Refusal(
+            raise CliError(
                 "The HTTP API lists one workflow at a time.", "Name it; there are: celery-durable workflows list"
             )
         items: list[InstanceSummary] = []
@@ -155,11 +155,13 @@ class HttpBackend:
         made = self._client.post(*_instances(workflow), body=body, is_safe=id is not None, makes=id).data["id"]
         return str(made)
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
+    def restart_or_create(
+        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
+    ) -> RestartOrCreateResult:
         """Not tried again: the run that a first try began may have ended meanwhile."""
         body = {"params": params} | ({"labels": labels} if labels else {})
         said = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
-        return Begun(said["outcome"], said["id"], said["runNumber"], Status(said["details"]["status"]))
+        return RestartOrCreateResult(said["outcome"], said["id"], said["runNumber"], Status(said["details"]["status"]))
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Tried again only with an id, which is accepted but once."""

@@ -12,7 +12,16 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from celery_durable.explain import Diagnosis
-from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
+from celery_durable.model import (
+    History,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Published,
+    RestartOrCreateResult,
+    Status,
+)
 
 LOOK_SECONDS = 0.1
 """Between two looks at an instance that is followed; a look is one small read."""
@@ -94,7 +103,9 @@ class Backend(Protocol):
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Have an instance started; answers with its id."""
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
+    def restart_or_create(
+        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
+    ) -> RestartOrCreateResult:
         """Begin a new run of the instance where it has ended, create it where there is none; tells which."""
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:

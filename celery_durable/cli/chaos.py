@@ -23,25 +23,25 @@ from typing import Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.mischief import Messenger, OwnWorker
-from celery_durable.cli.screen import Column, Screen
+from celery_durable.cli.command import INTERRUPTED, REFUSED, CliError, Command
+from celery_durable.cli.console import Column, Console
+from celery_durable.cli.fault_injection import Messenger, OwnWorker
 from celery_durable.cli.stored import database_now, open_durable
-from celery_durable.cli.verb import INTERRUPTED, REFUSED, Refusal, Verb
-from celery_durable.model import Due
-from celery_durable.store import probes
+from celery_durable.model import DueRun
+from celery_durable.store import chaos_checks
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 
 _SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 _UNKNOWN = "The outcome of a commit is unknown, looking it up"
 _MOST_SEEN = 10_000
-_NEWS_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 _PAUSE_SECONDS = (0.3, 1.2)
-_PATIENCE_SECONDS = 30.0
+_GRACE_SECONDS = 30.0
 _CHILDREN_KILLED, _WORKERS_KILLED = "pool processes killed", "workers killed"
 _COLUMNS = (Column("WHAT"), Column("HOW OFTEN"))
 
 
-@click.command(cls=Verb, examples=["chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7"])
+@click.command(cls=Command, examples=["chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7"])
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How long to go on."
 )
@@ -60,7 +60,7 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
     At the end it shows what it did, how soon the struck runs went on, and every contradiction in the tables: exit
     code 1 if there is one. Ctrl-C ends it early, and everything it started. Piped: what, how often.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     durable.app.loader.import_default_modules()
     _check_broker(durable)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
@@ -71,14 +71,14 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
             abort=True,
             err=True,
         )
-    screen.aside(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
+    console.aside(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
     app = ctx.find_root().params.get("app")
-    storm = Storm(durable, screen, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
+    storm = ChaosRun(durable, console, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
     is_interrupted = storm.run(workers=workers, length=timedelta(minutes=minutes))
     rows, violations = storm.report()
-    screen.table(_COLUMNS, rows)
+    console.table(_COLUMNS, rows)
     for violation in violations:
-        screen.aside(f"VIOLATION {violation}")
+        console.aside(f"VIOLATION {violation}")
     storm.forget_logs(keep=bool(violations))
     if violations:
         ctx.exit(REFUSED)
@@ -90,26 +90,26 @@ def _check_broker(durable: Durable) -> None:
     conf: Any = durable.app.conf
     url = str(conf.broker_read_url or "")
     if conf.task_always_eager or url.startswith("memory:"):
-        raise Refusal(
+        raise CliError(
             "There is no broker between processes, so there are no workers to kill.",
             "Set broker_url, and task_always_eager to False: chaos needs workers in processes of their own.",
         )
 
 
-class Storm:
+class ChaosRun:
     """One chaos run: its workers, its dispatcher, what it did to them and whom it struck."""
 
-    def __init__(self, durable: Durable, screen: Screen, dice: random.Random, app: str | None) -> None:
-        self._durable, self._screen, self._dice, self._app = durable, screen, dice, app
+    def __init__(self, durable: Durable, console: Console, rng: random.Random, app: str | None) -> None:
+        self._durable, self._screen, self._rng, self._app = durable, console, rng, app
         self._folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
-        self._messenger = Messenger(durable.publisher, dice)
+        self._messenger = Messenger(durable.publisher, rng)
         self._stop = threading.Event()
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []
         self._done: Counter[str] = Counter({_CHILDREN_KILLED: 0, _WORKERS_KILLED: 0})
-        self._struck: list[probes.Held] = []
-        self._recovered: dict[probes.Held, float] = {}
-        self._seen: dict[int, Due] = {}
+        self._killed_claims: list[chaos_checks.Held] = []
+        self._recovered: dict[chaos_checks.Held, float] = {}
+        self._seen: dict[int, DueRun] = {}
         self._since: datetime = database_now(durable)
         queues = {durable.registry.get(name).queue for name in durable.workflows}
         self._queues = sorted({durable.settings.queue} | {queue for queue in queues if queue})
@@ -131,9 +131,9 @@ class Storm:
                     self._workers.append(self._new_worker())
                 self._await_ready()
                 dispatcher.start()
-                self._blow(length)
+                self._inject_faults(length)
                 self._await_recovery()
-            except Refusal:
+            except CliError:
                 self.forget_logs(keep=False)
                 raise
             finally:
@@ -169,10 +169,10 @@ class Storm:
     def _await_ready(self) -> None:
         runtime, end = self._durable.runtime, self._durable.runtime.monotonic() + 60
         while not (self._stop.is_set() or all(worker.is_ready for worker in self._workers)):
-            fallen = next((worker for worker in self._workers if not worker.is_running), None)
-            if fallen is not None or runtime.monotonic() > end:
-                said = (fallen or self._workers[0]).said().strip().splitlines()[-1:]
-                raise Refusal("A worker could not be started.", f"It said: {' '.join(said)}")
+            failed = next((worker for worker in self._workers if not worker.is_running), None)
+            if failed is not None or runtime.monotonic() > end:
+                said = (failed or self._workers[0]).said().strip().splitlines()[-1:]
+                raise CliError("A worker could not be started.", f"It said: {' '.join(said)}")
             runtime.sleep(0.1)
 
     def _end_workers(self) -> None:
@@ -184,24 +184,24 @@ class Storm:
 
     # --- the storm ------------------------------------------------------------------------------
 
-    def _blow(self, length: timedelta) -> None:
+    def _inject_faults(self, length: timedelta) -> None:
         runtime = self._durable.runtime
-        begun = runtime.monotonic()
-        news_at = begun + _NEWS_SECONDS
-        deeds = {self._kill_child: 6, self._kill_worker: 1, self._repeat_messages: 3}
-        while (now := runtime.monotonic()) < begun + length.total_seconds() and not self._stop.is_set():
-            runtime.sleep(self._dice.uniform(*_PAUSE_SECONDS))
-            deed = self._dice.choices(list(deeds), list(deeds.values()))[0]
-            with self._sitting_outages_out():
+        started = runtime.monotonic()
+        report_at = started + _REPORT_SECONDS
+        actions = {self._kill_child: 6, self._kill_worker: 1, self._repeat_messages: 3}
+        while (now := runtime.monotonic()) < started + length.total_seconds() and not self._stop.is_set():
+            runtime.sleep(self._rng.uniform(*_PAUSE_SECONDS))
+            action = self._rng.choices(list(actions), list(actions.values()))[0]
+            with self._tolerating_outages():
                 self._look()
-                deed()
-            if now >= news_at:
-                news_at = now + _NEWS_SECONDS
-                told = "; ".join(f"{what}: {n}" for what, n in self._deeds())
-                self._screen.aside(f"{now - begun:4.0f} s; {told}; instances seen: {len(self._seen)}")
+                action()
+            if now >= report_at:
+                report_at = now + _REPORT_SECONDS
+                summary = "; ".join(f"{what}: {n}" for what, n in self._actions())
+                self._screen.aside(f"{now - started:4.0f} s; {summary}; instances seen: {len(self._seen)}")
 
     @contextlib.contextmanager
-    def _sitting_outages_out(self) -> Iterator[None]:
+    def _tolerating_outages(self) -> Iterator[None]:
         try:
             yield
         except Exception as exc:
@@ -213,7 +213,7 @@ class Storm:
         """Note who is at work now, and replace workers that have fallen."""
         if len(self._seen) < _MOST_SEEN:
             within, limit = timedelta(minutes=1), _MOST_SEEN - len(self._seen)
-            self._seen |= self._durable.store.read(lambda tx: probes.soon(tx, within=within, limit=limit))
+            self._seen |= self._durable.store.read(lambda tx: chaos_checks.soon(tx, within=within, limit=limit))
         for worker in [worker for worker in self._workers if not worker.is_running]:
             self._replace(worker)
 
@@ -223,27 +223,27 @@ class Storm:
 
     def _kill_child(self) -> None:
         """Frozen first, so that its claim is read while nothing can change it."""
-        worker = self._dice.choice(self._workers)
+        worker = self._rng.choice(self._workers)
         pid = worker.child() if worker.is_ready else None
         if pid is None or not worker.signal_child(pid, signal.SIGSTOP):
             return
         held, end = None, signal.SIGCONT
         try:
-            held = self._to_be_struck(worker)
+            held = self._claims_to_kill(worker)
             end = signal.SIGCONT if held is None else signal.SIGKILL
         finally:
             worker.signal_child(pid, end)
         if held is not None:
-            self._struck += held
+            self._killed_claims += held
             self._done[_CHILDREN_KILLED] += 1
 
     def _kill_worker(self) -> None:
-        worker = self._dice.choice(self._workers)
+        worker = self._rng.choice(self._workers)
         if not worker.is_ready:
             return
         worker.signal_all(signal.SIGSTOP)
         try:
-            held = self._to_be_struck(worker)
+            held = self._claims_to_kill(worker)
         except BaseException:
             worker.signal_all(signal.SIGCONT)
             raise
@@ -252,61 +252,63 @@ class Storm:
             return
         worker.kill()
         self._replace(worker)
-        self._struck += held
+        self._killed_claims += held
         self._done[_WORKERS_KILLED] += 1
 
-    def _to_be_struck(self, worker: OwnWorker) -> list[probes.Held] | None:
+    def _claims_to_kill(self, worker: OwnWorker) -> list[chaos_checks.Held] | None:
         """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
-        held = self._durable.store.read(lambda tx: probes.held_by(tx, worker.node, lease=self._durable.settings.lease))
+        held = self._durable.store.read(
+            lambda tx: chaos_checks.held_by(tx, worker.node, lease=self._durable.settings.lease)
+        )
         most = max(1, self._durable.settings.max_crashes - 2)
         return None if any(each.crash_count >= most for each in held) else held
 
     def _repeat_messages(self) -> None:
-        for pk in self._dice.sample(sorted(self._seen), min(3, len(self._seen))):
+        for pk in self._rng.sample(sorted(self._seen), min(3, len(self._seen))):
             self._messenger.repeat(self._seen[pk])
 
     def _await_recovery(self) -> None:
         """Give the struck runs the time that they may need: a lease, and a message or two that got lost."""
         settings, runtime = self._durable.settings, self._durable.runtime
-        end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _PATIENCE_SECONDS
-        left = self._not_recovered()
+        end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _GRACE_SECONDS
+        left = self._unrecovered()
         if left and not self._stop.is_set():
             self._screen.aside(f"Waiting for {len(left)} runs that were struck to go on")
         while left and runtime.monotonic() < end and not self._stop.is_set():
             runtime.sleep(0.5)
-            left = self._not_recovered()
+            left = self._unrecovered()
 
-    def _not_recovered(self) -> list[probes.Held]:
-        for held in self._struck:
+    def _unrecovered(self) -> list[chaos_checks.Held]:
+        for held in self._killed_claims:
             if held not in self._recovered:
-                with self._sitting_outages_out():
-                    at = self._durable.store.read(partial(probes.progress_since, held=held))
+                with self._tolerating_outages():
+                    at = self._durable.store.read(partial(chaos_checks.progress_since, held=held))
                     if at is not None:
                         self._recovered[held] = (at - held.at).total_seconds()
-        return [held for held in self._struck if held not in self._recovered]
+        return [held for held in self._killed_claims if held not in self._recovered]
 
     # --- the report -----------------------------------------------------------------------------
 
-    def _deeds(self) -> list[tuple[str, int]]:
+    def _actions(self) -> list[tuple[str, int]]:
         messages = {f"messages {how}": n for how, n in self._messenger.done.items()}
         return sorted((dict(self._done) | messages).items())
 
     def report(self) -> tuple[list[tuple[str, str]], list[str]]:
         """The table, and what contradicts itself."""
-        pks = sorted(self._seen.keys() | {held.pk for held in self._struck})
+        pks = sorted(self._seen.keys() | {held.pk for held in self._killed_claims})
         read = self._durable.store.read
-        statuses, steps = read(lambda tx: probes.counts(tx, pks, since=self._since))
-        violations = read(lambda tx: probes.contradictions(tx, pks))
-        left = self._not_recovered()
+        statuses, steps = read(lambda tx: chaos_checks.counts(tx, pks, since=self._since))
+        violations = read(lambda tx: chaos_checks.contradictions(tx, pks))
+        left = self._unrecovered()
         logs = "".join(log.read_text(errors="replace") for log in self._logs)
         rows = [
-            *((what, str(n)) for what, n in self._deeds()),
+            *((what, str(n)) for what, n in self._actions()),
             ("instances seen", str(len(pks))),
             *((f"of them {status} now", str(n)) for status, n in sorted(statuses.items())),
             ("steps recorded meanwhile", str(steps)),
             ("zombie writes refused", str(logs.count(_SUPERSEDED))),
             ("unknown commits looked up", str(logs.count(_UNKNOWN))),
-            ("runs struck by a kill", str(len(self._struck))),
+            ("runs struck by a kill", str(len(self._killed_claims))),
             ("seconds until they went on, p50 / p99", _quantiles(list(self._recovered.values()))),
             ("not gone on yet", ", ".join(str(held.ref) for held in left[:5]) or "0"),
             ("violations", str(len(violations))),

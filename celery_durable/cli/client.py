@@ -21,7 +21,7 @@ from email.message import Message
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from celery_durable.cli.verb import REFUSED, UNREACHABLE, Refusal, refusal
+from celery_durable.cli.command import REFUSED, UNREACHABLE, CliError, cli_error
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ _LARGEST_BODY = 256 * 2**20
 """In bytes. A page has up to 100 steps, each with a result of up to 1 MiB."""
 
 
-class NoApi(Refusal):
+class NoApi(CliError):
     """What answers is not our API, or one of another version."""
 
 
@@ -185,7 +185,7 @@ class Client:
         except ValueError:
             return
 
-    def _refused(self, answered: _Answer, about: Sequence[str], tries: int) -> Refusal:
+    def _refused(self, answered: _Answer, about: Sequence[str], tries: int) -> CliError:
         if answered.headers.get_content_type() != _PROBLEM:
             return self._foreign(answered)
         try:
@@ -196,7 +196,7 @@ class Client:
             return self._foreign(answered)
         if code == "NOT_FOUND":
             return self._no_api("knows no such route")
-        found = refusal(
+        found = cli_error(
             message + (f" {flaws}" if flaws else ""),
             code=code,
             http_status=answered.code,
@@ -206,10 +206,10 @@ class Client:
             found.hint = f"An earlier try of this command got no answer, and may have made it. {found.hint}"
         return found
 
-    def _foreign(self, answered: _Answer) -> Refusal:
+    def _foreign(self, answered: _Answer) -> CliError:
         """Not our API's words: a proxy's, or a hook's own answer."""
         if answered.code in (401, 403):
-            return refusal(
+            return cli_error(
                 f"The server refuses: {answered.code} {answered.reason}. Send your credentials: -H 'Name: value'",
                 code="", http_status=answered.code, target=[],
             )  # fmt: skip
@@ -218,18 +218,18 @@ class Client:
         if answered.code == 404:
             return self._no_api("knows no such route")
         code = UNREACHABLE if answered.code in _PASSING else REFUSED
-        return Refusal(f"The server answered with {answered.code} {answered.reason}.", exit_code=code)
+        return CliError(f"The server answered with {answered.code} {answered.reason}.", exit_code=code)
 
     def _no_api(self, what: str) -> NoApi:
         hint = "The base URL is the one under which `GET /workflows` is served, such as https://shop.example/api"
         return NoApi(f"{self.base_url} {what}.", hint, exit_code=UNREACHABLE)
 
-    def _unreached(self, failed: Exception, *, is_change: bool) -> Refusal:
+    def _unreached(self, failed: Exception, *, is_change: bool) -> CliError:
         why = getattr(failed, "reason", None) or failed
         hint = "Is the server running, and is the base URL right?"
         if is_change:
             hint = "Whether it was done is not known: look before you repeat it."
-        return Refusal(
+        return CliError(
             f"{self.base_url} cannot be reached: {why or type(failed).__name__}", hint, exit_code=UNREACHABLE
         )
 

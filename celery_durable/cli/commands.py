@@ -10,14 +10,14 @@ import click
 from celery_durable import values
 from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
+from celery_durable.cli.command import Command, command_line, open_backend
+from celery_durable.cli.console import Console, Styled
 from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Verb, command_line, open_backend
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=[
         "start order -P order_id=42 -P cents:=1999 --id order-42",
         """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
@@ -67,44 +67,44 @@ def start(
     if restart and id is None:
         raise click.UsageError("--restart needs --id: a random one is never taken.")
     given, labelled = merged_params(params, singles), values.read_labels(labels)
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     if restart:
         assert id is not None
-        begun = backend.restart_or_create(workflow, given, id=id, labels=labelled)
-        made, run, told = id, begun.run_number, [begun.outcome, str(begun.run_number)]
+        started = backend.restart_or_create(workflow, given, id=id, labels=labelled)
+        made, run, told = id, started.run_number, [started.outcome, str(started.run_number)]
         done = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
-        said = done[begun.outcome]
+        said = done[started.outcome]
     else:
         made, run, told, said = backend.create(workflow, given, id=id, labels=labelled), 1, [], "Started"
-    if screen.is_terminal:
-        screen.line(said, Styled(f"{workflow}/{made}", "bold"))
+    if console.is_terminal:
+        console.line(said, Styled(f"{workflow}/{made}", "bold"))
         if not (wait or follow):
-            screen.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
+            console.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
     else:
-        screen.record(made, *told)
+        console.record(made, *told)
     if wait or follow:
-        _see_to_end(backend, screen, Follower(backend, workflow, made, run), timeout, shown=follow)
+        _see_to_end(backend, console, Follower(backend, workflow, made, run), timeout, shown=follow)
 
 
 def _see_to_end(
-    backend: Backend, screen: Screen, follower: Follower, timeout: timedelta | None, *, shown: bool
+    backend: Backend, console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool
 ) -> None:
     seconds = None if timeout is None else timeout.total_seconds()
     for at, cells in follow_to_end(follower, backend, timeout_seconds=seconds):
         if shown:
-            screen.tell(render.clock(at, exact=not screen.is_terminal), cells)
+            console.tell(render.clock(at, exact=not console.is_terminal), cells)
     status = how_it_ended(follower, backend)
-    if screen.is_terminal:
+    if console.is_terminal:
         if not shown:
-            screen.line(render.painted(status.status))
-        screen.block("", render.pretty(status.output))
+            console.line(render.painted(status.status))
+        console.block("", render.pretty(status.output))
     else:
-        screen.record(status.status, render.compact(status.output))
+        console.record(status.status, render.compact(status.output))
 
 
 @click.command(
     "send-event",
-    cls=Verb,
+    cls=Command,
     examples=[
         """send-event order order-42 approval --payload '{"approved": true, "by": "eve"}'""",
         "send-event order order-42 approval --payload @approval.json --event-id mail-7",
@@ -126,11 +126,11 @@ def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: A
 
     Use it to answer a wait_for_event. An event that comes early is kept until the workflow asks for its type.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     is_new = backend.send_event(workflow, id, type, payload, id=event_id)
     target = Styled(f"{workflow}/{id}", "bold")
     if is_new:
-        screen.entry(["Sent", type, target])
+        console.entry(["Sent", type, target])
     else:
-        screen.entry(["Repeated", type, target])
-        screen.aside(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")
+        console.entry(["Repeated", type, target])
+        console.aside(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")

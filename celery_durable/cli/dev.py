@@ -23,12 +23,12 @@ from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli import embedded, render
 from celery_durable.cli.backend import LOOK_SECONDS
+from celery_durable.cli.command import INTERRUPTED, Command, command_line
+from celery_durable.cli.console import Cell, Console, Styled
 from celery_durable.cli.follow import Follower
-from celery_durable.cli.screen import Cell, Screen, Styled
 from celery_durable.cli.stored import StoreBackend, attached_durable, database_now, reaching_database
-from celery_durable.cli.verb import INTERRUPTED, Verb, command_line
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from celery_durable.store import migrate
 
 Remark = tuple[str, Cell, Cell]
@@ -37,7 +37,7 @@ Remark = tuple[str, Cell, Cell]
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(cls=Verb, examples=["dev", "dev --concurrency 2 --loglevel info"])
+@click.command(cls=Command, examples=["dev", "dev --concurrency 2 --loglevel info"])
 @click.option(
     "-c", "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Threads of the worker."
 )
@@ -51,13 +51,13 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
     Use it while you write workflows: it migrates, works and shows each step as it is recorded. The broker is this
     process's memory; the database is durable_database_url, or a SQLite file in this directory. Not for production.
     """
-    durable, screen = attached_durable(ctx), Screen.of(ctx)
+    durable, console = attached_durable(ctx), Console.of(ctx)
     told = _stand_in(durable)
     with reaching_database():
         migrate.upgrade(durable.store)
     app: Any = durable.app
     app.loader.import_default_modules()
-    app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=screen.has_color)
+    app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=console.has_color)
     app.set_default()  # the pool's threads find their tasks in it
     worker = app.WorkController(
         pool="threads",
@@ -67,9 +67,9 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
         without_gossip=True,
         without_heartbeat=True,
     )
-    _greet(ctx, screen, durable, told)
-    _LocalWorker(durable, screen, worker).run()
-    screen.line("Stopped. What was not finished goes on when you start it again.")
+    _greet(ctx, console, durable, told)
+    _LocalWorker(durable, console, worker).run()
+    console.line("ProcessStopping. What was not finished goes on when you start it again.")
 
 
 def _stand_in(durable: Durable) -> list[Remark]:
@@ -102,27 +102,27 @@ def _instead_of(broker: str | None) -> Styled:
     return Styled("" if broker is None else f"(not {maybe_sanitize_url(broker)}, your broker_url)", "dim")
 
 
-def _greet(ctx: click.Context, screen: Screen, durable: Durable, told: list[Remark]) -> None:
+def _greet(ctx: click.Context, console: Console, durable: Durable, told: list[Remark]) -> None:
     workflows = sorted(durable.workflows)
     for name, *rest in [*told, ("workflows", ", ".join(workflows) or Styled("none", "red"), "")]:
-        screen.line(Styled(name, "dim", 9), *rest)
+        console.line(Styled(name, "dim", 9), *rest)
     if workflows:
-        screen.line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
+        console.line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
     else:
-        screen.line("Import the modules that define workflows in your app's module, or name them in its `imports`.")
-    screen.line(Styled("stop", "dim", 9), "Ctrl-C")
-    screen.gap()
+        console.line("Import the modules that define workflows in your app's module, or name them in its `imports`.")
+    console.line(Styled("stop", "dim", 9), "Ctrl-C")
+    console.gap()
 
 
 class _LocalWorker:
     """The worker on a thread of its own, the screen on the main thread, until a signal ends both."""
 
-    def __init__(self, durable: Durable, screen: Screen, worker: Any) -> None:
-        self._durable, self._screen, self._worker = durable, screen, worker
+    def __init__(self, durable: Durable, console: Console, worker: Any) -> None:
+        self._durable, self._screen, self._worker = durable, console, worker
         self._stop = threading.Event()
-        self._seen: queue.SimpleQueue[tuple[Ref, bool]] = queue.SimpleQueue()
-        self._running: set[Ref] = set()
-        self._followers: dict[Ref, Follower] = {}
+        self._seen: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
+        self._running: set[RunRef] = set()
+        self._followers: dict[RunRef, Follower] = {}
         """Also of what is over: a superfluous message about it must not have it told anew."""
 
     def run(self) -> None:
@@ -172,7 +172,7 @@ class _LocalWorker:
 
         def note(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
             if sender.name == tasks.ADVANCE:
-                self._seen.put((Ref(*args), signal is signals.task_prerun))
+                self._seen.put((RunRef(*args), signal is signals.task_prerun))
 
         signals.task_prerun.connect(note)
         signals.task_postrun.connect(note)
@@ -184,7 +184,7 @@ class _LocalWorker:
 
     def _look(self, since: datetime) -> None:
         """Show what is new about the runs that are being advanced, or were since the last look."""
-        noted: set[Ref] = set()
+        noted: set[RunRef] = set()
         with contextlib.suppress(queue.Empty):
             while True:
                 ref, is_running = self._seen.get_nowait()

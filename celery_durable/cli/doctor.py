@@ -7,14 +7,14 @@ import json
 
 import click
 
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import REFUSED, Verb, app_name
+from celery_durable.cli.command import REFUSED, Command, app_name
+from celery_durable.cli.console import Console, Styled
 from celery_durable.errors import DurableError
 
 _LOOKS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-@click.command(cls=Verb, examples=["doctor", "doctor --json"])
+@click.command(cls=Command, examples=["doctor", "doctor --json"])
 @click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
@@ -23,26 +23,26 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     Use it after a deploy, and when nothing moves. Changes nothing. Each finding is OK, WARN or FAIL, and says how to
     mend it; the exit code is 1 if one is FAIL. Piped: level, what about, sentence, remedy.
     """
-    from celery_durable.cli import checkup
+    from celery_durable.cli import checks
     from celery_durable.cli.stored import attached_durable
 
-    screen = Screen.of(ctx)
+    console = Console.of(ctx)
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
     except DurableError as exc:  # the settings are looked at when the app is first asked for one
-        findings = [checkup.Finding(checkup.Level.FAIL, "configuration", str(exc), "Set it as the message says.")]
+        findings = [checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")]
     else:
-        findings = list(checkup.check_all(durable))
+        findings = list(checks.check_all(durable))
     findings = [dataclasses.replace(each, remedy=each.remedy.replace("<your app>", app_name(ctx))) for each in findings]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     for each in findings if not as_json else []:
-        if not screen.is_terminal:
-            screen.record(each.level, each.about, each.sentence, each.remedy)
+        if not console.is_terminal:
+            console.record(each.level, each.about, each.sentence, each.remedy)
             continue
-        screen.line(Styled(each.level, _LOOKS[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
+        console.line(Styled(each.level, _LOOKS[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
         if each.remedy:
-            screen.line(Styled(f"Mend it: {each.remedy}", "dim"), indent=7)
-    if any(each.level is checkup.Level.FAIL for each in findings):
+            console.line(Styled(f"Mend it: {each.remedy}", "dim"), indent=7)
+    if any(each.level is checks.Level.FAIL for each in findings):
         ctx.exit(REFUSED)

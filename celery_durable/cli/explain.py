@@ -6,8 +6,8 @@ import json
 
 import click
 
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Refusal, Verb, open_backend, typed
+from celery_durable.cli.command import CliError, Command, open_backend, typed
+from celery_durable.cli.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
 
 _LOOKS = {
@@ -20,7 +20,7 @@ _LOOKS = {
 }
 
 
-@click.command(cls=Verb, examples=["explain order order-42", "explain order/order-42 --json"])
+@click.command(cls=Command, examples=["explain order order-42", "explain order/order-42 --json"])
 @click.argument("workflow", metavar="WORKFLOW[/ID]")
 @click.argument("id", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The code, the sentence, the facts and the actions as JSON.")
@@ -36,27 +36,29 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
     instance_id = id or rest
     if not instance_id:
         raise click.UsageError("Name the instance too: WORKFLOW/ID.")
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     found = backend.explain(name, instance_id)
     if found is None:
-        raise Refusal("The server does not explain.", "It is of an older version; show tells where the instance stands")
+        raise CliError(
+            "The server does not explain.", "It is of an older version; show tells where the instance stands"
+        )
     if as_json:
         said = {"code": found.code, "sentence": found.sentence, "facts": found.facts, "actions": actions(ctx, found)}
         click.echo(json.dumps(said, indent=2))
-    elif screen.is_terminal:
-        screen.line(Styled(f"{name}/{instance_id}", "bold"), Styled(found.code, _LOOKS.get(found.code, "red")))
-        show_diagnosis(ctx, screen, found)
+    elif console.is_terminal:
+        console.line(Styled(f"{name}/{instance_id}", "bold"), Styled(found.code, _LOOKS.get(found.code, "red")))
+        show_diagnosis(ctx, console, found)
     else:
-        screen.record(found.code, found.sentence)
+        console.record(found.code, found.sentence)
         for action in actions(ctx, found):
-            screen.record("action", action)
+            console.record("action", action)
 
 
-def show_diagnosis(ctx: click.Context, screen: Screen, found: Diagnosis) -> None:
+def show_diagnosis(ctx: click.Context, console: Console, found: Diagnosis) -> None:
     """The sentence, and below it what to type, for people."""
-    screen.line(found.sentence, indent=2)
+    console.line(found.sentence, indent=2)
     for action in actions(ctx, found):
-        screen.line(Styled(f"Try: {action}", "dim"), indent=2)
+        console.line(Styled(f"Try: {action}", "dim"), indent=2)
 
 
 def actions(ctx: click.Context, found: Diagnosis) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from celery_durable.cli.verb import Verb, open_backend
+from celery_durable.cli.command import Command, open_backend
 from celery_durable.model import EXPORT_VERSION
 from celery_durable.store.watchdog import answer_within
 
 
-@click.command(cls=Verb, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
+@click.command(cls=Command, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
 @click.argument("workflow")
 @click.argument("id")
 @click.option("--run", type=click.IntRange(1), help="A run before the current one.")

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from celery_durable.cli import render
 from celery_durable.cli.backend import PATIENCE_SECONDS, Backend, Seen
+from celery_durable.cli.console import Cell, Styled
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Cell, Styled
 from celery_durable.errors import ResultTimeout, WorkflowFailed
 from celery_durable.model import (
     History,
@@ -114,11 +114,11 @@ _UNTOLD = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.R
 
 def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[News]:
     """The news of a run until it ends; raises ResultTimeout."""
-    begun = backend.monotonic()
+    started = backend.monotonic()
     left = PATIENCE_SECONDS
     while True:
         if timeout_seconds is not None:
-            left = timeout_seconds - (backend.monotonic() - begun)
+            left = timeout_seconds - (backend.monotonic() - started)
         yield from follower.news(patience=max(0.0, min(left, PATIENCE_SECONDS)))
         if follower.is_over:
             return
@@ -142,7 +142,7 @@ def step_line(step: StepRecord, times: Times) -> list[Cell]:
     what: list[Cell] = [step.name]
     if step.is_waiting:
         what.append(render.waits_for(step, times))
-    elif step.verb in (StepType.DO, StepType.TASK):
+    elif step.display_type in (StepType.DO, StepType.TASK):
         tries = f"{step.attempts} attempts" if step.attempts > 1 else ""
         what += [render.took(step, times.now), tries]
     return line_of("step", step.status, *what, Styled(render.sentence(step.error), "red"))

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Refusal, Verb, app_name
+from celery_durable.cli.command import CliError, Command, app_name
+from celery_durable.cli.console import Console, Styled
 
 _APP = """\
 from celery import Celery
@@ -82,7 +82,7 @@ def test_an_order_that_nobody_approves_expires() -> None:
 '''
 
 
-@click.command(cls=Verb, examples=["init", "init orders"])
+@click.command(cls=Command, examples=["init", "init orders"])
 @click.argument("module", required=False)
 @click.pass_context
 def init(ctx: click.Context, module: str | None) -> None:
@@ -98,17 +98,17 @@ def init(ctx: click.Context, module: str | None) -> None:
     for path, text in files.items():
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    screen = Screen.of(ctx)
+    console = Console.of(ctx)
     for path in files:
-        screen.entry(["Wrote" if screen.is_terminal else "wrote", Styled(str(path), "bold")])
-    if screen.is_terminal:
-        screen.gap()
+        console.entry(["Wrote" if console.is_terminal else "wrote", Styled(str(path), "bold")])
+    if console.is_terminal:
+        console.gap()
     for what, words in _next(name, app, app_name(ctx) if app is not None else name):
-        if screen.is_terminal:
-            screen.line(Styled(what, "dim"))
-            screen.line(words, indent=2)
+        if console.is_terminal:
+            console.line(Styled(what, "dim"))
+            console.line(words, indent=2)
         else:
-            screen.record("do", words)
+            console.record("do", words)
 
 
 def _own_app(ctx: click.Context) -> Any:
@@ -127,9 +127,9 @@ def _refuse(app: Any, module: str, files: dict[Path, str]) -> None:
         raise click.BadParameter(f"{module!r} can be no module: use letters, digits and _")
     for path in files:
         if path.exists():
-            raise Refusal(f"{path} exists, and is left alone.", "Give another name: celery durable init orders")
+            raise CliError(f"{path} exists, and is left alone.", "Give another name: celery durable init orders")
     if importlib.util.find_spec(module) is not None:
-        raise Refusal(
+        raise CliError(
             f"There is a module {module!r} already, which a new one would hide.",
             "Give another name: celery durable init orders",
         )
@@ -137,7 +137,7 @@ def _refuse(app: Any, module: str, files: dict[Path, str]) -> None:
     if isinstance(durable, Durable):
         app.loader.import_default_modules()
         if "order" in durable.workflows:
-            raise Refusal(
+            raise CliError(
                 "The app has a workflow 'order' already.", "See what there is: celery -A <your app> durable ls"
             )
 
@@ -148,13 +148,13 @@ def _next(module: str, app: Any, name: str) -> list[tuple[str, str]]:
         ("Where the app is made:", "from celery_durable import Durable; durable = Durable(app)")
     ]  # fmt: skip
     load = [] if app is None else [("In the app's settings, beside others:", f'imports = ["{module}"]')]
-    verb = f"celery -A {name} durable"
+    command = f"celery -A {name} durable"
     return [
         *attach,
         *load,
-        ("Run it, without any server:", f"{verb} dev"),
-        ("In a second terminal:", f"{verb} start order -P order_id=42 -P cents:=1999 --id order-42"),
-        ("Why does it wait?", f"{verb} explain order/order-42"),
-        ("Answer it:", f"""{verb} send-event order order-42 approval --payload '{{"by": "eve"}}'"""),
+        ("Run it, without any server:", f"{command} dev"),
+        ("In a second terminal:", f"{command} start order -P order_id=42 -P cents:=1999 --id order-42"),
+        ("Why does it wait?", f"{command} explain order/order-42"),
+        ("Answer it:", f"""{command} send-event order order-42 approval --payload '{{"by": "eve"}}'"""),
         ("Test it:", f"python -m pytest test_{module}.py"),
     ]

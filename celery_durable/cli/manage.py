@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from celery_durable.cli.screen import Screen
-from celery_durable.cli.verb import Verb
+from celery_durable.cli.command import Command
+from celery_durable.cli.console import Console
 
 
-@click.command(cls=Verb, examples=["migrate", "migrate --check", "migrate --sql"])
+@click.command(cls=Command, examples=["migrate", "migrate --check", "migrate --sql"])
 @click.option("--sql", is_flag=True, help="Print the statements for an empty database instead of running them.")
 @click.option("--check", is_flag=True, help="Change nothing; fail where the tables are older than this version needs.")
 @click.pass_context
@@ -22,14 +22,14 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
 
     if sql and check:
         raise click.UsageError("--sql and --check exclude each other.")
-    durable, screen = stored_durable(ctx), Screen.of(ctx)
+    durable, console = stored_durable(ctx), Console.of(ctx)
     with reaching_database():
         if sql:
             click.echo(migrations.sql(durable.store), nl=False)
         elif check:
             migrations.check(durable.store)
-            screen.entry(["Up to date", f"revision {migrations.current(durable.store)}"])
+            console.entry(["Up to date", f"revision {migrations.current(durable.store)}"])
         else:
             before, after = migrations.upgrade(durable.store)
             change = f"revision {after}" if before == after else f"revision {before or 'none'} -> {after}"
-            screen.entry(["Up to date" if before == after else "Migrated", change])
+            console.entry(["Up to date" if before == after else "Migrated", change])

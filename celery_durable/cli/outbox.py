@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import click
 
 from celery_durable.app import Durable
+from celery_durable.cli.command import Command, command_line
+from celery_durable.cli.console import Cell, Column, Console, Styled
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Cell, Column, Screen, Styled
 from celery_durable.cli.stored import database_now, open_durable
-from celery_durable.cli.verb import Verb, command_line
-from celery_durable.store.outbox import Letter
+from celery_durable.store.outbox import OutboxEntry
 
 _COLUMNS = (
     *map(Column, ("KIND", "NAME", "ID", "WORKFLOW", "INSTANCE", "RUN", "ATTEMPTS", "SINCE", "NEXT")),
@@ -20,7 +20,7 @@ _COLUMNS = (
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=[
         "outbox",
         "outbox --given-up",
@@ -45,32 +45,32 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         raise click.UsageError("--retry, --drop and --given-up exclude each other.")
     if bool(ids) is not (retry or drop):
         raise click.UsageError("Name ids with --retry or --drop, and only then.")
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     if retry:
-        _say(screen, "To be delivered again", durable.operations.retry_outbox(ids))
+        _say(console, "To be delivered again", durable.operations.retry_outbox(ids))
     elif drop:
-        _say(screen, "Dropped", durable.operations.drop_outbox(ids))
+        _say(console, "Dropped", durable.operations.drop_outbox(ids))
     else:
         found = durable.operations.outbox(given_up=given_up, limit=limit + 1)
         if not found:
-            screen.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
+            console.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
             return
-        times = Times(database_now(durable), exact=not screen.is_terminal)
-        screen.table(_COLUMNS, [_row(durable, letter, screen, times) for letter in found[:limit]])
+        times = Times(database_now(durable), exact=not console.is_terminal)
+        console.table(_COLUMNS, [_row(durable, letter, console, times) for letter in found[:limit]])
         if len(found) > limit:
-            screen.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
+            console.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 
 
-def _say(screen: Screen, deed: str, letters: Sequence[Letter]) -> None:
+def _say(console: Console, action: str, letters: Sequence[OutboxEntry]) -> None:
     for letter in letters:
-        screen.entry([deed, letter.kind.value, Styled(letter.name, "bold"), letter.id])
+        console.entry([action, letter.kind.value, Styled(letter.name, "bold"), letter.id])
 
 
-def _row(durable: Durable, letter: Letter, screen: Screen, times: Times) -> list[Cell]:
+def _row(durable: Durable, letter: OutboxEntry, console: Console, times: Times) -> list[Cell]:
     ref = letter.ref
     whose = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
     redaction = durable.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
-    given_up: Cell = Styled("given up", "red") if screen.is_terminal else ""
+    given_up: Cell = Styled("given up", "red") if console.is_terminal else ""
     return [
         letter.kind.value,
         Styled(letter.name, "bold"),

@@ -9,11 +9,11 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
+from celery_durable.cli.command import CliError, Command
+from celery_durable.cli.console import Column, Console, Styled
+from celery_durable.cli.lifecycle import Targets, on_targets
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Column, Screen, Styled
-from celery_durable.cli.steer import Targets, on_targets
 from celery_durable.cli.stored import StoreBackend, database_now, open_durable
-from celery_durable.cli.verb import Refusal, Verb
 from celery_durable.explain.refusals import remedy
 from celery_durable.model import TERMINAL, Status
 
@@ -25,7 +25,7 @@ _LEASE_COLUMNS = tuple(map(Column, ("WORKFLOW", "ID", "RUN", "NODE", "TASK", "LE
 _AFTER_A_WAKE = frozenset(Status) - TERMINAL - {Status.PAUSED}
 
 
-@click.command(cls=Verb, examples=["stats"])
+@click.command(cls=Command, examples=["stats"])
 @click.pass_context
 def stats(ctx: click.Context) -> None:
     """Count instances by workflow and status.
@@ -33,17 +33,17 @@ def stats(ctx: click.Context) -> None:
     Use it to see how things stand at large: also how much is due and not worked on, since when, and how many messages
     wait in the queues. Piped: count, workflow, status, number; then due, number, since; then queue, name, length.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     durable.app.loader.import_default_modules()
-    found, times = durable.operations.stats(), Times(database_now(durable), exact=not screen.is_terminal)
+    found, times = durable.operations.stats(), Times(database_now(durable), exact=not console.is_terminal)
     queues = {queue: durable.queue_length(queue) for queue in _queues(durable)}
     oldest = times.at(found.overdue.oldest)
-    if not screen.is_terminal:
+    if not console.is_terminal:
         for workflow, status, count in found.counts:
-            screen.record("count", workflow, status, str(count))
-        screen.record("due", str(found.overdue.count), oldest)
+            console.record("count", workflow, status, str(count))
+        console.record("due", str(found.overdue.count), oldest)
         for queue, length in queues.items():
-            screen.record("queue", queue, "" if length is None else str(length))
+            console.record("queue", queue, "" if length is None else str(length))
         return
     statuses = [status for status in Status if any(each is status for _, each, _ in found.counts)]
     rows: dict[str, dict[Status, int]] = {}
@@ -51,12 +51,12 @@ def stats(ctx: click.Context) -> None:
         rows.setdefault(workflow, {})[status] = count
     if rows:
         columns = [Column("WORKFLOW"), *(Column(status.upper()) for status in statuses)]
-        screen.table(columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()])
-        screen.gap()
-    screen.line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
+        console.table(columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()])
+        console.gap()
+    console.line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
     for queue, length in queues.items():
         said = "not known: no broker, or no such queue yet" if length is None else f"{length} messages"
-        screen.line(f"queue {queue}", said)
+        console.line(f"queue {queue}", said)
 
 
 def _queues(durable: Durable) -> list[str]:
@@ -64,7 +64,7 @@ def _queues(durable: Durable) -> list[str]:
     return sorted({durable.settings.queue, *(queue for queue in known if queue)})
 
 
-@click.command(cls=Verb, examples=["waits", "waits --type approval -w order"])
+@click.command(cls=Command, examples=["waits", "waits --type approval -w order"])
 @click.option("-t", "--type", "event_type", help="Only waits for events of this type.")
 @click.option("-w", "--workflow", help="Only of this workflow.")
 @_LIMIT
@@ -75,13 +75,13 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     Use it to find to whom an event has to be sent. Those of the newest instances come first. Piped: type, workflow, id,
     step, since, times out, status of the instance.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     found = durable.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
-    times = Times(database_now(durable), exact=not screen.is_terminal)
+    times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        screen.aside("Nobody waits for an event" + (f" of type {event_type!r}." if event_type else "."))
+        console.aside("Nobody waits for an event" + (f" of type {event_type!r}." if event_type else "."))
         return
-    screen.table(
+    console.table(
         _WAIT_COLUMNS,
         [
             [
@@ -98,7 +98,7 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     )
 
 
-@click.command(cls=Verb, examples=["leases"])
+@click.command(cls=Command, examples=["leases"])
 @_LIMIT
 @click.pass_context
 def leases(ctx: click.Context, limit: int) -> None:
@@ -107,11 +107,11 @@ def leases(ctx: click.Context, limit: int) -> None:
     Use it to see which worker holds an instance, and until when it must say that it lives. A lease that has ended is
     taken by the next sweep. Piped: workflow, id, run, node, Celery task, end of the lease, crashes in a row.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     found = durable.operations.leases(limit=limit)
-    times = Times(database_now(durable), exact=not screen.is_terminal)
+    times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        screen.aside("Nobody works on anything.")
+        console.aside("Nobody works on anything.")
         return
     rows = []
     for each in found:
@@ -119,10 +119,12 @@ def leases(ctx: click.Context, limit: int) -> None:
         ref = each.ref
         ends = times.at(each.until)
         rows.append([ref.workflow, ref.instance_id, str(ref.run_number), node, task, ends, str(each.crash_count)])
-    screen.table(_LEASE_COLUMNS, rows)
+    console.table(_LEASE_COLUMNS, rows)
 
 
-@click.command(cls=Verb, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"])
+@click.command(
+    cls=Command, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"]
+)
 @on_targets
 def wake(targets: Targets) -> None:
     """Have instances looked at now.
@@ -131,14 +133,14 @@ def wake(targets: Targets) -> None:
     to start early what was put off. What sleeps goes on sleeping, and what waits for an event goes on waiting.
     """
 
-    def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
         assert isinstance(backend, StoreBackend)
         return ["Woken" if backend.durable.operations.wake(name, each) else "Not woken, it is paused or worked on"]
 
-    targets.each(deed, _AFTER_A_WAKE)
+    targets.each(action, _AFTER_A_WAKE)
 
 
-@click.command(cls=Verb, examples=["sweep"])
+@click.command(cls=Command, examples=["sweep"])
 @click.pass_context
 def sweep(ctx: click.Context) -> None:
     """Look once for what is due, and tell the workers.
@@ -148,13 +150,13 @@ def sweep(ctx: click.Context) -> None:
     ago or earlier, and that no worker has taken, is sent again if its queue is empty: it was lost. The exit code is
     1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     published = durable.sweeper.sweep_alone()
-    screen.entry(["Published", str(published)])
+    console.entry(["Published", str(published)])
     outages = durable.publisher.outages().items()
     if outages:
         says = [
             f"{'The broker' if queue is None else 'Queue'} {each.where} takes no messages: {each.error}"
             for queue, each in outages
         ]
-        raise Refusal(" ".join(says), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))
+        raise CliError(" ".join(says), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))

@@ -6,15 +6,15 @@ from datetime import timedelta
 
 import click
 
+from celery_durable.cli.command import Command
+from celery_durable.cli.console import Console, Styled
 from celery_durable.cli.inputs import DurationInput
-from celery_durable.cli.screen import Screen, Styled
 from celery_durable.cli.stored import open_durable
-from celery_durable.cli.verb import Verb
 from celery_durable.model import TERMINAL, Status
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=["prune --older-than '90 days'", "prune --older-than '1 h' --workflow order --status complete --yes"],
 )
 @click.option("--older-than", type=DurationInput(), required=True, help="How long ago they ended, at least.")
@@ -36,13 +36,13 @@ def prune(
     Use it where durable_retention_seconds was not set, or was set too late. With an instance go all its runs, steps,
     events and log lines. Nothing that has not ended is deleted.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
     operations = durable.operations
     if yes:
         deleted = operations.prune(older_than=older_than, workflow=workflow, statuses=wanted)
-        screen.entry(["Deleted", Styled(str(deleted), "bold")])
+        console.entry(["Deleted", Styled(str(deleted), "bold")])
     else:
         found = operations.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
-        screen.entry(["Would delete", Styled(str(found), "bold")])
-        screen.aside("Nothing was deleted: --yes does it.")
+        console.entry(["Would delete", Styled(str(found), "bold")])
+        console.aside("Nothing was deleted: --yes does it.")

@@ -10,10 +10,10 @@ import click
 from celery_durable import values
 from celery_durable.cli import render
 from celery_durable.cli.backend import PATIENCE_SECONDS, Backend
+from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.console import Cell, Column, Console, Styled
 from celery_durable.cli.follow import line_of, step_line
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Cell, Column, Screen, Styled
-from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
 
 _LEVELS = list(LogLevel)  # from the least to the most important
@@ -26,7 +26,7 @@ _WORKFLOW_COLUMNS = (
 )
 
 
-@click.command(cls=Verb, examples=["workflows"])
+@click.command(cls=Command, examples=["workflows"])
 @click.pass_context
 def workflows(ctx: click.Context) -> None:
     """List the workflows.
@@ -34,16 +34,16 @@ def workflows(ctx: click.Context) -> None:
     Use it to see what can be started. They are those that this app imports; over HTTP those that the server knows.
     Piped: name, queue, function.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     found = backend.workflows()
     if found:
-        screen.table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
+        console.table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
     else:
-        screen.aside("No workflows are registered.")
+        console.aside("No workflows are registered.")
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=[
         "ls -w order",
         "ls -w order -s errored",
@@ -70,21 +70,21 @@ def ls(
     Use it to find an id, or what is in trouble. Piped: workflow, id, status, run, created, changed, next time due,
     error.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     wanted = None if status is None else Status(status)
     page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.read_labels(labels))
-    times = Times(backend.now(), exact=not screen.is_terminal)
+    times = Times(backend.now(), exact=not console.is_terminal)
     if page.items:
-        screen.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
+        console.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
     else:
         described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
-        screen.aside(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
+        console.aside(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
     if page.cursor is not None:
-        screen.aside(f"There are more: --cursor {page.cursor}")
+        console.aside(f"There are more: --cursor {page.cursor}")
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=["logs order order-42", "logs order order-42 -f", "logs order order-42 --level warn --category payments"],
 )
 @click.argument("workflow")
@@ -110,7 +110,7 @@ def logs(
     Use it to read what step.log and the engine said, oldest first; times are UTC. Piped: time, level, category, message
     with its data.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     number = _run_number(backend, workflow, id, run)
     tail = backend.tail(workflow, id, run=number, level=None if level is None else LogLevel(level), category=category)
     version: object = None
@@ -124,10 +124,10 @@ def logs(
         for line in tail.news():
             is_any = True
             if replays or not line.is_replay:
-                screen.entry(render.log_cells(line))
+                console.entry(render.log_cells(line))
         if is_over:
             if not is_any:
-                screen.aside("No log lines.")
+                console.aside("No log lines.")
             return
 
 
@@ -141,7 +141,7 @@ def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | No
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=["history order order-42", "history order order-42 --include-logs", "history order order-42 --run 1"],
 )
 @click.argument("workflow")
@@ -165,17 +165,17 @@ def history(
     Use it to see how an instance came to where it stands: its begin, its steps, the events that were sent to it, its
     end. Piped: time, kind (run, step, event, log), status, level or type, then what there is to say.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     told = backend.history(workflow, id, run=run)
     lines: list[LogRecord] = []
     if include_logs or level or category:
         wanted = None if level is None else LogLevel(level)
         tail = backend.tail(workflow, id, run=told.run_number, level=wanted, category=category)
         lines = [line for line in tail.news() if not line.is_replay]
-    times = Times(backend.now(), exact=not screen.is_terminal)
+    times = Times(backend.now(), exact=not console.is_terminal)
     story = [*_story(told, times), *((line.created_at, _logged(line)) for line in lines)]
     for at, cells in sorted(story, key=lambda item: item[0]):
-        screen.entry([Styled(render.iso(at), "dim"), *cells])
+        console.entry([Styled(render.iso(at), "dim"), *cells])
 
 
 def _story(told: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:

@@ -18,9 +18,9 @@ import click
 from celery_durable.cli import Verbs
 from celery_durable.cli.api import HttpBackend
 from celery_durable.cli.client import Client, Retries
+from celery_durable.cli.command import UNREACHABLE, CliError, Command, Connection, by_options
+from celery_durable.cli.console import clean
 from celery_durable.cli.inputs import DurationInput
-from celery_durable.cli.screen import clean
-from celery_durable.cli.verb import UNREACHABLE, Door, Refusal, Verb, by_options
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
-class HttpDoor(Door):
+class HttpDoor(Connection):
     """What the options of `celery-durable` say."""
 
     name = "celery-durable"
@@ -42,7 +42,7 @@ class HttpDoor(Door):
     def open(self) -> HttpBackend:
         """The API's instances; nothing is asked yet."""
         if self.base_url is None:
-            raise Refusal(
+            raise CliError(
                 "No API was named.",
                 f"Give its URL, -b https://shop.example/api, or set {_URL}",
                 exit_code=click.UsageError.exit_code,
@@ -63,7 +63,7 @@ class HttpDoor(Door):
         if self.is_verbose or isinstance(exc, OSError):
             return
         what = textwrap.shorten(f"{type(exc).__name__}: {exc}", 200)
-        raise Refusal(
+        raise CliError(
             f"{self.base_url} sent something that this version of celery-durable cannot read: {what}",
             "Is the server of the same version? --verbose shows where it failed.",
             exit_code=UNREACHABLE,
@@ -130,7 +130,7 @@ class InstanceVerbs(Verbs):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, in its form with options."""
         found = super().get_command(ctx, cmd_name)
-        return by_options(found, cmd_name) if isinstance(found, Verb) else None
+        return by_options(found, cmd_name) if isinstance(found, Command) else None
 
 
 class WorkflowVerbs(Verbs):
@@ -141,9 +141,9 @@ class WorkflowVerbs(Verbs):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The one there is."""
         found = super().get_command(ctx, cmd_name)
-        if not isinstance(found, Verb):
+        if not isinstance(found, Command):
             return None
-        return Verb(
+        return Command(
             cmd_name, callback=found.callback, params=found.params, help=found.help, examples=["workflows list"]
         )
 

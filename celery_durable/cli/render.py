@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import model
-from celery_durable.cli.screen import Bar, Cell, Column, Styled
+from celery_durable.cli.console import Bar, Cell, Column, Styled
 from celery_durable.model import (
     AuditRecord,
     ErrorInfo,
@@ -25,7 +25,7 @@ from celery_durable.model import (
     StepRecord,
     StepStatus,
     StepType,
-    span,
+    format_duration,
 )
 
 _LOOKS = {
@@ -89,7 +89,7 @@ class Times:
         left = instant - self.now
         if abs(left) < timedelta(seconds=1):
             return "now"
-        return f"in {span(left)}" if left > timedelta(0) else f"{span(-left, units=1)} ago"
+        return f"in {format_duration(left)}" if left > timedelta(0) else f"{format_duration(-left, units=1)} ago"
 
     def by(self, instant: datetime | None) -> str:
         """The same, to end a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
@@ -173,22 +173,22 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
 
 def attempts(step: StepRecord) -> str:
     """``2/6``; ``2`` where there is no limit; nothing for what is not attempted."""
-    if step.verb not in _TRIED or not step.attempts:
+    if step.display_type not in _TRIED or not step.attempts:
         return ""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
 def took(step: StepRecord, now: datetime) -> str:
     """How long a step has taken, or has been open."""
-    begun = step.created_at if step.verb is not StepType.DO else step.started_at or step.created_at
-    return "" if begun is None else span((step.finished_at or now) - begun)
+    started = step.created_at if step.display_type is not StepType.DO else step.started_at or step.created_at
+    return "" if started is None else format_duration((step.finished_at or now) - started)
 
 
 def waits_for(step: StepRecord, times: Times) -> str:
     """What has to come before an open step can go on; empty where nothing has to."""
     if not step.is_waiting:
         return ""
-    match step.verb:
+    match step.display_type:
         case StepType.WAIT if step.wait_topic is not None:
             return f'topic "{step.wait_topic}", times out {times.by(step.wake_at)}'
         case StepType.WAIT:

@@ -10,18 +10,18 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli import embedded
-from celery_durable.cli.screen import Cell, Column, Screen, Styled
+from celery_durable.cli.command import REFUSED, CliError, Command
+from celery_durable.cli.console import Cell, Column, Console, Styled
 from celery_durable.cli.stored import attached_durable, open_durable
-from celery_durable.cli.verb import REFUSED, Refusal, Verb
 from celery_durable.errors import ValueRefused
-from celery_durable.runner.recorded import Recorded, of_export
-from celery_durable.runner.rehearsal import Rehearsal
+from celery_durable.runner.recorded_run import RecordedRun, from_export
+from celery_durable.runner.replay_check import ReplayResult
 
 _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=["replay order order-42", "replay order order-42 --run 1", "replay --file order-42.json"],
 )
 @click.argument("workflow", required=False)
@@ -53,12 +53,12 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
         durable = open_durable(ctx)
         durable.app.loader.import_default_modules()
         records = [durable.runner.recorded(workflow, id, run=run)]
-    screen, follows = Screen.of(ctx), True
+    console, matches = Console.of(ctx), True
     for recorded in records:
-        found = durable.runner.rehearse(recorded)
-        follows = follows and found.follows
-        _show(screen, recorded, found)
-    if not follows:
+        found = durable.runner.check_replay(recorded)
+        matches = matches and found.matches
+        _show(console, recorded, found)
+    if not matches:
         ctx.exit(REFUSED)
 
 
@@ -69,51 +69,51 @@ def _without_store(ctx: click.Context) -> Durable:
     return durable
 
 
-def _read(path: Path) -> Iterator[Recorded]:
+def _read(path: Path) -> Iterator[RecordedRun]:
     try:
         text = path.read_text(encoding="utf-8").strip()
         while text:
             said, end = json.JSONDecoder().raw_decode(text)
-            yield of_export(said)
+            yield from_export(said)
             text = text[end:].lstrip()
     except (OSError, ValueError, ValueRefused) as exc:
-        raise Refusal(
+        raise CliError(
             f"{path} cannot be read: {exc}", "Print a run anew: celery -A <your app> durable export order order-42"
         ) from exc
 
 
-def _show(screen: Screen, recorded: Recorded, found: Rehearsal) -> None:
-    ref, missed = found.ref, {row.step_key for row in found.missed}
+def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
+    ref, uncalled = found.ref, {row.step_key for row in found.uncalled}
     replayed = {row.step_key for row in found.replayed}
     words = {True: Styled("replayed", "green"), False: Styled("not called", "red")}
     rows: list[list[Cell]] = [
         [row.name, row.type, words[row.step_key in replayed]]
-        for row in recorded.loaded.steps
-        if row.step_key in missed or row.step_key in replayed
+        for row in recorded.run_state.steps
+        if row.step_key in uncalled or row.step_key in replayed
     ]
     target = f"{ref.workflow}/{ref.instance_id}"
-    if screen.is_terminal:
-        screen.line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
+    if console.is_terminal:
+        console.line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
         if rows:
-            screen.table(_COLUMNS, rows)
+            console.table(_COLUMNS, rows)
         for each in found.differences:
-            screen.line(Styled("differs", "red"), each.sentence)
-            screen.line(Styled(each.remedy, "dim"), indent=2)
-        for each in found.changes:
-            screen.line(Styled("changed", "yellow"), each.sentence)
-            screen.line(Styled(each.remedy, "dim"), indent=2)
-        screen.line(found.end)
+            console.line(Styled("differs", "red"), each.sentence)
+            console.line(Styled(each.remedy, "dim"), indent=2)
+        for each in found.open_step_changes:
+            console.line(Styled("changed", "yellow"), each.sentence)
+            console.line(Styled(each.remedy, "dim"), indent=2)
+        console.line(found.end)
     else:
-        screen.record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
+        console.record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
         for row in rows:
-            screen.record("step", *row)
+            console.record("step", *row)
         for each in found.differences:
-            screen.record("differs", each.sentence, each.remedy)
-        for each in found.changes:
-            screen.record("changed", each.sentence, each.remedy)
-        screen.record("end", found.end)
+            console.record("differs", each.sentence, each.remedy)
+        for each in found.open_step_changes:
+            console.record("changed", each.sentence, each.remedy)
+        console.record("end", found.end)
     if recorded.is_partial:
-        screen.aside(
+        console.aside(
             f"{target} continues another run: what step.now(), step.random() and step.uuid() had given to that one is "
             "not in an export. Replay it from the database where its code depends on them."
         )

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from celery_durable.cli.backend import Backend
+from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.console import Console, Styled
 from celery_durable.cli.inputs import JsonInput
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.steer import Targets, on_targets
-from celery_durable.cli.verb import Verb, open_backend
+from celery_durable.cli.lifecycle import Targets, on_targets
 from celery_durable.model import Status
 
 _REASON = click.option("--reason", help="Why; it is kept with the new run.")
@@ -21,7 +21,7 @@ _BY = click.option("--by", help="Who does it, as it is kept with the run; by def
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=[
         "rewind order order-42 'charge card'",
         "rewind order order-42 'charge card' --reason 'the price was wrong'",
@@ -43,7 +43,7 @@ def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | 
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=[
         "retry order order-42",
         "retry order order-42 --reason 'the bank is back'",
@@ -59,13 +59,13 @@ def retry(targets: Targets, reason: str | None) -> None:
     fresh attempts.
     """
 
-    def deed(backend: Backend, name: str, each: str) -> Sequence[str]:
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
         return ["Retried", f"run {backend.retry(name, each, reason=reason)}"]
 
-    targets.each(deed, {Status.ERRORED})
+    targets.each(action, {Status.ERRORED})
 
 
-@click.command(cls=Verb, examples=["fork order order-42 'charge card' --id order-42-trial"])
+@click.command(cls=Command, examples=["fork order order-42 'charge card' --id order-42-trial"])
 @click.argument("workflow")
 @click.argument("id")
 @click.argument("step")
@@ -78,15 +78,15 @@ def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | No
     events. The other instance is left alone.
     """
     made = open_backend(ctx).fork(workflow, id, step, id=new_id)
-    if Screen.of(ctx).is_terminal:
+    if Console.of(ctx).is_terminal:
         _tell(ctx, "Forked", workflow, made, f"from {step} of {id}")
     else:
-        Screen.of(ctx).record(made)
+        Console.of(ctx).record(made)
 
 
 @click.command(
     "set-result",
-    cls=Verb,
+    cls=Command,
     examples=["""set-result order order-42 'charge card' '"payment 17"' --reason 'paid by hand'"""],
 )
 @click.argument("workflow")
@@ -109,7 +109,7 @@ def set_result(
     _tell(ctx, "Settled", workflow, id, f"run {run}", step)
 
 
-@click.command(cls=Verb, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
+@click.command(cls=Command, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
 @click.argument("workflow")
 @click.argument("id")
 @click.argument("step")
@@ -133,4 +133,4 @@ def _user() -> str:
 
 
 def _tell(ctx: click.Context, done: str, workflow: str, instance_id: str, *more: str) -> None:
-    Screen.of(ctx).entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])
+    Console.of(ctx).entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])

@@ -6,15 +6,17 @@ import click
 
 from celery_durable.cli import render
 from celery_durable.cli.backend import Seen
+from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.console import Cell, Console, Styled
 from celery_durable.cli.explain import show_diagnosis
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Cell, Screen, Styled
-from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.explain import Diagnosis
 from celery_durable.model import History, Published, Status, StepRecord
 
 
-@click.command(cls=Verb, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"])
+@click.command(
+    cls=Command, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"]
+)
 @click.argument("workflow")
 @click.argument("id")
 @click.option("--run", type=click.IntRange(1), help="A run before the current one.")
@@ -27,24 +29,24 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     line, named by its first field (instance, label, origin, parent, error, reason, step, event, audit, published; with
     --full also params and output, and a last field with the result or payload as JSON).
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     seen = backend.look(workflow, id)
     assert seen is not None
     history = backend.history(workflow, id, run=run)
-    times = Times(backend.now(), exact=full or not screen.is_terminal)
-    if screen.is_terminal:
+    times = Times(backend.now(), exact=full or not console.is_terminal)
+    if console.is_terminal:
         is_live = not seen.status.is_terminal and history.run_number == seen.run_number
         diagnosis = backend.explain(workflow, id) if is_live else None
-        _show_people(ctx, screen, seen, history, times, diagnosis, full=full)
+        _show_people(ctx, console, seen, history, times, diagnosis, full=full)
     else:
-        _show_programs(screen, history, times, full=full)
+        _show_programs(console, history, times, full=full)
     if published := backend.published(workflow, id, run=history.run_number):
-        _show_published(screen, published, times, full=full)
+        _show_published(console, published, times, full=full)
 
 
 def _show_people(
     ctx: click.Context,
-    screen: Screen,
+    console: Console,
     seen: Seen,
     history: History,
     times: Times,
@@ -53,7 +55,7 @@ def _show_people(
     full: bool,
 ) -> None:
     is_current = history.run_number == seen.run_number
-    screen.line(
+    console.line(
         Styled(f"{history.workflow}/{history.instance_id}", "bold"),
         render.painted(history.status.status),
         f"run {history.run_number}" + ("" if is_current else f" (the current one is {seen.run_number})"),
@@ -61,35 +63,35 @@ def _show_people(
         "" if history.completed_at is None else f"ended {times.by(history.completed_at)}",
     )
     if history.labels:
-        screen.line(Styled("labels", "dim"), *render.label_cells(history.labels), indent=2)
+        console.line(Styled("labels", "dim"), *render.label_cells(history.labels), indent=2)
     for said in render.standing(history):
-        screen.line(said, indent=2)
+        console.line(said, indent=2)
     if diagnosis is not None:
-        show_diagnosis(ctx, screen, diagnosis)
+        show_diagnosis(ctx, console, diagnosis)
     if full:
-        screen.head("PARAMS")
-        screen.block("", render.pretty(history.params))
+        console.head("PARAMS")
+        console.block("", render.pretty(history.params))
     if history.steps:
-        _steps(screen, history, times, full=full)
+        _steps(console, history, times, full=full)
     if history.events:
-        _events(screen, history, times, full=full)
+        _events(console, history, times, full=full)
     if history.audit:
-        screen.gap()
-        screen.table(render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit])
+        console.gap()
+        console.table(render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit])
     if full and history.status.status is Status.COMPLETE:
-        screen.head("OUTPUT")
-        screen.block("", render.pretty(history.status.output))
+        console.head("OUTPUT")
+        console.block("", render.pretty(history.status.output))
 
 
-def _steps(screen: Screen, history: History, times: Times, *, full: bool) -> None:
-    screen.gap()
+def _steps(console: Console, history: History, times: Times, *, full: bool) -> None:
+    console.gap()
     columns = render.STEP_COLUMNS + (render.STEP_TIMES if full else ())
-    screen.table(columns, [_step_row(step, times, full=full) for step in history.steps])
+    console.table(columns, [_step_row(step, times, full=full) for step in history.steps])
     results = [step for step in history.steps if step.result is not None] if full else []
     if results:
-        screen.head("RESULTS")
+        console.head("RESULTS")
         for step in results:
-            screen.block(step.name, render.pretty(render.result_of(step)))
+            console.block(step.name, render.pretty(render.result_of(step)))
 
 
 def _step_row(step: StepRecord, times: Times, *, full: bool) -> list[Cell]:
@@ -97,53 +99,53 @@ def _step_row(step: StepRecord, times: Times, *, full: bool) -> list[Cell]:
     return [*cells, times.at(step.started_at or step.created_at), times.at(step.finished_at)] if full else cells
 
 
-def _events(screen: Screen, history: History, times: Times, *, full: bool) -> None:
-    screen.gap()
-    screen.table(render.EVENT_COLUMNS, [render.event_cells(event, history, times) for event in history.events])
+def _events(console: Console, history: History, times: Times, *, full: bool) -> None:
+    console.gap()
+    console.table(render.EVENT_COLUMNS, [render.event_cells(event, history, times) for event in history.events])
     if full:
-        screen.head("PAYLOADS")
+        console.head("PAYLOADS")
         for event in history.events:
-            screen.block(f"{event.type}   {event.event_id}", render.pretty(event.payload))
+            console.block(f"{event.type}   {event.event_id}", render.pretty(event.payload))
 
 
-def _show_programs(screen: Screen, history: History, times: Times, *, full: bool) -> None:
+def _show_programs(console: Console, history: History, times: Times, *, full: bool) -> None:
     status = history.status
     created, ended = times.at(history.created_at), times.at(history.completed_at)
     run = str(history.run_number)
-    screen.record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
+    console.record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
     for name, value in history.labels.items():
-        screen.record("label", name, value)
+        console.record("label", name, value)
     if status.error is not None:
-        screen.record("error", status.error.name, status.error.message)
+        console.record("error", status.error.name, status.error.message)
     if (origin := history.origin) is not None:
-        screen.record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
+        console.record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
     if (parent := history.parent) is not None:
-        screen.record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
+        console.record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
     if history.reason is not None:
-        screen.record("reason", history.reason)
+        console.record("reason", history.reason)
     if full:
-        screen.record("params", render.compact(history.params))
+        console.record("params", render.compact(history.params))
     for step in history.steps:
         result = [render.compact(render.result_of(step))] if full else []
-        screen.record("step", *_step_row(step, times, full=True), *result)
+        console.record("step", *_step_row(step, times, full=True), *result)
     for event in history.events:
         payload = [render.compact(event.payload)] if full else []
-        screen.record("event", *render.event_cells(event, history, times), *payload)
+        console.record("event", *render.event_cells(event, history, times), *payload)
     for record in history.audit:
-        screen.record("audit", *render.audit_cells(record, times))
+        console.record("audit", *render.audit_cells(record, times))
     if full and status.status is Status.COMPLETE:
-        screen.record("output", render.compact(status.output))
+        console.record("output", render.compact(status.output))
 
 
-def _show_published(screen: Screen, published: dict[str, Published], times: Times, *, full: bool) -> None:
+def _show_published(console: Console, published: dict[str, Published], times: Times, *, full: bool) -> None:
     rows = [render.published_cells(key, found, times) for key, found in published.items()]
-    if not screen.is_terminal:
+    if not console.is_terminal:
         for row in rows:
-            screen.record("published", *row)
+            console.record("published", *row)
         return
-    screen.gap()
-    screen.table(render.PUBLISHED_COLUMNS, rows)
+    console.gap()
+    console.table(render.PUBLISHED_COLUMNS, rows)
     if full:
-        screen.head("VALUES")
+        console.head("VALUES")
         for key, found in published.items():
-            screen.block(key, render.pretty(found.value))
+            console.block(key, render.pretty(found.value))

@@ -12,13 +12,22 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli import embedded
 from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
-from celery_durable.cli.verb import UNREACHABLE, Refusal
+from celery_durable.cli.command import UNREACHABLE, CliError
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
-from celery_durable.model import Begun, History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
+from celery_durable.model import (
+    History,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Published,
+    RestartOrCreateResult,
+    Status,
+)
 from celery_durable.operations import Operations
 from celery_durable.redaction import Redaction
-from celery_durable.store import agendas, migrate
+from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
 
 LOGS_PER_PAGE = 1000
@@ -35,12 +44,12 @@ def attached_durable(ctx: click.Context) -> Durable:
     if isinstance(found, Durable):
         return found
     if ctx.find_root().params.get("app") is None and app.main == "default":
-        raise Refusal(
+        raise CliError(
             "No Celery app was named, so there is no database to look into.",
             f"Name it before the verb: celery -A proj durable {ctx.info_name} (or set CELERY_APP=proj)",
             exit_code=click.UsageError.exit_code,
         )
-    raise Refusal(
+    raise CliError(
         f"The Celery app {app.main!r} has no Durable.",
         "Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)",
     )
@@ -60,7 +69,7 @@ def stored_durable(ctx: click.Context) -> Durable:
     with reaching_database():
         if embedded.is_without_store(durable):
             if not embedded.DEV_FILE.exists():
-                raise Refusal(
+                raise CliError(
                     "durable_database_url is not set.",
                     "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', or try "
                     "SQLite in this directory: celery -A <your app> durable dev",
@@ -78,13 +87,13 @@ def reaching_database() -> Iterator[None]:
     except (DurableError, click.ClickException):
         raise
     except ModuleNotFoundError as exc:
-        raise Refusal(
+        raise CliError(
             f"The database driver is not installed: {exc}.",
             'Install it, for example pip install "celery-durable[postgres]" or "celery-durable[mysql]"',
         ) from exc
     except Exception as exc:
         if getattr(exc, "orig", None) is None:  # no driver was asked
-            raise Refusal(f"durable_database_url cannot be used: {exc}") from exc
+            raise CliError(f"durable_database_url cannot be used: {exc}") from exc
         raise _unreachable(exc) from exc
 
 
@@ -94,15 +103,15 @@ def refuse_if_unreachable(exc: Exception) -> None:
         raise _unreachable(exc) from exc
 
 
-def _unreachable(exc: Exception) -> Refusal:
+def _unreachable(exc: Exception) -> CliError:
     answer = getattr(exc, "orig", None) or exc
     hint = "Is the server running, and is durable_database_url right?"
-    return Refusal(f"The database cannot be reached: {answer}", hint, exit_code=UNREACHABLE)
+    return CliError(f"The database cannot be reached: {answer}", hint, exit_code=UNREACHABLE)
 
 
 def database_now(durable: Durable) -> datetime:
     """The database's time, by which everything shown was written."""
-    return durable.store.read(agendas.next_poll)[1]
+    return durable.store.read(schedule.next_poll)[1]
 
 
 class StoreBackend:
@@ -191,7 +200,9 @@ class StoreBackend:
         self.durable.app.loader.import_default_modules()
         return self._operations.create(workflow, params, id=id, labels=labels)
 
-    def restart_or_create(self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]) -> Begun:
+    def restart_or_create(
+        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
+    ) -> RestartOrCreateResult:
         """The app's workflows are imported before."""
         self.durable.app.loader.import_default_modules()
         return self._operations.restart_or_create(workflow, params, id=id, labels=labels)

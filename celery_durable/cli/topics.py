@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from celery_durable.cli.command import Command
+from celery_durable.cli.console import Cell, Column, Console, Styled
 from celery_durable.cli.inputs import JsonInput
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Cell, Column, Screen, Styled
 from celery_durable.cli.stored import database_now, open_durable
-from celery_durable.cli.verb import Verb
 
 _COLUMNS = (
     Column("WORKFLOW"),
@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 @click.command(
-    cls=Verb,
+    cls=Command,
     examples=["""emit user.updated --payload '{"user_id": "7"}'""", "emit prices/eur.usd --payload 1.08 --id tick-12"],
 )
 @click.argument("topic")
@@ -40,15 +40,15 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
 
     Use it to answer wait_for_topic. Nothing is kept for waits to come. Piped: topic, number of waits.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     resumed = durable.operations.emit(topic, payload, id=id)
-    if not screen.is_terminal:
-        screen.record(topic, str(resumed))
+    if not console.is_terminal:
+        console.record(topic, str(resumed))
         return
-    screen.entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
+    console.entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
 
 
-@click.command(cls=Verb, examples=["waiters user.updated", "waiters user.updated --limit 100"])
+@click.command(cls=Command, examples=["waiters user.updated", "waiters user.updated --limit 100"])
 @click.argument("topic")
 @click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
 @click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
@@ -58,9 +58,9 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
 
     Use it before emit. Piped: workflow, id, run, step, since when, until when.
     """
-    durable, screen = open_durable(ctx), Screen.of(ctx)
+    durable, console = open_durable(ctx), Console.of(ctx)
     page = durable.operations.waiters(topic, cursor=cursor, limit=limit)
-    times = Times(database_now(durable), exact=not screen.is_terminal)
+    times = Times(database_now(durable), exact=not console.is_terminal)
     rows: list[list[Cell]] = [
         [
             each.workflow,
@@ -73,8 +73,8 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
         for each in page.items
     ]
     if rows:
-        screen.table(_COLUMNS, rows)
+        console.table(_COLUMNS, rows)
     else:
-        screen.aside(f"Nobody waits on topic {topic!r}.")
+        console.aside(f"Nobody waits on topic {topic!r}.")
     if page.cursor is not None:
-        screen.aside(f"There are more: --cursor {page.cursor}")
+        console.aside(f"There are more: --cursor {page.cursor}")

@@ -8,15 +8,15 @@ import click
 
 from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
+from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.console import Console, Styled
 from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.render import Times
-from celery_durable.cli.screen import Screen, Styled
-from celery_durable.cli.verb import Verb, open_backend
 from celery_durable.model import Status
 
 
-@click.command(cls=Verb, examples=["watch order order-42", "watch order -s waiting --every 10s"])
+@click.command(cls=Command, examples=["watch order order-42", "watch order -s waiting --every 10s"])
 @click.argument("workflow", required=False)
 @click.argument("id", required=False)
 @click.option(
@@ -41,9 +41,9 @@ def watch(
     if the instance does. On a terminal, a value that says how far something has come is a bar. Of a list, until you
     interrupt it: on a terminal the table, again and again; piped one record for each that is new or has changed.
     """
-    backend, screen = open_backend(ctx), Screen.of(ctx)
+    backend, console = open_backend(ctx), Console.of(ctx)
     if id is None:
-        _watch_list(backend, screen, workflow, None if status is None else Status(status), limit, every)
+        _watch_list(backend, console, workflow, None if status is None else Status(status), limit, every)
         return
     if status is not None or workflow is None:
         raise click.UsageError("--status is for lists.")
@@ -51,13 +51,13 @@ def watch(
     assert seen is not None
     follower = Follower(backend, workflow, id, seen.run_number)
     for at, cells in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
-        screen.tell(render.clock(at, exact=not screen.is_terminal), cells)
+        console.tell(render.clock(at, exact=not console.is_terminal), cells)
     how_it_ended(follower, backend)
 
 
 def _watch_list(
     backend: Backend,
-    screen: Screen,
+    console: Console,
     workflow: str | None,
     status: Status | None,
     limit: int,
@@ -66,16 +66,16 @@ def _watch_list(
     told: dict[tuple[str, str], object] = {}
     while True:
         items = backend.list(workflow, status=status, cursor=None, limit=limit).items
-        times = Times(backend.now(), exact=not screen.is_terminal)
-        if screen.is_terminal:
+        times = Times(backend.now(), exact=not console.is_terminal)
+        if console.is_terminal:
             click.clear()
             about = " ".join(filter(None, [workflow, status and f"({status})"])) or "all workflows"
-            screen.line(Styled(about, "bold"), Styled(f"every {every.total_seconds():g} s; Ctrl-C ends it", "dim"))
-            screen.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in items])
+            console.line(Styled(about, "bold"), Styled(f"every {every.total_seconds():g} s; Ctrl-C ends it", "dim"))
+            console.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in items])
         else:
             for item in reversed(items):
                 state = item.status, item.run_number, item.updated_at
                 if told.get((item.workflow, item.id)) != state:
                     told[item.workflow, item.id] = state
-                    screen.record(*render.instance_cells(item, times))
+                    console.record(*render.instance_cells(item, times))
         backend.sleep(every.total_seconds())

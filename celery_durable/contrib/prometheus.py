@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import Heartbeat, Status
-from celery_durable.store import census, heartbeats, outbox
+from celery_durable.store import heartbeats, instance_counts, outbox
 from celery_durable.values import Duration
 
 __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
@@ -177,7 +177,7 @@ class InstanceCounts(Collector):
             return
         try:
             known = sorted(self._durable.registry)
-            self._counts = self._durable.store.read(lambda tx: census.living(tx, known))
+            self._counts = self._durable.store.read(lambda tx: instance_counts.living(tx, known))
             self._given_up = self._durable.store.read(outbox.count_given_up)
             self._outages = _lasting(*self._durable.store.read(heartbeats.read))
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more

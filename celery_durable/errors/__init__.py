@@ -18,7 +18,7 @@
       StepFailed                           raised in the workflow by a failed step
         StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, WorkerCrashLoop  fail an instance as a whole
-      PassStuck                            logged, never raised
+      PassStalled                            logged, never raised
     Interruption (BaseException)           unwinds workflow code; not for users
       Suspend, StepInterrupted, Superseded, PassBroken
 """
@@ -61,7 +61,7 @@ from celery_durable.errors.instances import (
 from celery_durable.errors.interruptions import (
     Interruption,
     PassBroken,
-    PassStuck,
+    PassStalled,
     StepInterrupted,
     Superseded,
     Suspend,
@@ -138,7 +138,7 @@ __all__ = [
     "NotSerializable",
     "OutOfScope",
     "PassBroken",
-    "PassStuck",
+    "PassStalled",
     "PayloadTooLarge",
     "ResultTimeout",
     "RunNotFound",

@@ -30,7 +30,7 @@ class Superseded(Interruption):
     """Ends a pass whose claim belongs to another worker now. The transaction is rolled back (LAW 2)."""
 
 
-class PassStuck(DurableError):
+class PassStalled(DurableError):
     """A pass hung outside of workflow code for longer than ``durable_stall_seconds``. Logged, never raised.
 
     Another worker continues the instance. Restart the worker that hangs, if it does not recover.
@@ -40,7 +40,7 @@ class PassStuck(DurableError):
         seconds: How long it has hung.
     """
 
-    code = "PASS_STUCK"
+    code = "PASS_STALLED"
 
     def __init__(self, ref: str, seconds: float) -> None:
         self.ref, self.seconds = ref, seconds

@@ -187,7 +187,7 @@ class StepFailed(DurableError):
 
     code = "STEP_FAILED"
     failed_keys: tuple[str, ...] = ()
-    failed_place: int = 0
+    failed_at_seq: int = 0
     """For `WorkflowInstance.retry`: the keys of the failed steps, and how many calls the code had made before."""
 
     def __init__(self, step: str, error_name: str, error_message: str, attempts: int) -> None:

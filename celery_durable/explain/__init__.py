@@ -28,7 +28,7 @@ from celery_durable.explain.words import (
     start_worker,
     times,
 )
-from celery_durable.model import Heartbeat, Outage, Status, StepStatus, iso, span
+from celery_durable.model import Heartbeat, Outage, Status, StepStatus, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
@@ -100,14 +100,14 @@ def _claimed(facts: Facts) -> Diagnosis:
     if row.pause_requested:
         sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
         return said(facts, Code.PAUSED, sentence, do(row, "resume"))
-    begun = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
-    if begun:
-        doing = ("step " if len(begun) == 1 else "steps ") + ", ".join(map(quoted, begun[:5]))
+    started = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
+    if started:
+        doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quoted, started[:5]))
     elif facts.last_step is not None:
         doing = f"what follows step {quoted(facts.last_step.name)}"
     else:
         doing = "its beginning"
-    sentence = f"It runs {doing}, on {where}; the lease is good for {span(row.lease_until - now)}."
+    sentence = f"It runs {doing}, on {where}; the lease is good for {format_duration(row.lease_until - now)}."
     if row.crash_count:
         sentence += f" {crashes(row.crash_count)} before, without a step in between."
     seen = [beat for beat in facts.heartbeats if beat.node == node]
@@ -212,7 +212,7 @@ def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosi
     else:
         sentence += f"but no worker consumes queue {row.queue!r}."
     if row.poll_at is not None and row.poll_at > facts.now:
-        again = span(row.poll_at - facts.now)
+        again = format_duration(row.poll_at - facts.now)
         sentence += f" It is sent again when its queue shows that the message got lost, at the latest in {again}."
     return said(facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker(facts, consumers), doctor())
 

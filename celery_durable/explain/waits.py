@@ -9,12 +9,12 @@ from typing import Any
 
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
 from celery_durable.explain.words import ago, crashes, do, doctor, maybe_iso, n_of_m, quoted, said, short, when
-from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, span
+from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, format_duration
 
 
 def asleep(facts: Facts, until: datetime) -> Diagnosis:
     """Of an instance that is due at ``until``."""
-    row, at = facts.instance, f"in {span(until - facts.now)}"
+    row, at = facts.instance, f"in {format_duration(until - facts.now)}"
     if row.status is Status.ACTIVE and row.crash_count:
         sentence = (
             f"It rests after a crash and goes on {at}. {crashes(row.crash_count)} there, without a step in between."
@@ -26,7 +26,11 @@ def asleep(facts: Facts, until: datetime) -> Diagnosis:
             return said(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
         return said(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
     first = next((step for step in waiting if _mistyped(facts, step)), waiting[0])
-    told = (first,) if first.verb is not StepType.TASK else [step for step in waiting if step.verb is StepType.TASK]
+    told = (
+        (first,)
+        if first.display_type is not StepType.TASK
+        else [step for step in waiting if step.display_type is StepType.TASK]
+    )
     others = [step for step in waiting if step not in told]
     found = _open_step(facts, first)
     if not others:
@@ -53,7 +57,7 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
             f"{when(facts, row.run_at)}."
         )
         return said(facts, Code.NOT_REGISTERED, sentence, f"celery -A {YOUR_APP} inspect registered", **known)
-    match step.verb:
+    match step.display_type:
         case StepType.SLEEP:
             sentence = f"Sleeps at step {name}; wakes {when(facts, step.wake_at)}."
             return said(facts, Code.SLEEPING, sentence, **known)
@@ -89,7 +93,7 @@ def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
 
 def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     """All Celery tasks that are out: ``step`` is the one whose time is over first."""
-    out = [each for each in waiting_steps(facts) if each.verb is StepType.TASK]
+    out = [each for each in waiting_steps(facts) if each.display_type is StepType.TASK]
     oldest = min(out, key=lambda each: _sent_at(each) or facts.now)
     sent_at = _sent_at(oldest)
     since = "" if sent_at is None else f", under way for {ago(facts, sent_at)}"
@@ -164,7 +168,7 @@ def _named(child: Child) -> str:
 
 def _mistyped(facts: Facts, step: StepRecord) -> str | None:
     """A buffered event whose type nobody waits for, but which is nearly that of this wait."""
-    if step.verb is not StepType.WAIT or step.wait_event_type is None:
+    if step.display_type is not StepType.WAIT or step.wait_event_type is None:
         return None
     awaited = {each.wait_event_type for each in facts.open_steps}
     left = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
@@ -173,7 +177,7 @@ def _mistyped(facts: Facts, step: StepRecord) -> str | None:
 
 
 def _briefly(step: StepRecord) -> str:
-    match step.verb:
+    match step.display_type:
         case StepType.SLEEP:
             return f"step {quoted(step.name)} sleeps"
         case StepType.DO:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
-from celery_durable.model import Heartbeat, InstanceRow, StepRecord, iso, span
+from celery_durable.model import Heartbeat, InstanceRow, StepRecord, format_duration, iso
 
 _LONGEST_MESSAGE = 300
 
@@ -74,14 +74,14 @@ def ended(facts: Facts) -> str:
 
 def ago(facts: Facts, since: datetime) -> str:
     """How long it has been, roughly."""
-    return span(facts.now - since, units=1)
+    return format_duration(facts.now - since, units=1)
 
 
 def when(facts: Facts, at: datetime | None) -> str:
     """How long it will be."""
     if at is None or at <= facts.now:
         return "now"
-    return f"in {span(at - facts.now)}"
+    return f"in {format_duration(at - facts.now)}"
 
 
 def maybe_iso(at: datetime | None) -> str | None:

@@ -3,7 +3,7 @@
 Nobody gets in who is not let in (docs/http.md): without hooks there is no API. Needs the extra ``http``.
 """
 
-from celery_durable.http.access import Access, Actor, Authorize, Hook, Right
+from celery_durable.http.access import Access, Actor, Authorize, Hook, Permission
 from celery_durable.http.app import asgi, router
 from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
 from celery_durable.model import Scope
@@ -15,7 +15,7 @@ __all__ = [
     "Forbidden",
     "Hook",
     "NoAuthorization",
-    "Right",
+    "Permission",
     "Scope",
     "Unauthenticated",
     "asgi",

@@ -22,8 +22,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from celery_durable import values
-from celery_durable.http import bounds
-from celery_durable.http.bounds import HookThreads
+from celery_durable.http import timeouts
 from celery_durable.http.problems import (
     BodyTooLarge,
     Forbidden,
@@ -32,13 +31,14 @@ from celery_durable.http.problems import (
     answer_to,
     of_http_exception,
 )
+from celery_durable.http.timeouts import HookThreads
 from celery_durable.model import Scope
 from celery_durable.operations import Operations
 
 E = TypeVar("E", bound=Callable[..., Any])
 
 
-class Right(StrEnum):
+class Permission(StrEnum):
     """What a route needs. Every route names one."""
 
     CREATION = "creation"
@@ -57,15 +57,15 @@ class Access:
     creation is asked for twice: before its body is read, without an id, and then with each id that will be written.
     """
 
-    right: Right
+    permission: Permission
     operation: str
     workflow: str | None
     instance_id: str | None
     request: Request
 
 
-Verdict = bool | Scope | Response
-Hook = Callable[[Access], Verdict | Awaitable[Verdict]]
+HookResult = bool | Scope | Response
+Hook = Callable[[Access], HookResult | Awaitable[HookResult]]
 """Returns True to let the request go on, or a `Scope` to let it reach these instances alone. Anything else refuses
 it: a Response is sent, else it is a 403; `Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain
 functions run on a thread."""
@@ -91,9 +91,9 @@ class Authorize:
     health: Hook | None = None
     actor: Actor | None = None
 
-    def hooks(self, right: Right) -> list[Hook]:
+    def hooks(self, permission: Permission) -> list[Hook]:
         """Those that decide on a right."""
-        policy: Hook | None = getattr(self, right.value)
+        policy: Hook | None = getattr(self, permission.value)
         return [hook for hook in (self.request, policy) if hook is not None]
 
 
@@ -106,7 +106,7 @@ def in_scope(operations: Operations) -> Operations:
     return operations if scope is None else operations.within(scope)
 
 
-class Gate:
+class AccessControl:
     """The outermost layer of every route: access first, then the size of the body, and every error as a problem."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Gate:
         max_body_bytes: Callable[[], int],
     ) -> None:
         hooks = authorize if authorize is None or isinstance(authorize, Authorize) else Authorize(authorize)
-        if (hooks is None or not any(hooks.hooks(right) for right in Right)) != allow_anonymous:
+        if (hooks is None or not any(hooks.hooks(permission) for permission in Permission)) != allow_anonymous:
             raise NoAuthorization(is_contradiction=allow_anonymous)
         self._hooks, self._max_body_bytes = hooks, max_body_bytes
         # The probes of a load balancer are not answered late because other hooks hang.
@@ -127,15 +127,15 @@ class Gate:
         """Return if the hooks let this go on; raises what refuses it."""
         if self._hooks is None:
             return
-        hooks = self._hooks.hooks(access.right)
+        hooks = self._hooks.hooks(access.permission)
         if not hooks:
-            raise Forbidden(f"This API serves no requests of the kind {access.right.value!r}.")
+            raise Forbidden(f"This API serves no requests of the kind {access.permission.value!r}.")
         for hook in hooks:
             answer = await self._ask(hook, access)
             if isinstance(answer, Response):
-                raise Answered(answer)
+                raise HookResponse(answer)
             if isinstance(answer, Scope):
-                _narrow(access.right, answer)
+                _narrow(access.permission, answer)
             elif answer is not True:
                 raise Forbidden
 
@@ -150,27 +150,27 @@ class Gate:
 
     async def _ask(self, hook: Hook | Actor, access: Access) -> object:
         call: Any = hook
-        threads = self._health_threads if access.right is Right.HEALTH else self._threads
+        threads = self._health_threads if access.permission is Permission.HEALTH else self._threads
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
         answer = call(access) if is_async else await threads.call(call, access)
         return await threads.in_time(answer) if inspect.isawaitable(answer) else answer
 
     async def pass_through(
-        self, request: Request, right: Right, operation: str, inner: Callable[[Request], Awaitable[Response]]
+        self, request: Request, permission: Permission, operation: str, inner: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         """Serve a request, or refuse it."""
         request = self._capped(request)
         token = _scope.set(None)
         try:
-            await self.admit(_access(request, right, operation))
+            await self.admit(_access(request, permission, operation))
             _check_encoding(request)
             if request.method == "POST":
                 await request.body()  # kept by the request; what parses it would take our error for a bad body
-            if right is Right.TICK:  # runs bodies, which take as long as they like
+            if permission is Permission.TICK:  # runs bodies, which take as long as they like
                 response = await inner(request)
             else:
-                response = await bounds.in_time(lambda: inner(request))
-        except Answered as answered:
+                response = await timeouts.in_time(lambda: inner(request))
+        except HookResponse as answered:
             response = answered.response
         except Exception as error:  # noqa: BLE001  # the one place where errors become answers
             response = answer_to(error)
@@ -195,7 +195,7 @@ class Gate:
         return Request(request.scope, receive, request._send)  # noqa: SLF001  # there is no public way to hand it on
 
 
-class Answered(Exception):
+class HookResponse(Exception):
     """A hook answers the request itself."""
 
     def __init__(self, response: Response) -> None:
@@ -208,9 +208,9 @@ def _check_encoding(request: Request) -> None:
         raise UnsupportedEncoding
 
 
-def _narrow(right: Right, scope: Scope) -> None:
+def _narrow(permission: Permission, scope: Scope) -> None:
     """Have the request reach what this hook and those before it allow; raises Forbidden where that is nothing."""
-    if right is Right.TICK:
+    if permission is Permission.TICK:
         raise Forbidden("A tick concerns all instances: the hook has to return True for it, or refuse it.")
     values.labels(scope.labels)
     before = _scope.get()
@@ -220,34 +220,34 @@ def _narrow(right: Right, scope: Scope) -> None:
     _scope.set(both)
 
 
-def _access(request: Request, right: Right, operation: str) -> Access:
+def _access(request: Request, permission: Permission, operation: str) -> Access:
     # The very texts that the endpoint gets.
     found = request.path_params
-    return Access(right, operation, found.get("workflowName"), found.get("instanceId"), request)
+    return Access(permission, operation, found.get("workflowName"), found.get("instanceId"), request)
 
 
-def needs(right: Right) -> Callable[[E], E]:
+def needs(permission: Permission) -> Callable[[E], E]:
     """Say what an endpoint needs; one that does not say it cannot be made a route."""
 
     def mark(endpoint: E) -> E:
-        setattr(endpoint, _RIGHT, right)
+        setattr(endpoint, _RIGHT, permission)
         return endpoint
 
     return mark
 
 
-def needed(endpoint: Any) -> Right:
+def needed(endpoint: Any) -> Permission:
     """The right that an endpoint needs."""
-    right = getattr(endpoint, _RIGHT, None)
-    if not isinstance(right, Right):
+    permission = getattr(endpoint, _RIGHT, None)
+    if not isinstance(permission, Permission):
         raise TypeError(f"{endpoint!r} does not say what it needs.")
-    return right
+    return permission
 
 
 _RIGHT = "__durable_right__"
 
 
-def guarded(gate: Gate) -> type[APIRoute]:
+def guarded(access_control: AccessControl) -> type[APIRoute]:
     """The class of routes that nobody passes but through this gate, also in the router of another application."""
     methods: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -281,10 +281,10 @@ def guarded(gate: Gate) -> type[APIRoute]:
 
         def get_route_handler(self) -> Callable[[Request], Any]:
             inner = super().get_route_handler()
-            right, operation = needed(self.endpoint), self.endpoint.__name__
+            permission, operation = needed(self.endpoint), self.endpoint.__name__
 
             async def handle(request: Request) -> Response:
-                return await gate.pass_through(request, right, operation, inner)
+                return await access_control.pass_through(request, permission, operation, inner)
 
             return handle
 

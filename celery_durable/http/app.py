@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
-from celery_durable.http import bounds, openapi, responses, topics
-from celery_durable.http.access import Authorize, Gate, Hook, Right, guarded, needs
+from celery_durable.http import openapi, responses, timeouts, topics
+from celery_durable.http.access import AccessControl, Authorize, Hook, Permission, guarded, needs
 from celery_durable.http.following import Followers
 from celery_durable.http.instances import Instances
 from celery_durable.http.problems import of_http_exception
@@ -49,12 +49,12 @@ def router(
     def limit() -> int:
         return max_body_bytes or durable.settings.max_payload_bytes + _ENVELOPE_BYTES
 
-    gate = Gate(authorize, allow_anonymous=allow_anonymous, max_body_bytes=limit)
+    access_control = AccessControl(authorize, allow_anonymous=allow_anonymous, max_body_bytes=limit)
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
-    made = APIRouter(route_class=guarded(gate), tags=["workflows"], dependencies=schemes)
+    made = APIRouter(route_class=guarded(access_control), tags=["workflows"], dependencies=schemes)
     _add_reading(made, Reading(durable, Followers(max_streams)))
-    _add_changes(made, Instances(durable, gate))
-    _add_topics(made, topics.Topics(durable, gate))
+    _add_changes(made, Instances(durable, access_control))
+    _add_topics(made, topics.Topics(durable, access_control))
     _add_running(made, Running(durable), with_tick=tick)
     return made
 
@@ -72,7 +72,7 @@ def asgi(
     app.add_exception_handler(HTTPException, _no_route)
     routes = router(durable, **options)
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def describe() -> Response:
         """The description of this API."""
         return JSONResponse(app.openapi())
@@ -125,7 +125,7 @@ def _add(
     method, path = where.split()
     made.add_api_route(
         path,
-        endpoint if inspect.iscoroutinefunction(endpoint) else bounds.on_threads(endpoint),
+        endpoint if inspect.iscoroutinefunction(endpoint) else timeouts.in_request_thread(endpoint),
         methods=[method],
         status_code=status,
         response_model=model,
@@ -147,7 +147,11 @@ def _add_reading(made: APIRouter, to: Reading) -> None:
     _add(made, f"GET {_ONE}/explain", to.explain, responses.Explanation, ("INSTANCE_NOT_FOUND",))
     _add(made, f"GET {_ONE}/history", to.history, responses.HistoryView, _RUN)
     _add(
-        made, f"GET {_ONE}/published", to.published, responses.PublishedValues, ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND")
+        made,
+        f"GET {_ONE}/published",
+        to.published,
+        responses.PublishedValuesResponse,
+        ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"),
     )
     _add(
         made,
@@ -189,7 +193,7 @@ def _add_changes(made: APIRouter, to: Instances) -> None:
         made,
         f"POST {_ONE}/restart-or-create",
         to.restart_or_create,
-        responses.Begun,
+        responses.RestartOrCreateResult,
         (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "PRECONDITION_FAILED"),
     )
     _add(made, f"POST {_ONE}/events", to.send_event, responses.EventSent, _EVENT)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from celery_durable.errors import DurableError
-from celery_durable.http import bounds
-from celery_durable.model import Look
+from celery_durable.http import timeouts
+from celery_durable.model import VersionedInstance
 from celery_durable.operations import Operations
 from celery_durable.runtime import steady
 
@@ -28,7 +28,7 @@ class Followers:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._count = limit, 0
-        self._looks: dict[tuple[object, ...], tuple[float, asyncio.Task[Look]]] = {}
+        self._looks: dict[tuple[object, ...], tuple[float, asyncio.Task[VersionedInstance]]] = {}
 
     def enter(self) -> None:
         """Count one; raises TooManyStreams. `leave` must follow."""
@@ -49,7 +49,9 @@ class Followers:
         finally:
             self.leave()
 
-    async def look(self, operations: Operations, workflow: str, instance_id: str, *, within: float) -> Look:
+    async def look(
+        self, operations: Operations, workflow: str, instance_id: str, *, within: float
+    ) -> VersionedInstance:
         """How an instance stands, as one look saw it that began within the last seconds; raises InstanceNotFound.
 
         Those who follow the same instance in the same scope share it.
@@ -59,13 +61,13 @@ class Followers:
         began, shared = self._looks.get(key, (0.0, None))
         if shared is None or steady() - began > within:
             # In no client's context: the look outlives a client that breaks off.
-            look = bounds.look(operations.look, workflow, instance_id)
+            look = timeouts.look(operations.look, workflow, instance_id)
             shared = loop.create_task(look, context=contextvars.Context())
             self._looks[key] = (steady(), shared)
             loop.call_later(_FORGET_SECONDS, self._forget, key, shared)
         return await asyncio.shield(shared)
 
-    def _forget(self, key: tuple[object, ...], shared: asyncio.Task[Look]) -> None:
+    def _forget(self, key: tuple[object, ...], shared: asyncio.Task[VersionedInstance]) -> None:
         if shared.done() and not shared.cancelled():
             shared.exception()  # seen: if every client has gone meanwhile, nobody else retrieves it
         if self._looks.get(key, (0.0, None))[1] is shared:

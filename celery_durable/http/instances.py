@@ -12,8 +12,8 @@ from starlette.responses import Response
 from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists, InstanceNotFound
-from celery_durable.http import bounds, requests, responses
-from celery_durable.http.access import Access, Gate, Right, in_scope, needs
+from celery_durable.http import requests, responses, timeouts
+from celery_durable.http.access import Access, AccessControl, Permission, in_scope, needs
 from celery_durable.http.etags import wanted
 from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
 from celery_durable.http.reading import answer
@@ -26,14 +26,14 @@ OptionalReason = Annotated[requests.Reason | None, Body()]
 class Instances:
     """The endpoints."""
 
-    def __init__(self, durable: Durable, gate: Gate) -> None:
-        self._durable, self._gate = durable, gate
+    def __init__(self, durable: Durable, access_control: AccessControl) -> None:
+        self._durable, self._gate = durable, access_control
 
     @property
     def _operations(self) -> Operations:
         return in_scope(self._durable.operations)
 
-    @needs(Right.CREATION)
+    @needs(Permission.CREATION)
     async def create(self, request: Request, workflow: WorkflowName, body: requests.CreateInstance) -> Response:
         """Create an instance and have it started.
 
@@ -44,7 +44,7 @@ class Instances:
         instance_id = self._operations.new_id() if body.id is None else self._checked(body.id)
         await self._admit(request, "create", workflow, instance_id)
         if body.if_exists == "return":
-            await self._gate.admit(Access(Right.READING, "create", workflow, instance_id, request))
+            await self._gate.admit(Access(Permission.READING, "create", workflow, instance_id, request))
 
         def create() -> Response:
             try:
@@ -60,9 +60,9 @@ class Instances:
                 return answer(responses.InstanceItem(id=instance_id, details=status))
             return answer(_created(instance_id, Status.ACTIVE if body.run_at is None else Status.WAITING), status=201)
 
-        return await bounds.work(create)
+        return await timeouts.work(create)
 
-    @needs(Right.CREATION)
+    @needs(Permission.CREATION)
     async def create_batch(self, request: Request, workflow: WorkflowName, body: requests.CreateBatch) -> Response:
         """Create several instances at once.
 
@@ -76,7 +76,7 @@ class Instances:
         ]
         for instance_id in dict.fromkeys(each.id for each in batch):
             await self._admit(request, "create_batch", workflow, instance_id)
-        made = await bounds.work(self._operations.create_batch, workflow, batch)
+        made = await timeouts.work(self._operations.create_batch, workflow, batch)
         return answer(responses.InstanceBatch(instances=[_created(instance_id) for instance_id in made]))
 
     def _checked(self, instance_id: str) -> str:
@@ -84,9 +84,9 @@ class Instances:
 
     async def _admit(self, request: Request, operation: str, workflow: str, instance_id: str) -> None:
         """Each instance is asked for with the very id that will be written."""
-        await self._gate.admit(Access(Right.CREATION, operation, workflow, instance_id, request))
+        await self._gate.admit(Access(Permission.CREATION, operation, workflow, instance_id, request))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def pause(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
         """Pause an instance at its next step boundary.
 
@@ -95,7 +95,7 @@ class Instances:
         self._operations.pause(workflow, instance_id, if_version=wanted(if_match))
         return answer(responses.Done(ok=True))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def resume(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
         """Go on after a pause.
 
@@ -104,7 +104,7 @@ class Instances:
         self._operations.resume(workflow, instance_id, if_version=wanted(if_match))
         return answer(responses.Done(ok=True))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def terminate(
         self,
         workflow: WorkflowName,
@@ -120,7 +120,7 @@ class Instances:
         self._operations.terminate(workflow, instance_id, reason=reason, if_version=wanted(if_match))
         return answer(responses.Done(ok=True))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def restart(
         self,
         workflow: WorkflowName,
@@ -136,7 +136,7 @@ class Instances:
         number = self._operations.restart(workflow, instance_id, reason=reason, if_version=wanted(if_match))
         return answer(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def retry(
         self,
         workflow: WorkflowName,
@@ -152,7 +152,7 @@ class Instances:
         number = self._operations.retry(workflow, instance_id, reason=reason, if_version=wanted(if_match))
         return answer(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     def rewind(
         self, workflow: WorkflowName, instance_id: InstanceId, body: requests.Rewind, if_match: IfMatch = None
     ) -> Response:
@@ -165,7 +165,7 @@ class Instances:
         )
         return answer(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     async def fork(
         self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: requests.Fork
     ) -> Response:
@@ -175,10 +175,10 @@ class Instances:
         """
         new_id = self._operations.new_id() if body.id is None else self._checked(body.id)
         await self._admit(request, "fork", workflow, new_id)
-        await bounds.work(self._operations.fork, workflow, instance_id, body.step, id=new_id)
+        await timeouts.work(self._operations.fork, workflow, instance_id, body.step, id=new_id)
         return answer(_created(new_id), status=201)
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     async def set_result(
         self,
         request: Request,
@@ -193,7 +193,7 @@ class Instances:
         it, when and why.
         """
         by = await self._actor(request, "set_result", workflow, instance_id, body.by)
-        number = await bounds.work(
+        number = await timeouts.work(
             self._operations.set_result,
             workflow,
             instance_id,
@@ -205,7 +205,7 @@ class Instances:
         )
         return answer(responses.Settled(ok=True, run_number=number))
 
-    @needs(Right.MANAGEMENT)
+    @needs(Permission.MANAGEMENT)
     async def skip(
         self,
         request: Request,
@@ -219,7 +219,7 @@ class Instances:
         A sleep ends at once. Else as set-result.
         """
         by = await self._actor(request, "skip", workflow, instance_id, body.by)
-        number = await bounds.work(
+        number = await timeouts.work(
             self._operations.skip,
             workflow,
             instance_id,
@@ -232,14 +232,14 @@ class Instances:
 
     async def _actor(self, request: Request, operation: str, workflow: str, instance_id: str, named: str | None) -> str:
         """Who does it: as the application knows, else as the client says."""
-        known = await self._gate.actor(Access(Right.MANAGEMENT, operation, workflow, instance_id, request))
+        known = await self._gate.actor(Access(Permission.MANAGEMENT, operation, workflow, instance_id, request))
         by = named if known is None else known
         if by is None:
             flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
             raise RequestValidationError([flaw])
         return by
 
-    @needs(Right.CREATION)
+    @needs(Permission.CREATION)
     async def restart_or_create(
         self,
         request: Request,
@@ -253,8 +253,8 @@ class Instances:
         It needs the rights to create and to manage the instance. One that is in another status is left as it is.
         """
         self._checked(instance_id)
-        await self._gate.admit(Access(Right.MANAGEMENT, "restart_or_create", workflow, instance_id, request))
-        begun = await bounds.work(
+        await self._gate.admit(Access(Permission.MANAGEMENT, "restart_or_create", workflow, instance_id, request))
+        started = await timeouts.work(
             self._operations.restart_or_create,
             workflow,
             body.params,
@@ -264,12 +264,14 @@ class Instances:
             reason=body.reason,
             labels=body.labels,
         )
-        status = responses.StatusView(status=begun.status)
+        status = responses.StatusView(status=started.status)
         return answer(
-            responses.Begun(outcome=begun.outcome, id=instance_id, run_number=begun.run_number, details=status)
+            responses.RestartOrCreateResult(
+                outcome=started.outcome, id=instance_id, run_number=started.run_number, details=status
+            )
         )
 
-    @needs(Right.EVENTS)
+    @needs(Permission.EVENTS)
     def send_event(
         self, workflow: WorkflowName, instance_id: InstanceId, body: requests.SendEvent, if_match: IfMatch = None
     ) -> Response:

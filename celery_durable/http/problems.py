@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
-from celery_durable.http import bounds
+from celery_durable.http import timeouts
 from celery_durable.http.responses import Flaw, Problem
 from celery_durable.store.engine import Store
 
@@ -103,8 +103,8 @@ def answer_to(error: Exception) -> Response:
     match error:
         case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
             return _refusal(error)
-        case bounds.HookTimeout():
-            logger.warning("A request was refused: a hook did not return within %g s", bounds.HOOK_SECONDS)
+        case timeouts.HookTimeout():
+            logger.warning("A request was refused: a hook did not return within %g s", timeouts.HOOK_SECONDS)
             return problem(503, error.code, str(error), headers={"Retry-After": "2"})
         case StoreUnavailable():
             return _unavailable(error)

@@ -12,14 +12,14 @@ from starlette.responses import Response
 from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
-from celery_durable.http import bounds, responses
-from celery_durable.http.access import Right, in_scope, needs
+from celery_durable.http import responses, timeouts
+from celery_durable.http.access import Permission, in_scope, needs
 from celery_durable.http.etags import etag, is_known
 from celery_durable.http.following import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
 from celery_durable.http.stream import Place, Stream
 from celery_durable.http.view import View
-from celery_durable.model import LogLevel, Look, Status
+from celery_durable.model import LogLevel, Status, VersionedInstance
 from celery_durable.operations import Operations
 from celery_durable.values.labels import MOST_LABELS
 
@@ -56,7 +56,7 @@ class Reading:
     def _view(self, workflow: str, instance_id: str) -> View:
         return View(self._durable.redaction(workflow, instance_id))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def list_workflows(self) -> Response:
         """List the workflows.
 
@@ -65,7 +65,7 @@ class Reading:
         names = sorted(self._durable.workflows)
         return answer(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def list_instances(
         self,
         workflow: WorkflowName,
@@ -86,7 +86,7 @@ class Reading:
         items = [self._view(workflow, item.id).listed(item) for item in page.items]
         return answer(responses.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     async def get(
         self,
         workflow: WorkflowName,
@@ -106,27 +106,29 @@ class Reading:
                 found = await self._awaited(workflow, instance_id, wait, if_none_match)
             if is_known(found.tag, if_none_match):
                 return Response(status_code=304, headers={"ETag": etag(found.tag)})
-        return await bounds.work(self._shown, workflow, instance_id)
+        return await timeouts.work(self._shown, workflow, instance_id)
 
     def _shown(self, workflow: str, instance_id: str) -> Response:
         details = self._operations.details(workflow, instance_id)
         shown = self._view(workflow, instance_id).instance(details)
         return answer(shown, headers={"ETag": etag(details.tag)})
 
-    async def _awaited(self, workflow: str, instance_id: str, wait: float, if_none_match: str | None) -> Look:
+    async def _awaited(
+        self, workflow: str, instance_id: str, wait: float, if_none_match: str | None
+    ) -> VersionedInstance:
         """The instance at the end of a long poll; between two looks nothing is held."""
         pause, operations = 0.05, self._operations
-        found = await bounds.look(operations.look, workflow, instance_id)
+        found = await timeouts.look(operations.look, workflow, instance_id)
         while True:
             has_changed = if_none_match is not None and not is_known(found.tag, if_none_match)
             if found.instance.status.is_terminal or has_changed or wait <= 0:
                 return found
-            await bounds.pause(min(pause, wait))
+            await timeouts.pause(min(pause, wait))
             wait -= pause
             found = await self._followers.look(operations, workflow, instance_id, within=pause / 2)
             pause = min(pause * 1.5, 1.0)
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def explain(self, workflow: WorkflowName, instance_id: InstanceId) -> Response:
         """Explain why an instance stands where it stands, and what to do about it.
 
@@ -135,7 +137,7 @@ class Reading:
         facts = self._operations.facts(workflow, instance_id)
         return answer(self._view(workflow, instance_id).explanation(facts))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def history(
         self,
         workflow: WorkflowName,
@@ -173,7 +175,7 @@ class Reading:
         )
         return answer(self._view(workflow, instance_id).history(page, with_run=include_run))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def published(self, workflow: WorkflowName, instance_id: InstanceId, run_number: RunNumber = None) -> Response:
         """Read what a run publishes while it goes on, such as its progress.
 
@@ -182,9 +184,9 @@ class Reading:
         run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
         found = self._operations.published(workflow, instance_id, run=run)
         shown = self._view(workflow, instance_id).published(found)
-        return answer(responses.PublishedValues(run_number=run, published=shown))
+        return answer(responses.PublishedValuesResponse(run_number=run, published=shown))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     async def stream(
         self,
         workflow: WorkflowName,
@@ -200,13 +202,13 @@ class Reading:
         that a client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell; and
         so do published values.
         """
-        row = await bounds.work(self._operations.read, workflow, instance_id)
+        row = await timeouts.work(self._operations.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number
-        cursors = await bounds.work(self._operations.stream_cursors, workflow, instance_id)
+        cursors = await timeouts.work(self._operations.stream_cursors, workflow, instance_id)
         place = Place(run) if last_event_id is None else Place.read(cursors, last_event_id)
         if place.run != run:
             place = Place(run)  # the instance was restarted meanwhile, or the client looks at another run
-        await bounds.work(self._operations.outcome, workflow, instance_id, run=run)
+        await timeouts.work(self._operations.outcome, workflow, instance_id, run=run)
         if place.is_over:
             return Response(status_code=204)
         view = self._view(workflow, instance_id)
@@ -215,6 +217,6 @@ class Reading:
         return EventStream(followed.messages(), on_end=self._followers.leave)
 
 
-def answer(what: responses.Answer, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def answer(what: responses.ResponseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer as JSON."""
     return Response(what.to_json(), status, headers, "application/json")

@@ -40,13 +40,13 @@ Step = Annotated[str, Field(json_schema_extra=_TEXT | {"maxLength": 280})]
 Labels = Annotated[dict[str, str], Field(json_schema_extra=_LABELS)]
 
 
-class Body(BaseModel):
+class RequestModel(BaseModel):
     """What comes in. Unknown fields are refused: a misspelled one must not be a silent default."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
 
-class CreateInstance(Body):
+class CreateInstance(RequestModel):
     """A new instance. ``id``: yours, unique per workflow; without one it is random. ``labels``: what lists find it by.
 
     ``ifExists``: "return" answers with an existing instance instead of a refusal. ``runAt``: not before this time,
@@ -68,7 +68,7 @@ class CreateInstance(Body):
     )
 
 
-class BatchItem(Body):
+class BatchItem(RequestModel):
     """One instance of a batch."""
 
     id: Id
@@ -76,7 +76,7 @@ class BatchItem(Body):
     labels: Labels = {}
 
 
-class CreateBatch(Body):
+class CreateBatch(RequestModel):
     """Several instances, up to ``durable_max_batch`` (100). Existing and repeated ids are skipped."""
 
     instances: list[BatchItem]
@@ -86,7 +86,7 @@ class CreateBatch(Body):
     )
 
 
-class Reason(Body):
+class Reason(RequestModel):
     """Why; kept with the run."""
 
     reason: str | None = Field(default=None, max_length=2048)
@@ -94,7 +94,7 @@ class Reason(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "sold twice"}]})
 
 
-class Rewind(Body):
+class Rewind(RequestModel):
     """``step``: the key of the step to go on from: its name, unless it is repeated."""
 
     step: Step
@@ -105,7 +105,7 @@ class Rewind(Body):
     )
 
 
-class Fork(Body):
+class Fork(RequestModel):
     """``step``: the key of the step to go on from. ``id``: of the new instance; without one it is random."""
 
     step: Step
@@ -114,7 +114,7 @@ class Fork(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"step": "charge card", "id": "order-42-trial"}]})
 
 
-class Skip(Body):
+class Skip(RequestModel):
     """``step``: the key of the step to complete: its name, unless it is repeated.
 
     ``by``: who does it; needed where the API's `actor` hook does not tell, which counts more.
@@ -139,7 +139,7 @@ class SetResult(Skip):
     )
 
 
-class RestartOrCreate(Body):
+class RestartOrCreate(RequestModel):
     """``params``, ``labels``: for a new instance; a restarted one keeps its own. ``ifStatus``: when it is restarted."""
 
     params: Any = None
@@ -152,7 +152,7 @@ class RestartOrCreate(Body):
     )
 
 
-class SendEvent(Body):
+class SendEvent(RequestModel):
     """An event. ``id``: yours; an event of this id is accepted once per run."""
 
     type: Id
@@ -164,7 +164,7 @@ class SendEvent(Body):
     )
 
 
-class TickRequest(Body):
+class TickRequest(RequestModel):
     """How much one tick does at most."""
 
     max_instances: Count = Field(default=10, ge=1, le=100)

@@ -29,7 +29,7 @@ class StepState(StrEnum):
     DEAD = "dead"
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     """What goes out."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
@@ -42,14 +42,14 @@ class Answer(BaseModel):
 _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
-class Flaw(Answer):
+class Flaw(ResponseModel):
     """One thing that is wrong with a request; never with its value."""
 
     where: str
     message: str
 
 
-class Problem(Answer):
+class Problem(ResponseModel):
     """Why a request was refused (RFC 9457). ``code`` is stable; ``message``, for people, is the same as ``detail``."""
 
     title: str
@@ -74,14 +74,14 @@ class Problem(Answer):
     )
 
 
-class ErrorView(Answer):
+class ErrorView(ResponseModel):
     """An error as it is stored."""
 
     name: str
     message: str
 
 
-class StatusView(Answer):
+class StatusView(ResponseModel):
     """Where an instance stands. ``error`` only when errored, ``output`` only when complete."""
 
     status: Status
@@ -91,13 +91,13 @@ class StatusView(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": "complete", "output": "shipped"}]})
 
 
-class WorkflowView(Answer):
+class WorkflowView(ResponseModel):
     """A workflow."""
 
     name: str
 
 
-class WorkflowList(Answer):
+class WorkflowList(ResponseModel):
     """The workflows that the serving process knows."""
 
     workflows: list[WorkflowView]
@@ -105,7 +105,7 @@ class WorkflowList(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"workflows": [{"name": "order"}]}]})
 
 
-class InstanceItem(Answer):
+class InstanceItem(ResponseModel):
     """An instance that was created; a moment later it may have come further."""
 
     id: str
@@ -114,7 +114,7 @@ class InstanceItem(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": "order-42", "details": {"status": "active"}}]})
 
 
-class InstanceBatch(Answer):
+class InstanceBatch(ResponseModel):
     """The instances that were created, without those that were skipped."""
 
     instances: list[InstanceItem]
@@ -124,7 +124,7 @@ class InstanceBatch(Answer):
     )
 
 
-class ListedInstance(Answer):
+class ListedInstance(ResponseModel):
     """One line of a list: without params and output."""
 
     id: str
@@ -135,7 +135,7 @@ class ListedInstance(Answer):
     updated_at: datetime
 
 
-class InstanceList(Answer):
+class InstanceList(ResponseModel):
     """A page, newest first. ``cursor`` continues it."""
 
     instances: list[ListedInstance]
@@ -163,14 +163,14 @@ class InstanceList(Answer):
     )
 
 
-class ChildView(Answer):
+class ChildView(ResponseModel):
     """The instance that does a step."""
 
     workflow_name: str
     instance_id: str
 
 
-class ItemsView(Answer):
+class ItemsView(ResponseModel):
     """How far the items of a map have come: how many there are, are done, and have failed for good."""
 
     total: int
@@ -178,7 +178,7 @@ class ItemsView(Answer):
     failed: int
 
 
-class CurrentStep(Answer):
+class CurrentStep(ResponseModel):
     """Of the open steps the one that is due first, else the last one. ``maxAttempts`` null: without end."""
 
     step_key: str
@@ -199,7 +199,7 @@ class CurrentStep(Answer):
     error: ErrorView | None = None
 
 
-class InstanceMeta(Answer):
+class InstanceMeta(ResponseModel):
     """What else is known of an instance and its current run. ``pauseRequested``: soon it pauses."""
 
     workflow_name: str
@@ -215,7 +215,7 @@ class InstanceMeta(Answer):
     current_step: CurrentStep | None = None
 
 
-class InstanceView(Answer):
+class InstanceView(ResponseModel):
     """An instance."""
 
     id: str
@@ -258,7 +258,7 @@ class InstanceView(Answer):
     )
 
 
-class Done(Answer):
+class Done(ResponseModel):
     """It is done, or will be at the next step boundary."""
 
     ok: Literal[True] = True
@@ -282,7 +282,7 @@ class Settled(Done):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 1}]})
 
 
-class Begun(Answer):
+class RestartOrCreateResult(ResponseModel):
     """What happened. ``details``: "unchanged" leaves an instance as it is, in the status that is told."""
 
     outcome: Literal["created", "restarted", "unchanged"]
@@ -297,7 +297,7 @@ class Begun(Answer):
     )
 
 
-class Explanation(Answer):
+class Explanation(ResponseModel):
     """Why an instance stands where it stands: one ``code``, a sentence for people, what it rests on, what to type."""
 
     code: Code
@@ -319,7 +319,7 @@ class Explanation(Answer):
     )
 
 
-class EventSent(Answer):
+class EventSent(ResponseModel):
     """Where the instance stands. ``accepted`` false: an event of this id had been accepted before."""
 
     status: StatusView
@@ -337,7 +337,7 @@ class StepView(CurrentStep):
     finished_at: datetime | None
 
 
-class EventView(Answer):
+class EventView(ResponseModel):
     """An event. ``consumedByStepKey`` null: no wait has asked for it yet."""
 
     id: str
@@ -348,7 +348,7 @@ class EventView(Answer):
     consumed_by_step_key: str | None
 
 
-class LogView(Answer):
+class LogView(ResponseModel):
     """A log line. ``isReplay``: said again while the workflow's code was replayed."""
 
     id: str
@@ -363,7 +363,7 @@ class LogView(Answer):
     created_at: datetime
 
 
-class OriginView(Answer):
+class OriginView(ResponseModel):
     """The run that another one continues, perhaps another instance's. ``stepKey`` null: with all of its steps."""
 
     instance_id: str
@@ -371,7 +371,7 @@ class OriginView(Answer):
     step_key: str | None
 
 
-class ParentView(Answer):
+class ParentView(ResponseModel):
     """The step of another instance's run that created this one as its child."""
 
     workflow_name: str
@@ -380,7 +380,7 @@ class ParentView(Answer):
     step_key: str
 
 
-class StepBefore(Answer):
+class StepBefore(ResponseModel):
     """What a step was before somebody settled it."""
 
     status: StepState
@@ -388,7 +388,7 @@ class StepBefore(Answer):
     error: ErrorView | None = None
 
 
-class AuditView(Answer):
+class AuditView(ResponseModel):
     """What somebody did to a step by hand."""
 
     step_key: str
@@ -399,7 +399,7 @@ class AuditView(Answer):
     created_at: datetime
 
 
-class RunView(Answer):
+class RunView(ResponseModel):
     """A run: what it was given, and how it stands or ended.
 
     ``origin`` only where it continues another run, ``parent`` only where it is the child of a step; ``labels``: the
@@ -418,7 +418,7 @@ class RunView(Answer):
     audit: list[AuditView]
 
 
-class HistoryView(Answer):
+class HistoryView(ResponseModel):
     """A page of each list of a run. ``logs`` only with ``includeLogs=true``, ``run`` only with ``includeRun=true``."""
 
     run_number: int
@@ -465,7 +465,7 @@ class HistoryView(Answer):
     )
 
 
-class PublishedView(Answer):
+class PublishedView(ResponseModel):
     """What a run has published under a key, and since when that is its value."""
 
     value: Any
@@ -478,7 +478,7 @@ class PublishedNews(PublishedView):
     key: str
 
 
-class PublishedValues(Answer):
+class PublishedValuesResponse(ResponseModel):
     """The newest value of each key, as the workflow writes it."""
 
     run_number: int
@@ -493,7 +493,7 @@ class PublishedValues(Answer):
     )
 
 
-class Ticked(Answer):
+class Ticked(ResponseModel):
     """How many passes were run."""
 
     processed: int
@@ -501,7 +501,7 @@ class Ticked(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"processed": 3}]})
 
 
-class Healthy(Answer):
+class Healthy(ResponseModel):
     """All is well."""
 
     status: Literal["ok"] = "ok"

@@ -12,8 +12,8 @@ from fastapi import Body
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http import bounds, requests, responses
-from celery_durable.http.access import Right, needs
+from celery_durable.http import requests, responses, timeouts
+from celery_durable.http.access import Permission, needs
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import answer
 from celery_durable.store import migrate
@@ -34,7 +34,7 @@ class Running:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_TICKS, thread_name_prefix="durable-tick")
 
-    @needs(Right.TICK)
+    @needs(Permission.TICK)
     async def tick(self, body: Annotated[requests.TickRequest | None, Body()] = None) -> Response:
         """Advance what is due, in the serving process.
 
@@ -46,7 +46,7 @@ class Running:
         processed = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         return answer(responses.Ticked(processed=processed))
 
-    @needs(Right.HEALTH)
+    @needs(Permission.HEALTH)
     async def healthz(self) -> Response:
         """Whether the process lives.
 
@@ -54,11 +54,11 @@ class Running:
         """
         return answer(responses.Healthy(status="ok"))
 
-    @needs(Right.HEALTH)
+    @needs(Permission.HEALTH)
     async def readyz(self) -> Response:
         """Whether the database answers and has been migrated."""
         try:
-            await bounds.run_probe(lambda: migrate.check(self._durable.store))
+            await timeouts.run_probe(lambda: migrate.check(self._durable.store))
         except Exception as exc:
             logger.warning("Not ready: %s", exc)
             raise NotReady from exc

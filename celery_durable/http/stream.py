@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.http import bounds
+from celery_durable.http import timeouts
 from celery_durable.http.following import Followers
-from celery_durable.http.responses import Answer, PublishedNews, StatusView
+from celery_durable.http.responses import PublishedNews, ResponseModel, StatusView
 from celery_durable.http.view import View
-from celery_durable.model import ENDED_STEPS, Published, Status, StepRecord
+from celery_durable.model import FINISHED_STEPS, Published, Status, StepRecord
 from celery_durable.operations import Operations
 from celery_durable.values import Cursors
 
@@ -89,7 +89,7 @@ class Stream:
                     yield message
                 async for message in self._steps():
                     yield message
-                for news in await bounds.look(self._next_published):
+                for news in await timeouts.look(self._next_published):
                     yield self._message("published", news)
                 if row.status.is_terminal or row.run_number != self._run:
                     yield await self._end()
@@ -98,7 +98,7 @@ class Stream:
                     self._status = row.status
                     yield self._message("status", StatusView(status=row.status))
                 pause = _SHORTEST_SECONDS
-            await bounds.pause(pause)
+            await timeouts.pause(pause)
             quiet, left = quiet + pause, left - pause
             if quiet >= _KEEP_ALIVE_SECONDS:
                 yield ": still here\n\n"
@@ -107,14 +107,14 @@ class Stream:
 
     async def _logs(self) -> AsyncIterator[str]:
         while True:
-            lines = await bounds.look(self._next_logs)
+            lines = await timeouts.look(self._next_logs)
             for id_, line in lines:
                 self._log = id_
                 yield self._message("log", line)
             if len(lines) < _PAGE:
                 return
 
-    def _next_logs(self) -> list[tuple[int, Answer]]:
+    def _next_logs(self) -> list[tuple[int, ResponseModel]]:
         # Shown here, on a thread: the redaction hook is the application's.
         lines = self._operations.logs(self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE)
         return [(line.id, self._view.log(line)) for line in lines]
@@ -122,7 +122,7 @@ class Stream:
     async def _steps(self) -> AsyncIterator[str]:
         after, is_complete = self._done, True
         while True:
-            page = await bounds.look(self._next_steps, after)
+            page = await timeouts.look(self._next_steps, after)
             for seq, step, shown in page:
                 # A place that is empty may still be taken, by a branch that began before its neighbours.
                 is_complete = is_complete and _has_ended(step) and seq <= self._done[0] + 1
@@ -138,29 +138,29 @@ class Stream:
             if len(page) < _PAGE:
                 return
 
-    def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, Answer]]:
+    def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, ResponseModel]]:
         page = self._operations.steps(self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE)
         return [(seq, step, self._view.step(step)) for seq, step in page]
 
-    def _next_published(self) -> list[Answer]:
+    def _next_published(self) -> list[ResponseModel]:
         before = self._shown
         self._shown = self._operations.published(self._workflow, self._instance_id, run=self._run)
         new = {key: found for key, found in self._shown.items() if before.get(key) != found}
         return [PublishedNews(key=key, **dict(found)) for key, found in self._view.published(new).items()]
 
     async def _end(self) -> str:
-        return self._message("end", await bounds.look(self._outcome), is_over=True)
+        return self._message("end", await timeouts.look(self._outcome), is_over=True)
 
-    def _outcome(self) -> Answer:
+    def _outcome(self) -> ResponseModel:
         return self._view.status(self._operations.outcome(self._workflow, self._instance_id, run=self._run))
 
-    def _message(self, kind: str, answer: Answer, *, is_over: bool = False) -> str:
+    def _message(self, kind: str, answer: ResponseModel, *, is_over: bool = False) -> str:
         place = Place(self._run, self._log, *self._done, is_over=is_over)
         return f"id: {place.write(self._cursors)}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
 
 
 def _has_ended(step: StepRecord) -> bool:
-    return step.status in ENDED_STEPS
+    return step.status in FINISHED_STEPS
 
 
 def _state(step: StepRecord) -> tuple[object, ...]:

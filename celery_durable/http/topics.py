@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http import bounds
-from celery_durable.http.access import Access, Gate, Right, in_scope, needs
+from celery_durable.http import timeouts
+from celery_durable.http.access import Access, AccessControl, Permission, in_scope, needs
 from celery_durable.http.openapi import TOPIC
 from celery_durable.http.reading import Cursor, PageSize, answer
-from celery_durable.http.requests import Body, EmissionId
-from celery_durable.http.responses import Answer
+from celery_durable.http.requests import EmissionId, RequestModel
+from celery_durable.http.responses import ResponseModel
 from celery_durable.model import Waiter
 
 TopicName = Annotated[
@@ -25,7 +25,7 @@ TopicName = Annotated[
 ]
 
 
-class Emit(Body):
+class Emit(RequestModel):
     """What all who wait get. ``id``: yours; it makes a repetition harmless."""
 
     payload: Any = None
@@ -34,7 +34,7 @@ class Emit(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"payload": {"userId": "7"}, "id": "change-12"}]})
 
 
-class Emitted(Answer):
+class Emitted(ResponseModel):
     """How many waits got it."""
 
     resumed: int
@@ -42,7 +42,7 @@ class Emitted(Answer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"resumed": 3}]})
 
 
-class WaiterView(Answer):
+class WaiterView(ResponseModel):
     """A wait that is open."""
 
     workflow_name: str
@@ -53,7 +53,7 @@ class WaiterView(Answer):
     deadline: datetime
 
 
-class WaiterList(Answer):
+class WaiterList(ResponseModel):
     """A page, oldest instances first. ``cursor`` continues it."""
 
     waiters: list[WaiterView]
@@ -84,21 +84,21 @@ class WaiterList(Answer):
 class Topics:
     """The endpoints."""
 
-    def __init__(self, durable: Durable, gate: Gate) -> None:
-        self._durable, self._gate = durable, gate
+    def __init__(self, durable: Durable, access_control: AccessControl) -> None:
+        self._durable, self._gate = durable, access_control
 
-    @needs(Right.EVENTS)
+    @needs(Permission.EVENTS)
     async def emit(self, request: Request, topic: TopicName, body: Emit) -> Response:
         """Hand a payload to all who wait on a topic now.
 
         Whoever may emit reaches instances of all workflows: the hooks for events and for management are both asked.
         Nothing is kept for waits to come.
         """
-        await self._gate.admit(Access(Right.MANAGEMENT, "emit", None, None, request))
-        resumed = await bounds.work(in_scope(self._durable.operations).emit, topic, body.payload, id=body.id)
+        await self._gate.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
+        resumed = await timeouts.work(in_scope(self._durable.operations).emit, topic, body.payload, id=body.id)
         return answer(Emitted(resumed=resumed))
 
-    @needs(Right.READING)
+    @needs(Permission.READING)
     def waiters(self, topic: TopicName, page_size: PageSize = 25, cursor: Cursor = None) -> Response:
         """List who waits on a topic.
 

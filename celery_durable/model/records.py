@@ -84,7 +84,7 @@ class Page(Generic[T_co]):
     cursor: str | None
 
 
-Verb = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD, StepType.MAP]
+DisplayType = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD, StepType.MAP]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class StepRecord:
     items: ItemCounts | None = None
 
     @property
-    def verb(self) -> Verb:
+    def display_type(self) -> DisplayType:
         """What kind of step it is for people: a linear one is a wait while it waits for its event.
 
         A task that is to be sent again is tried again like any other step.
@@ -317,7 +317,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RestartOrCreateResult:
     """What `Workflow.restart_or_create` did.
 
     Attributes:

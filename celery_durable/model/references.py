@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celery_durable.model.rows import Ref
+from celery_durable.model.rows import RunRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TaskReference:
     """
 
     store_id: str
-    ref: Ref
+    ref: RunRef
     event_type: str
     token: str = field(repr=False)
     queue: str | None = None
@@ -55,7 +55,7 @@ class TaskReference:
                 and len(event_type) <= _LONGEST_TYPE
                 and max(abs(run_number), abs(delivery)) <= _LARGEST
             ):  # fmt: skip
-                return cls(store_id, Ref(workflow, instance_id, run_number), event_type, token, queue, delivery)
+                return cls(store_id, RunRef(workflow, instance_id, run_number), event_type, token, queue, delivery)
             case _:
                 return None
 

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from celery_durable.model.states import ENDED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, Wake
+from celery_durable.model.states import FINISHED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, Wake
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class RunRef:
     """All that a message carries: which run of which instance to look at."""
 
     workflow: str
@@ -24,10 +24,10 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueRun:
     """A run that a worker should look at now, and the queue to say so on."""
 
-    ref: Ref
+    ref: RunRef
     queue: str
 
 
@@ -39,7 +39,7 @@ class OutboxKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutboxMessage:
     """What is sent once the transaction that wrote it has committed: a Celery task, or a named outbound event.
 
     ``id`` is the same however often it is sent. ``body`` is JSON text: a task's args, kwargs and options, an event's
@@ -71,7 +71,7 @@ class Claim:
     """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
 
     pk: int
-    ref: Ref
+    ref: RunRef
     token: str
     queue: str
     crash_count: int
@@ -116,9 +116,9 @@ class StepRow:
     """The boundary that wrote it."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the step has ended: its row never changes again."""
-        return self.status in ENDED_STEPS
+        return self.status in FINISHED_STEPS
 
     @property
     def is_timer_step(self) -> bool:
@@ -136,7 +136,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """How a run begins: its kind, the rows that a linear one follows to its end, and the version that they are of."""
 
     kind: Kind = Kind.REPLAY
@@ -185,13 +185,13 @@ class InstanceRow:
     """When the last hint of it was sent; None: none is under way."""
 
     @property
-    def ref(self) -> Ref:
+    def ref(self) -> RunRef:
         """The current run."""
-        return Ref(self.workflow, self.instance_id, self.run_number)
+        return RunRef(self.workflow, self.instance_id, self.run_number)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class VersionedInstance:
     """An instance at one moment. ``tag``: opaque, another one after every change; no other instance ever has it."""
 
     instance: InstanceRow

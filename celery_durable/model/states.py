@@ -70,10 +70,10 @@ class StepStatus(StrEnum):
     DEAD = "DEAD"
 
 
-ENDED_STEPS = frozenset({
+FINISHED_STEPS = frozenset({
     StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED, StepStatus.DONE, StepStatus.DEAD,
 })  # fmt: skip
-OPEN_STEPS = frozenset(StepStatus) - ENDED_STEPS - {StepStatus.LINEAR_PENDING}
+OPEN_STEPS = frozenset(StepStatus) - FINISHED_STEPS - {StepStatus.LINEAR_PENDING}
 """Under way: begun, and not ended."""
 WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
 LEASE_EXPIRED = "LEASE_EXPIRED"

@@ -6,19 +6,29 @@ down delays work and fails nobody (LAW 1).
 
 from __future__ import annotations
 
-from celery_durable.operations.emitting import Emitting
-from celery_durable.operations.intervening import Intervening
-from celery_durable.operations.losing import Losing
-from celery_durable.operations.overview import Overview
-from celery_durable.operations.posting import Posting
-from celery_durable.operations.pruning import Pruning
-from celery_durable.operations.reading import Reading, Snapshot
-from celery_durable.operations.rewinding import Rewinding
-from celery_durable.operations.starting import IfExists, Starting
-from celery_durable.operations.verbs import Versions, WakeUp
+from celery_durable.operations.base import Versions, WakeUp
+from celery_durable.operations.create import CreateOperations, IfExists
+from celery_durable.operations.interventions import InterventionOperations
+from celery_durable.operations.lost_tasks import LostTaskOperations
+from celery_durable.operations.outbox import OutboxOperations
+from celery_durable.operations.overview import OverviewOperations
+from celery_durable.operations.queries import QueryOperations, Snapshot
+from celery_durable.operations.retention import RetentionOperations
+from celery_durable.operations.rewind import RewindOperations
+from celery_durable.operations.topics import TopicOperations
 
 __all__ = ["IfExists", "Operations", "Snapshot", "Versions", "WakeUp"]
 
 
-class Operations(Starting, Losing, Emitting, Rewinding, Intervening, Reading, Overview, Posting, Pruning):
+class Operations(
+    CreateOperations,
+    LostTaskOperations,
+    TopicOperations,
+    RewindOperations,
+    InterventionOperations,
+    QueryOperations,
+    OverviewOperations,
+    OutboxOperations,
+    RetentionOperations,
+):
     """The verbs, over one store. ``wake`` is told what became due, after the commit."""

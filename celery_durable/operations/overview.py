@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_durable.model import Status
-from celery_durable.operations.verbs import Verbs
+from celery_durable.operations.base import OperationsBase
 from celery_durable.store import overview
 from celery_durable.store.engine import Tx
 from celery_durable.store.overview import EventWait, Lease, Overdue
@@ -21,7 +21,7 @@ class Stats:
     overdue: Overdue
 
 
-class Overview(Verbs):
+class OverviewOperations(OperationsBase):
     """The verbs."""
 
     def stats(self) -> Stats:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from celery_durable import teller, values
+from celery_durable import notify, values
+from celery_durable.ancestry import RunFailure
 from celery_durable.config import Settings
 from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
 from celery_durable.errors import (
@@ -24,26 +25,25 @@ from celery_durable.errors import (
     WorkflowOutputInvalid,
     WorkflowParamsInvalid,
 )
-from celery_durable.ledger import Ledger
-from celery_durable.lineage import Failure
-from celery_durable.model import Claim, Due, Kind, Outgoing, Ref, Status, WorkflowEvent
-from celery_durable.runner.board import Board
-from celery_durable.runner.bodies import current_body
-from celery_durable.runner.boundary import Committer
-from celery_durable.runner.branches import Stopped
-from celery_durable.runner.endings import Farewell
-from celery_durable.runner.lease import Keeper, Lease
-from celery_durable.runner.linear import LinearPass
-from celery_durable.runner.passage import Pass
-from celery_durable.runner.patience import Patience
-from celery_durable.runner.progress import Environment, Progress
-from celery_durable.runner.recorded import Recorded, read_run
-from celery_durable.runner.rehearsal import Onlooker, Rehearsal, Rehearsing, judge
+from celery_durable.model import Claim, DueRun, Kind, OutboxMessage, RunRef, Status, WorkflowEvent
+from celery_durable.replay_state import ReplayState
+from celery_durable.runner.branches import ProcessStopping
+from celery_durable.runner.completion import CompletionMessages
+from celery_durable.runner.execution import Environment, ExecutionContext
+from celery_durable.runner.lease import Lease, LeaseRenewer
+from celery_durable.runner.linear_pass import LinearPass
+from celery_durable.runner.published_values import PublishedValues
+from celery_durable.runner.recorded_run import RecordedRun, read_run
+from celery_durable.runner.replay import ReplayContext
+from celery_durable.runner.replay_check import DryRunCommitter, ReplayCheck, ReplayResult, compare
+from celery_durable.runner.run_limits import RunLimits
+from celery_durable.runner.step_attempt import current_attempt
+from celery_durable.runner.step_commit import Committer
 from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.step import Step
-from celery_durable.store import claims, journal
-from celery_durable.store.claims import After, Ending
+from celery_durable.store import claims, step_rows
+from celery_durable.store.claims import ReleaseOutcome, RunOutcome
 from celery_durable.store.engine import Store
 from celery_durable.store.watchdog import LOAD, PASS
 
@@ -68,18 +68,18 @@ class Runner:
         settings: Settings,
         registry: Registry,
         runtime: Runtime,
-        wake: Callable[[Sequence[Due]], None],
+        wake: Callable[[Sequence[DueRun]], None],
         *,
-        post: Callable[[Sequence[Outgoing]], None] = lambda _: None,
+        post: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
         is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
         self._env = Environment(store, settings, runtime, wake, post, should_stop, is_from_outside)
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
-        self._keeper = Keeper(store, settings.lease, runtime, stall=settings.stall)
+        self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
 
-    def advance(self, ref: Ref, *, claimed_by: str, max_steps: int | None = None) -> str:
+    def advance(self, ref: RunRef, *, claimed_by: str, max_steps: int | None = None) -> str:
         """Advance a run as far as it goes now; any number of times, anywhere: superfluous calls change nothing.
 
         ``max_steps``: hand it on after so many commits of steps; branches that run at the same time end together.
@@ -91,23 +91,23 @@ class Runner:
             return self._leave_unknown(ref)
         if self._env.should_stop():
             return self._leave(ref)
-        asked_at = self._runtime.monotonic()
+        requested_at = self._runtime.monotonic()
         claim = self._claim(ref, claimed_by, definition.kind)
         if claim is None:
             return NOT_DUE
         self._runtime.checkpoint("claimed")
-        lease = Lease(claim, self._settings.lease, self._runtime, asked_at=asked_at)
-        outer = current_body.set(None)  # under task_always_eager a body may have started this run
+        lease = Lease(claim, self._settings.lease, self._runtime, requested_at=requested_at)
+        outer = current_attempt.set(None)  # under task_always_eager a body may have started this run
         try:
-            with self._keeper.hold(lease), teller.around_pass(claim):
+            with self._renewer.hold(lease), notify.around_pass(claim):
                 self._watermark.claimed(claim)
                 return self._pass(definition, lease, max_steps)
         except Superseded:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
         finally:
-            current_body.reset(outer)
+            current_attempt.reset(outer)
 
-    def rehearse(self, recorded: Recorded) -> Rehearsal:
+    def check_replay(self, recorded: RecordedRun) -> ReplayResult:
         """Follow a recorded run with the code of today, as far as the record goes; runs no body, and writes nothing.
 
         Raises WorkflowNotFound; ValueRefused for a linear workflow.
@@ -118,37 +118,37 @@ class Runner:
                 f"Workflow {definition.name!r} is linear and has no code to replay: a run follows the rows that it "
                 "began with."
             )
-        claim, loaded = recorded.claim, recorded.loaded
-        ledger = Ledger(
-            loaded.steps,
+        claim, run_state = recorded.claim, recorded.run_state
+        replay_state = ReplayState(
+            run_state.steps,
             workflow=definition.name,
             crash_count=0,
             max_steps=definition.max_steps or self._settings.max_steps,
         )
-        committer = Onlooker()
-        at = Progress(
+        committer = DryRunCommitter()
+        context = ExecutionContext(
             replace(self._env, should_stop=lambda: False),
-            Lease(claim, self._settings.lease, self._runtime, asked_at=self._runtime.monotonic()),
-            ledger,
+            Lease(claim, self._settings.lease, self._runtime, requested_at=self._runtime.monotonic()),
+            replay_state,
             committer,
-            patience=Patience(definition, claim, loaded),
-            lineage=loaded.lineage,
+            run_limits=RunLimits(definition, claim, run_state),
+            ancestry=run_state.ancestry,
         )
-        host = Rehearsing(definition, at)
-        outer = current_body.set(None)
+        replay = ReplayCheck(definition, context)
+        outer = current_attempt.set(None)
         try:
-            self._play(definition, host, at, loaded.params)
+            self._replay(definition, replay, context, run_state.params)
         finally:
-            current_body.reset(outer)
-        return judge(recorded, ledger, host, committer.ending)
+            current_attempt.reset(outer)
+        return compare(recorded, replay_state, replay, committer.run_outcome)
 
-    def recorded(self, workflow: str, instance_id: str, *, run: int | None = None) -> Recorded:
+    def recorded(self, workflow: str, instance_id: str, *, run: int | None = None) -> RecordedRun:
         """A run of this store, by default the current one; raises InstanceNotFound, RunNotFound."""
         return self._store.read(lambda tx: read_run(tx, workflow, instance_id, run))
 
     # --- claim and load -------------------------------------------------------------------------
 
-    def leave_to_other_pools(self, ref: Ref, *, pool: str) -> str:
+    def leave_to_other_pools(self, ref: RunRef, *, pool: str) -> str:
         """As an unknown workflow: this worker's pool runs none, and another worker of the same queue may."""
         self._postpone(ref)
         logger.warning(
@@ -160,11 +160,11 @@ class Runner:
         )
         return f"noop: the {pool!r} pool runs no workflows"
 
-    def _postpone(self, ref: Ref) -> None:
+    def _postpone(self, ref: RunRef) -> None:
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=delay))
 
-    def _leave_unknown(self, ref: Ref) -> str:
+    def _leave_unknown(self, ref: RunRef) -> str:
         self._postpone(ref)
         logger.warning(
             "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "
@@ -174,12 +174,12 @@ class Runner:
         )
         return f"noop: workflow {ref.workflow!r} is unknown to this worker"
 
-    def _leave(self, ref: Ref) -> str:
+    def _leave(self, ref: RunRef) -> str:
         """The message is used up, and another might come back here as long as this worker consumes: sweeps send it."""
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
 
-    def _claim(self, ref: Ref, claimed_by: str, kind: Kind) -> Claim | None:
+    def _claim(self, ref: RunRef, claimed_by: str, kind: Kind) -> Claim | None:
         token, length = self._runtime.new_token(), self._settings.lease
         return self._store.transact(
             lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length, kind=kind),
@@ -190,180 +190,188 @@ class Runner:
 
     def _pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
-        loaded = self._store.transact(lambda tx: journal.load(tx, claim), single=True, bound=LOAD)
-        patience = Patience(definition, claim, loaded)
+        run_state = self._store.transact(lambda tx: step_rows.load(tx, claim), single=True, bound=LOAD)
+        run_limits = RunLimits(definition, claim, run_state)
         committer = Committer(
             self._store,
             self._settings,
             lease,
-            patience,
-            Board(self._store, self._settings, lease, is_from_outside=self._env.is_from_outside),
-            has_started=loaded.has_started,
-            log_room=self._settings.max_logs - loaded.logs,
-            began=loaded.created_at,
+            run_limits,
+            PublishedValues(self._store, self._settings, lease, is_from_outside=self._env.is_from_outside),
+            has_started=run_state.has_started,
+            remaining_logs=self._settings.max_logs - run_state.logs,
+            run_created_at=run_state.created_at,
             is_from_outside=self._env.is_from_outside,
-            farewell=Farewell(definition, claim, self._settings.limits),
+            completion=CompletionMessages(definition, claim, self._settings.limits),
             post=self._env.post,
             wake=self._env.wake,
         )
         if isinstance(definition, LinearDefinition):
-            return LinearPass(definition, self._env, lease, committer, loaded, max_turns=max_steps).run()
+            return LinearPass(definition, self._env, lease, committer, run_state, max_commits=max_steps).run()
         assert isinstance(definition, WorkflowDefinition)
         if claim.crash_count >= self._settings.max_crashes:
-            committer.settle(ending := _errored(WorkerCrashLoop(claim.crash_count)), [])
-            return _sentence(ending)
-        if definition.is_limited and (reason := self._store.read(patience.reason_to_end)) is not None:
+            committer.end_run(run_outcome := _error_outcome(WorkerCrashLoop(claim.crash_count)), [])
+            return _sentence(run_outcome)
+        if definition.is_limited and (reason := self._store.read(run_limits.termination_reason)) is not None:
             committer.terminate(reason)
             return f"terminated: {reason}"
-        teller.began(claim, has_started=loaded.has_started)
-        ledger = Ledger(
-            loaded.steps,
+        notify.pass_started(claim, has_started=run_state.has_started)
+        replay_state = ReplayState(
+            run_state.steps,
             workflow=definition.name,
             crash_count=claim.crash_count,
             max_steps=definition.max_steps or self._settings.max_steps,
         )
-        at = Progress(
+        context = ExecutionContext(
             self._env,
             lease,
-            ledger,
+            replay_state,
             committer,
-            patience=patience,
-            lineage=loaded.lineage,
-            max_boundaries=max_steps,
+            run_limits=run_limits,
+            ancestry=run_state.ancestry,
+            max_commits=max_steps,
         )
-        return self._play(definition, Pass(definition, at), at, loaded.params)
+        return self._replay(definition, ReplayContext(definition, context), context, run_state.params)
 
-    def _play(self, definition: WorkflowDefinition, host: Pass, at: Progress, params: str) -> str:
+    def _replay(
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
+    ) -> str:
         """Call the function, and do what follows from how it ends; answers with a sentence."""
         try:
-            output = self._call(definition, host, at, params)
+            output = self._call_workflow(definition, replay, context, params)
         except BaseException as error:
-            if isinstance(error, Interruption) and (at.over is not None or isinstance(error, Superseded)):
-                return self._after_interruption(host, at, at.over or error)
+            if isinstance(error, Interruption) and (context.interruption is not None or isinstance(error, Superseded)):
+                return self._after_interruption(replay, context, context.interruption or error)
             if self._env.is_from_outside(error):
-                self._hand_on(at)
+                self._release_for_shutdown(context)
                 raise
-            if at.over is not None:
-                return self._after_ignoring(definition, host, at, at.over)
-            return _settle(at, _errored(error))
-        if at.over is not None:
-            return self._after_ignoring(definition, host, at, at.over)
-        return self._complete(definition, at, output)
+            if context.interruption is not None:
+                return self._after_swallowed(definition, replay, context, context.interruption)
+            return _end_run(context, _error_outcome(error))
+        if context.interruption is not None:
+            return self._after_swallowed(definition, replay, context, context.interruption)
+        return self._complete(definition, context, output)
 
-    def _call(self, definition: WorkflowDefinition, host: Pass, at: Progress, params: str) -> Any:
+    def _call_workflow(
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
+    ) -> Any:
         try:
             payload = definition.params.decode(params)
-        except values.Misfit as exc:
+        except values.ValidationFailed as exc:
             raise WorkflowParamsInvalid(definition.name, exc.problems) from exc
-        claim = at.lease.claim
+        claim = context.lease.claim
         event = WorkflowEvent(payload, claim.created_at, claim.ref.instance_id, claim.ref.run_number)
-        at.lease.author_begins(definition)
+        context.lease.enter_user_code(definition)
         try:
-            output = definition.fn(event, Step(host))
+            output = definition.fn(event, Step(replay))
         finally:
-            at.lease.author_ends(definition)
-        if at.over is None:
-            host.check_end()
+            context.lease.exit_user_code(definition)
+        if context.interruption is None:
+            replay.check_end()
         return output
 
     # --- the ends of a pass ---------------------------------------------------------------------
 
-    def _complete(self, definition: WorkflowDefinition, at: Progress, output: Any) -> str:
+    def _complete(self, definition: WorkflowDefinition, context: ExecutionContext, output: Any) -> str:
         try:
             text = definition.output.encode(
                 output, what=f"Output of workflow {definition.name!r}", limits=self._settings.limits
             )
             definition.output.decode(text)
-        except values.Misfit as exc:
-            return _settle(at, _errored(WorkflowOutputInvalid(definition.name, exc.problems)))
+        except values.ValidationFailed as exc:
+            return _end_run(context, _error_outcome(WorkflowOutputInvalid(definition.name, exc.problems)))
         except DurableError as exc:
-            return _settle(at, _errored(exc))
-        return _settle(at, Ending(Status.COMPLETE, output=text))
+            return _end_run(context, _error_outcome(exc))
+        return _end_run(context, RunOutcome(Status.COMPLETE, output=text))
 
-    def _after_interruption(self, host: Pass, at: Progress, reason: Interruption) -> str:
+    def _after_interruption(self, replay: ReplayContext, context: ExecutionContext, reason: Interruption) -> str:
         """The function was interrupted: by a suspension, by losing the claim, or by something that broke."""
         match reason:
             case Suspend():
-                return self._suspend(host, at)
+                return self._suspend(replay, context)
             case Superseded():
                 raise reason
-            case Stopped(error=error):
-                self._hand_on(at)
+            case ProcessStopping(error=error):
+                self._release_for_shutdown(context)
                 raise error
             case PassBroken():
-                logger.error("A pass over %s broke off: %s", at.lease.claim.ref, reason)
+                logger.error("A pass over %s broke off: %s", context.lease.claim.ref, reason)
                 cause = reason.__cause__
                 raise cause if isinstance(cause, Exception) else RuntimeError(str(reason))
             case _:
                 raise reason
 
-    def _suspend(self, host: Pass, at: Progress) -> str:
-        if at.deferred is not None:
-            committed = at.finish(at.deferred)
-            after, until = committed.after, committed.until
+    def _suspend(self, replay: ReplayContext, context: ExecutionContext) -> str:
+        if context.deferred_commit is not None:
+            committed = context.commit_deferred(context.deferred_commit)
+            released, until = committed.released, committed.until
         else:
-            after = at.committer.let_go(at.logs, host.waits)
-            until = min((wait.due_at for wait in host.waits), default=None)
-            if after is After.DUE:
-                self._wake_self(at.lease.claim)
-        match after:
-            case After.WAITING | None:
+            released = context.committer.release(context.logs, replay.waits)
+            until = min((wait.due_at for wait in replay.waits), default=None)
+            if released is ReleaseOutcome.DUE:
+                self._wake_self(context.lease.claim)
+        match released:
+            case ReleaseOutcome.WAITING | None:
                 return "waiting" if until is None else f"waiting until {until:%Y-%m-%d %H:%M:%S} UTC"
-            case After.PAUSED:
+            case ReleaseOutcome.PAUSED:
                 return "paused"
-            case After.DUE:
+            case ReleaseOutcome.DUE:
                 return "handed on: due again"
 
-    def _hand_on(self, at: Progress) -> None:
+    def _release_for_shutdown(self, context: ExecutionContext) -> None:
         """The worker is being stopped: release the claim, which is no crash, and have somebody else go on."""
         try:
-            if at.deferred is not None:  # the function was unwinding already: what it waits for is decided
-                at.finish(at.deferred)
-            elif at.committer.let_go(at.logs, [], at.uncounted()) is After.DUE:
-                self._wake_self(at.lease.claim)
+            if context.deferred_commit is not None:  # the function was unwinding already: what it waits for is decided
+                context.commit_deferred(context.deferred_commit)
+            elif context.committer.release(context.logs, [], context.attempt_rollbacks()) is ReleaseOutcome.DUE:
+                self._wake_self(context.lease.claim)
         except Superseded:
-            logger.info("%s was taken over before it could be handed on", at.lease.claim.ref)
+            logger.info("%s was taken over before it could be handed on", context.lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
-            logger.warning("%s could not be handed on, its lease will end: %s", at.lease.claim.ref, exc)
+            logger.warning("%s could not be handed on, its lease will end: %s", context.lease.claim.ref, exc)
 
-    def _after_ignoring(self, definition: WorkflowDefinition, host: Pass, at: Progress, reason: Interruption) -> str:
+    def _after_swallowed(
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, reason: Interruption
+    ) -> str:
         """The function went on after it was interrupted. For a suspension that is its error; else the reason counts."""
         if not isinstance(reason, Suspend):
-            return self._after_interruption(host, at, reason)
-        return _settle(at, _errored(SuspensionSwallowed(definition.name)))
+            return self._after_interruption(replay, context, reason)
+        return _end_run(context, _error_outcome(SuspensionSwallowed(definition.name)))
 
     def _wake_self(self, claim: Claim) -> None:
-        self._env.wake([Due(claim.ref, claim.queue)])
+        self._env.wake([DueRun(claim.ref, claim.queue)])
 
 
-def _settle(at: Progress, ending: Ending) -> str:
-    at.committer.settle(ending, at.logs)
-    return _sentence(ending)
+def _end_run(context: ExecutionContext, run_outcome: RunOutcome) -> str:
+    context.committer.end_run(run_outcome, context.logs)
+    return _sentence(run_outcome)
 
 
-def _sentence(ending: Ending) -> str:
-    return str(ending.status) if ending.error_name is None else f"{ending.status}: {ending.error_name}"
+def _sentence(run_outcome: RunOutcome) -> str:
+    return (
+        str(run_outcome.status) if run_outcome.error_name is None else f"{run_outcome.status}: {run_outcome.error_name}"
+    )
 
 
-def _errored(error: BaseException) -> Ending:
+def _error_outcome(error: BaseException) -> RunOutcome:
     """An uncaught error ends the instance under its own name; a failed step's under that of its original error."""
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:
         name, message = values.described(error)
     name, message = values.storable_error(name, message)
-    failure = _failure_in(error)
-    return Ending(
+    failure = _step_failure(error)
+    return RunOutcome(
         Status.ERRORED, error_name=name, error_message=message, failure=None if failure is None else failure.text
     )
 
 
-def _failure_in(error: BaseException | None) -> Failure | None:
+def _step_failure(error: BaseException | None) -> RunFailure | None:
     """The failed step that an error is, or was raised because of; None where it was no step's."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, StepFailed) and error.failed_keys:
-            return Failure(error.failed_keys, error.failed_place)
+            return RunFailure(error.failed_keys, error.failed_at_seq)
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None

@@ -11,21 +11,21 @@ from typing import Any
 
 from celery_durable.definitions import StepFunction
 from celery_durable.errors import Interruption, StepResultInvalid
-from celery_durable.ledger import Call
 from celery_durable.model import StepRow
+from celery_durable.replay_state import StepEntry
 from celery_durable.step import BodyCall, StepCall, TxBuffer
 from celery_durable.store.claims import OpenWait
-from celery_durable.values import Codec, Misfit, StepPolicy
+from celery_durable.values import Codec, StepPolicy, ValidationFailed
 
 logger = logging.getLogger("celery_durable.runner")
 
 
-class Branch:
+class StepExecution:
     """One step call on its way to being settled, or to being waited for."""
 
-    def __init__(self, call: StepCall, entry: Call, policy: StepPolicy, fn: StepFunction | None) -> None:
+    def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
         self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
-        self.row: StepRow | None = entry.row if entry.row is not None and entry.row.is_settled else None
+        self.row: StepRow | None = entry.row if entry.row is not None and entry.row.is_finished else None
         self.cause: BaseException | None = None
         self.wait: OpenWait | None = None
 
@@ -38,7 +38,7 @@ class Branch:
         return self.entry.name
 
 
-class Stopped(Interruption):
+class ProcessStopping(Interruption):
     """A body was stopped by something that is no verdict on its step, such as SystemExit: ``error``."""
 
     def __init__(self, error: BaseException) -> None:
@@ -54,11 +54,11 @@ class RaceWon(Interruption):
 class Race:
     """A call of `first` that is being decided."""
 
-    entry: Call
-    branches: list[Branch]
+    entry: StepEntry
+    branches: list[StepExecution]
 
 
-class SessionGate:
+class SessionLock:
     """On SQLite one session at a time may hold the file's write lock, and the pass must not wait for it itself.
 
     A body on a thread of its own takes the gate before it opens its session, and has it until the session is
@@ -70,54 +70,54 @@ class SessionGate:
         self._lock = threading.Lock()
         self._pass = threading.get_ident()
         self._holder: TxBuffer | None = None
-        self._later: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
 
-    def enter(self, buffer: TxBuffer) -> None:
+    def acquire(self, buffer: TxBuffer) -> None:
         if threading.get_ident() != self._pass:
             self._lock.acquire()
             self._holder = buffer
 
-    def leave(self, buffer: TxBuffer) -> None:
+    def release(self, buffer: TxBuffer) -> None:
         """The session of ``buffer`` is closed."""
         if self._holder is buffer:
             self._holder = None
             self._lock.release()
 
-    def finish(self, buffer: TxBuffer, finish: Callable[[], None]) -> None:
+    def run_or_defer(self, buffer: TxBuffer, run_or_defer: Callable[[], None]) -> None:
         """Record the body of ``buffer`` now, or when the session that is open is done."""
         if self._holder is not buffer and not self._lock.acquire(blocking=False):
-            self._later.append(finish)
+            self._deferred.append(run_or_defer)
             return
         self._holder = None  # the pass has the gate: no other session opens while it commits
-        self._later.insert(0, finish)
-        self._finish_all()
+        self._deferred.insert(0, run_or_defer)
+        self._run_all_deferred()
 
-    def finish_rest(self) -> None:
+    def run_deferred(self) -> None:
         """Record what is left: a body that was given up may have had the gate for a moment."""
-        if self._later:
+        if self._deferred:
             self._lock.acquire()
-            self._finish_all()
+            self._run_all_deferred()
 
-    def _finish_all(self) -> None:
+    def _run_all_deferred(self) -> None:
         try:
-            while self._later:
-                self._later.pop(0)()
+            while self._deferred:
+                self._deferred.pop(0)()
         finally:
-            self._later.clear()  # whose race is lost has nothing to record
+            self._deferred.clear()  # whose race is lost has nothing to record
             self._lock.release()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class CallFingerprint:
     """What a body call does, comparable: the code, the values it was made with, and its arguments."""
 
     code: Any
-    made_with: tuple[Any, ...]
+    captured_values: tuple[Any, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
-    def of(cls, call: BodyCall) -> Work:
+    def of(cls, call: BodyCall) -> CallFingerprint:
         fn: Any = call.fn
         args, kwargs = call.args, call.kwargs
         while isinstance(fn, functools.partial):
@@ -128,12 +128,12 @@ class Work:
         return cls(getattr(fn, "__code__", fn), (cells, *given), args, kwargs)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Work):
+        if not isinstance(other, CallFingerprint):
             return NotImplemented
         try:
             return bool(
                 self.code == other.code
-                and self.made_with == other.made_with
+                and self.captured_values == other.captured_values
                 and self.args == other.args
                 and self.kwargs == other.kwargs
             )
@@ -151,9 +151,9 @@ def _cell(cell: Any) -> Any:
         return None
 
 
-def decoded(step: str, codec: Codec, text: str) -> Any:
+def decode_result(step: str, codec: Codec, text: str) -> Any:
     """The recorded JSON as the type that the code declares; raises StepResultInvalid."""
     try:
         return codec.decode(text)
-    except Misfit as exc:
+    except ValidationFailed as exc:
         raise StepResultInvalid(step, exc.problems) from exc

@@ -6,20 +6,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from celery_durable import teller, values
+from celery_durable import notify, values
 from celery_durable.config import Settings
 from celery_durable.definitions import LinearDefinition
 from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
 from celery_durable.linear import LinearContext, TaskType
 from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
-from celery_durable.runner.attempts import idempotency_key
-from celery_durable.runner.board import Board
-from celery_durable.runner.bodies import Body
+from celery_durable.runner.body_runner import idempotency_key
+from celery_durable.runner.execution import Environment, log_data
 from celery_durable.runner.lease import Lease
-from celery_durable.runner.progress import Environment, log_data
+from celery_durable.runner.published_values import PublishedValues
+from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import StepLog, StepTx, TxBuffer, allow_to_end
-from celery_durable.store import journal
-from celery_durable.store.journal import Loaded
+from celery_durable.store import step_rows
+from celery_durable.store.step_rows import RunState
 
 _PLAIN = values.Codec()
 
@@ -28,16 +28,21 @@ class Handlers:
     """The handlers of a run's steps, found by the rows' names."""
 
     def __init__(
-        self, definition: LinearDefinition, env: Environment, lease: Lease, loaded: Loaded, board: Board
+        self,
+        definition: LinearDefinition,
+        env: Environment,
+        lease: Lease,
+        run_state: RunState,
+        published: PublishedValues,
     ) -> None:
-        self._definition, self._env, self._lease, self._loaded = definition, env, lease, loaded
-        self._board = board
+        self._definition, self._env, self._lease, self._loaded = definition, env, lease, run_state
+        self._published = published
 
     def knows(self, row: StepRow) -> bool:
         """Whether this code has a handler for the row's step."""
         return row.name in self._definition.handlers
 
-    def body(self, row: StepRow, rows: Sequence[StepRow]) -> Body:
+    def body(self, row: StepRow, rows: Sequence[StepRow]) -> StepAttempt:
         """The next attempt of a step; ``rows``: of the whole run."""
         attempt, ref, handler = row.attempts + 1, self._lease.claim.ref, self._definition.handlers[row.name]
 
@@ -50,10 +55,10 @@ class Handlers:
                 number=attempt,
             )
 
-        body = Body(
+        body = StepAttempt(
             step_key=row.step_key,
             attempt=attempt,
-            call=teller.around_body(run, self._lease.claim, step=row.name, attempt=attempt),
+            call=notify.around_body(run, self._lease.claim, step=row.name, attempt=attempt),
             buffer=TxBuffer(),
             close_session=self.close_session,
             abandon_session=self._abandon_session,
@@ -63,7 +68,7 @@ class Handlers:
         )
         return body
 
-    def tx_of(self, row: StepRow, body: Body) -> StepTx:
+    def tx_of(self, row: StepRow, body: StepAttempt) -> StepTx:
         """The transaction of this attempt."""
         # One step commits several times when it waits: the ids of what it sends differ from wait to wait.
         turn = ""
@@ -74,7 +79,7 @@ class Handlers:
         return StepTx(
             name=row.name,
             attempt=body.attempt,
-            idempotency_key=idempotency_key(self._loaded.lineage, row.step_key, turn),
+            idempotency_key=idempotency_key(self._loaded.ancestry, row.step_key, turn),
             buffer=body.buffer,
             open_session=lambda: self._open_session(body),
             limits=self._env.settings.limits,
@@ -86,16 +91,16 @@ class Handlers:
             self._env.store.close_session(buffer.session)
             allow_to_end(buffer.session)  # a shared factory may hand the same one to the application
 
-    def _open_session(self, body: Body) -> Any:
+    def _open_session(self, body: StepAttempt) -> Any:
         body.buffer.session = self._env.store.open_session()
-        body.check_wanted()
+        body.check_not_abandoned()
         return body.buffer.session
 
     def _abandon_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
             self._env.store.abandon_session(buffer.session)
 
-    def _context(self, row: StepRow, rows: Sequence[StepRow], body: Body) -> LinearContext:
+    def _context(self, row: StepRow, rows: Sequence[StepRow], body: StepAttempt) -> LinearContext:
         ref, event = self._lease.claim.ref, self._event(row)
         if event is not None:
             task_type = TaskType.EVENT
@@ -118,15 +123,15 @@ class Handlers:
             publish=functools.partial(self._publish, body),
         )
 
-    def _publish(self, body: Body, key: str, value: Any) -> None:
-        text = self._board.checked(key, value)
-        body.check_wanted()
-        self._board.publish(key, text)
+    def _publish(self, body: StepAttempt, key: str, value: Any) -> None:
+        text = self._published.checked(key, value)
+        body.check_not_abandoned()
+        self._published.publish(key, text)
 
     def _params(self) -> Any:
         try:
             return self._definition.params.decode(self._loaded.params)
-        except values.Misfit as exc:
+        except values.ValidationFailed as exc:
             error = WorkflowParamsInvalid(self._definition.name, exc.problems)
             raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
 
@@ -134,15 +139,15 @@ class Handlers:
         """The event that the row says its handler is called with."""
         if row.event_seq is None:
             return None
-        look = functools.partial(journal.event, claim=self._lease.claim, seq=row.event_seq)
-        found = self._env.store.transact(look, single=True)
+        query = functools.partial(step_rows.event, claim=self._lease.claim, seq=row.event_seq)
+        found = self._env.store.transact(query, single=True)
         return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
 
 
 class _Log:
     """Keeps a handler's lines for its commit."""
 
-    def __init__(self, settings: Settings, body: Body) -> None:
+    def __init__(self, settings: Settings, body: StepAttempt) -> None:
         self._settings, self._body = settings, body
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from celery_durable.errors import PassStuck, Superseded
+from celery_durable.errors import PassStalled, Superseded
 from celery_durable.model import Claim, LogLevel, LogLine
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims, journal
+from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.watchdog import LOOP, PASS
 
 logger = logging.getLogger("celery_durable.runner")
 
-_REST = 1 / 3
+_COOLDOWN_RATIO = 1 / 3
 """Of a lease: how long an instance rests whose pass got stuck. Another try then cannot follow the last at full speed,
 and yet begins within two leases of the moment in which the pass stopped moving."""
 
@@ -31,71 +31,71 @@ and yet begins within two leases of the moment in which the pass stopped moving.
 class Lease:
     """A claim, and until when this process may believe in it, on its own steady clock."""
 
-    def __init__(self, claim: Claim, length: timedelta, runtime: Runtime, *, asked_at: float) -> None:
+    def __init__(self, claim: Claim, length: timedelta, runtime: Runtime, *, requested_at: float) -> None:
         self.claim, self.length = claim, length
         self.is_lost = False
         self._runtime = runtime
         # Counted from before the question was sent, less a margin: the database's lease lasts longer than ours.
-        self._good_for = length.total_seconds() * 0.9
-        self._valid_until = asked_at + self._good_for
-        self._asked_at = self._moved_at = asked_at
+        self._valid_seconds = length.total_seconds() * 0.9
+        self._valid_until = requested_at + self._valid_seconds
+        self._requested_at = self._last_progress_at = requested_at
         # Whose code runs, if it is the author's: a set, since bodies come and go on threads of their own, and since
         # one that is left behind must be taken out without waiting for it. Adding and removing needs no lock.
-        self._authors: set[object] = set()
+        self._user_code_owners: set[object] = set()
 
     @property
     def now(self) -> datetime:
         """The database's time, as far as our steady clock can tell since the claim; decides nothing (LAW 4)."""
-        return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._asked_at)
+        return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._requested_at)
 
     @property
     def is_valid(self) -> bool:
         return not self.is_lost and self._runtime.monotonic() < self._valid_until
 
-    def author_begins(self, who: object) -> None:
-        """From here to `author_ends` the author's code runs, or his transaction: it may take as long as it likes."""
-        self._authors.add(who)
+    def enter_user_code(self, owner: object) -> None:
+        """From here to `exit_user_code` the author's code runs, or his transaction: it may take as long as it likes."""
+        self._user_code_owners.add(owner)
 
-    def author_ends(self, who: object) -> None:
+    def exit_user_code(self, owner: object) -> None:
         """His code is at an end, or was left behind; any number of times."""
-        self._authors.discard(who)
-        self.moved()
+        self._user_code_owners.discard(owner)
+        self.mark_progress()
 
-    def moved(self) -> float:
+    def mark_progress(self) -> float:
         """The pass has got further; answers with the time."""
-        self._moved_at = self._runtime.monotonic()
-        return self._moved_at
+        self._last_progress_at = self._runtime.monotonic()
+        return self._last_progress_at
 
-    def stuck_for(self, longest: float) -> float | None:
+    def stalled_for(self, limit: float) -> float | None:
         """For how many seconds our own code has not moved, if that is more than ``longest``."""
-        if self._authors:
+        if self._user_code_owners:
             return None
-        still = self._runtime.monotonic() - self._moved_at
-        return still if still > longest else None
+        stalled = self._runtime.monotonic() - self._last_progress_at
+        return stalled if stalled > limit else None
 
-    def renewed(self, *, asked_at: float) -> None:
-        self._valid_until = max(self._valid_until, asked_at + self._good_for)
+    def renewed(self, *, requested_at: float) -> None:
+        self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
 
     def check(self, store: Store) -> None:
         """Before a body starts: certain to hold the claim, or Superseded."""
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
-            asked_at = self._runtime.monotonic()
+            requested_at = self._runtime.monotonic()
             store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), bound=PASS)
-            self.renewed(asked_at=asked_at)
+            self.renewed(requested_at=requested_at)
 
 
-class Keeper:
+class LeaseRenewer:
     """Renews every held lease each third of its length, on a daemon thread that lives as long as there is one."""
 
     def __init__(self, store: Store, length: timedelta, runtime: Runtime, *, stall: timedelta | None = None) -> None:
         self._store, self._length, self._runtime = store, length, runtime
-        self._look_seconds = length.total_seconds() / 3
+        self._interval_seconds = length.total_seconds() / 3
         self._stall_seconds = (stall or length).total_seconds()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._is_running = False
@@ -105,11 +105,11 @@ class Keeper:
     def hold(self, lease: Lease) -> Iterator[Lease]:
         """Keep ``lease`` renewed inside the block."""
         if self._pid != os.getpid():
-            self._begin()  # after a fork: neither the thread nor the parent's leases are ours
+            self._reset()  # after a fork: neither the thread nor the parent's leases are ours
         with self._lock:
             if not self._is_running:
                 # Not on a condition: every pass that begins would end the wait, and be renewed at once.
-                self._runtime.repeat(self._look_seconds, self._look, name="durable-leases")
+                self._runtime.repeat(self._interval_seconds, self._renew_all, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
         try:
@@ -118,38 +118,40 @@ class Keeper:
             with self._lock:
                 self._leases.pop(lease.claim.token, None)
 
-    def _look(self) -> bool:
+    def _renew_all(self) -> bool:
         """Renew what is held; False ends the thread: nothing is."""
         with self._lock:
             held = dict(self._leases)
             if not held:
                 self._is_running = False
                 return False
-        stuck = {token: still for token, lease in held.items() if (still := lease.stuck_for(self._stall_seconds))}
-        if moving := {token: lease for token, lease in held.items() if token not in stuck}:
+        stalled_leases = {
+            token: stalled for token, lease in held.items() if (stalled := lease.stalled_for(self._stall_seconds))
+        }
+        if moving := {token: lease for token, lease in held.items() if token not in stalled_leases}:
             self._renew(moving)
-        began = self._runtime.monotonic()
-        for token, still in stuck.items():
-            if not held[token].is_lost and self._runtime.monotonic() - began < self._length.total_seconds() / 6:
-                self._take_away(held[token], still)
+        started = self._runtime.monotonic()
+        for token, stalled in stalled_leases.items():
+            if not held[token].is_lost and self._runtime.monotonic() - started < self._length.total_seconds() / 6:
+                self._revoke(held[token], stalled)
         return True
 
-    def _take_away(self, lease: Lease, still: float) -> None:
+    def _revoke(self, lease: Lease, stalled: float) -> None:
         """Take the claim of a pass that has not moved for so many seconds; failing that, its lease ends by itself."""
-        error = PassStuck(str(lease.claim.ref), still)
-        rest = self._length * _REST
+        error = PassStalled(str(lease.claim.ref), stalled)
+        cooldown = self._length * _COOLDOWN_RATIO
         try:
-            self._store.attempt(lambda tx: _give_up(tx, lease, error, rest=rest))
+            self._store.attempt(lambda tx: _release_stalled(tx, lease, error, cooldown=cooldown))
         except Superseded:
             lease.is_lost = True
         except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
             logger.warning("%s Its claim cannot be taken away, so its lease is left to end: %s", error, exc)
         else:
             lease.is_lost = True
-            logger.error("PassStuck: %s Its claim has been taken away, for another worker.", error)
+            logger.error("PassStalled: %s Its claim has been taken away, for another worker.", error)
 
     def _renew(self, held: dict[str, Lease]) -> None:
-        asked_at = self._runtime.monotonic()
+        requested_at = self._runtime.monotonic()
         wanted = [lease.claim for lease in held.values()]
         try:
             found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), bound=LOOP)
@@ -158,14 +160,14 @@ class Keeper:
             return
         for token, lease in held.items():
             if token in found.renewed:
-                lease.renewed(asked_at=asked_at)
+                lease.renewed(requested_at=requested_at)
             elif token not in found.held:
                 lease.is_lost = True
 
 
-def _give_up(tx: Tx, lease: Lease, error: PassStuck, *, rest: timedelta) -> None:
+def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
     """Release a claim of this process whose pass is stuck: no crash, since no worker died."""
-    guarded = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
-    line = LogLine(LogLevel.ERROR, "system", f"PassStuck: {error}", None, None, None, is_replay=False)
-    journal.write_logs(tx, lease.claim, guarded, [line], room=1)
-    claims.release(tx, lease.claim, guarded, grace=timedelta(0), rest=rest)
+    guard_result = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
+    line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
+    step_rows.write_logs(tx, lease.claim, guard_result, [line], room=1)
+    claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

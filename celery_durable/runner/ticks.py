@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from celery_durable.config import Settings
-from celery_durable.model import Due
-from celery_durable.operations.emitting import go_on_emitting
+from celery_durable.model import DueRun
+from celery_durable.operations.topics import go_on_emitting
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import agendas, sweeps
+from celery_durable.store import schedule, sweeps
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 
@@ -41,14 +41,14 @@ class Ticker:
         Ends when nothing else is due, after ``max_instances`` passes, or with the pass during which
         ``durable_pass_seconds`` are over.
         """
-        begun, passes = self._runtime.monotonic(), 0
+        started, passes = self._runtime.monotonic(), 0
         for due in self._found():
             passes += self._advance(due, max_steps)
-            if passes >= max_instances or self._runtime.monotonic() - begun > self._settings.pass_seconds:
+            if passes >= max_instances or self._runtime.monotonic() - started > self._settings.pass_seconds:
                 break
         return passes
 
-    def _found(self) -> Iterator[Due]:
+    def _found(self) -> Iterator[DueRun]:
         taken: list[int] = []  # what was handed on is due again, and has had its turn
         while go_on_emitting(self._store):
             pass
@@ -63,10 +63,10 @@ class Ticker:
                 taken.append(pk)
                 yield due
 
-    def _release_dead(self, tx: Tx, *, priority: int) -> list[Due]:
+    def _release_dead(self, tx: Tx, *, priority: int) -> list[DueRun]:
         return [
             due
-            for queue in agendas.read(tx).in_order(priority)
+            for queue in schedule.read(tx).in_order(priority)
             for due in sweeps.sweep_claims(
                 tx,
                 queue=queue,
@@ -77,7 +77,7 @@ class Ticker:
             )
         ]
 
-    def _advance(self, due: Due, max_steps: int | None) -> int:
+    def _advance(self, due: DueRun, max_steps: int | None) -> int:
         """One pass; 0 where somebody else was faster or something broke: a sweep or a later tick finds it again."""
         name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
         try:

@@ -7,13 +7,13 @@ from celery_durable.step.calls import (
     MapCall,
     SleepCall,
     StepCall,
+    StepContext,
     StepFuture,
-    StepHost,
     TaskCall,
     Typed,
     WaitCall,
 )
-from celery_durable.step.log import LogHost, StepLog
+from celery_durable.step.log import LogContext, StepLog
 from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer, allow_to_end
 from celery_durable.step.workflow import Step
 
@@ -21,7 +21,7 @@ __all__ = [
     "BodyCall",
     "ChildCall",
     "Defined",
-    "LogHost",
+    "LogContext",
     "MapCall",
     "NewEmission",
     "NewEvent",
@@ -29,8 +29,8 @@ __all__ = [
     "SleepCall",
     "Step",
     "StepCall",
+    "StepContext",
     "StepFuture",
-    "StepHost",
     "StepLog",
     "StepTx",
     "TaskCall",

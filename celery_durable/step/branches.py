@@ -8,8 +8,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 from celery_durable.model import OnLost, ReceivedEvent
 from celery_durable.step.calls import (
     SleepCall,
+    StepContext,
     StepFuture,
-    StepHost,
     Typed,
     WaitCall,
 )
@@ -33,8 +33,8 @@ W = TypeVar("W")
 class Branches:
     """The methods of `Step` for steps that run at the same time. A submitted step runs when it is gathered."""
 
-    def __init__(self, host: StepHost) -> None:
-        self._host = host
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
 
     @overload
     def submit(
@@ -72,11 +72,11 @@ class Branches:
         Returns:
             A future for `gather` or `first`, or whose ``result()`` runs it alone.
         """
-        return self._host.submit(body_call(args, kwargs))
+        return self._context.submit(body_call(args, kwargs))
 
     def submit_sleep(self, name: str, duration: Duration) -> StepFuture[None]:
         """Submit a call of `Step.sleep` as a branch."""
-        return self._host.submit(SleepCall(name, duration))
+        return self._context.submit(SleepCall(name, duration))
 
     @overload
     def submit_wait_for_event(
@@ -90,7 +90,7 @@ class Branches:
         self, name: str, event_type: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
     ) -> StepFuture[Any]:
         """Submit a call of `Step.wait_for_event` as a branch."""
-        return self._host.submit(WaitCall(name, event_type, timeout, schema))
+        return self._context.submit(WaitCall(name, event_type, timeout, schema))
 
     @overload
     def submit_wait_for_topic(
@@ -104,7 +104,7 @@ class Branches:
         self, name: str, topic: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
     ) -> StepFuture[Any]:
         """Submit a call of `Step.wait_for_topic` as a branch."""
-        return self._host.submit(WaitCall(name, topic, timeout, schema, is_topic=True))
+        return self._context.submit(WaitCall(name, topic, timeout, schema, is_topic=True))
 
     def submit_task(
         self,
@@ -116,7 +116,7 @@ class Branches:
         on_lost: OnLost | None = None,
     ) -> StepFuture[Any]:
         """Submit a call of `Step.task` as a branch. The task is sent when the branch is gathered."""
-        return self._host.submit(task_call(name, signature, timeout, retries, on_lost))
+        return self._context.submit(task_call(name, signature, timeout, retries, on_lost))
 
     def submit_map(
         self,
@@ -141,7 +141,7 @@ class Branches:
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )
-        return self._host.submit(call)
+        return self._context.submit(call)
 
     def submit_child(
         self,
@@ -154,7 +154,7 @@ class Branches:
         labels: Mapping[str, str] | None = None,
     ) -> StepFuture[T]:
         """Submit a call of `Step.child` as a branch. The child is created when the branch is gathered."""
-        return self._host.submit(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        return self._context.submit(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
 
     @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...
@@ -172,7 +172,7 @@ class Branches:
         Raises:
             StepFailed: A branch failed; the first one in the order of the arguments. Raised when all have ended.
         """
-        return self._host.gather(futures, return_exceptions=return_exceptions)
+        return self._context.gather(futures, return_exceptions=return_exceptions)
 
     def first(self, name: str, *futures: StepFuture[T]) -> T:
         """Run branches at the same time, return the result of the one that ends first, and cancel the others.
@@ -188,5 +188,5 @@ class Branches:
             StepFailed: The branch that ended first failed.
             DefinitionInvalid: There are no branches.
         """
-        winner: T = self._host.first(name, futures)
+        winner: T = self._context.first(name, futures)
         return winner

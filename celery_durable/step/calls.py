@@ -45,7 +45,7 @@ class SleepCall:
     """A call of `sleep`, or of `sleep_until`: then ``until`` counts, and ``span`` says nothing."""
 
     name: str
-    span: Duration
+    duration: Duration
     until: datetime | None = None
 
 
@@ -98,7 +98,7 @@ class ChildCall:
 StepCall = BodyCall | SleepCall | WaitCall | TaskCall | MapCall | ChildCall
 
 
-class StepHost(Protocol):
+class StepContext(Protocol):
     """What a pass does for the Step that it lends to a workflow."""
 
     def call(self, call: StepCall) -> Any: ...
@@ -119,10 +119,10 @@ class StepFuture(Generic[T_co]):
         key: Its key in the history: the name, with a number if the step is repeated.
     """
 
-    def __init__(self, host: StepHost, name: str, key: str, branch: object) -> None:
+    def __init__(self, context: StepContext, name: str, key: str, branch: object) -> None:
         self.name, self.key = name, key
         self.branch = branch
-        self._host = host
+        self._context = context
 
     def result(self) -> T_co:
         """Run this branch alone, or return its result if it has ended.
@@ -134,7 +134,7 @@ class StepFuture(Generic[T_co]):
             StepFailed: The branch failed.
             StepCancelled: Another branch of `Step.first` ended before it.
         """
-        results: list[T_co] = self._host.gather((self,), return_exceptions=False)
+        results: list[T_co] = self._context.gather((self,), return_exceptions=False)
         return results[0]
 
     def __repr__(self) -> str:

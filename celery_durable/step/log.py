@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from celery_durable.model import LogLevel
 
 
-class LogHost(Protocol):
+class LogContext(Protocol):
     """What keeps log lines for the next boundary."""
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
@@ -19,12 +19,12 @@ class StepLog:
     Outside of steps a line is logged on every pass; on a replay it is marked as such.
     """
 
-    def __init__(self, host: LogHost) -> None:
-        self._host = host
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
 
     def debug(self, message: str, /, *, category: str = "workflow", **data: Any) -> None:
         """Log a line at level DEBUG, as `info` does."""
-        self._host.log(LogLevel.DEBUG, message, category, data)
+        self._context.log(LogLevel.DEBUG, message, category, data)
 
     def info(self, message: str, /, *, category: str = "workflow", **data: Any) -> None:
         """Log a line at level INFO.
@@ -34,12 +34,12 @@ class StepLog:
             category: 1 to 64 characters to filter by.
             data: JSON data by name.
         """
-        self._host.log(LogLevel.INFO, message, category, data)
+        self._context.log(LogLevel.INFO, message, category, data)
 
     def warning(self, message: str, /, *, category: str = "workflow", **data: Any) -> None:
         """Log a line at level WARNING, as `info` does."""
-        self._host.log(LogLevel.WARNING, message, category, data)
+        self._context.log(LogLevel.WARNING, message, category, data)
 
     def error(self, message: str, /, *, category: str = "workflow", **data: Any) -> None:
         """Log a line at level ERROR, as `info` does."""
-        self._host.log(LogLevel.ERROR, message, category, data)
+        self._context.log(LogLevel.ERROR, message, category, data)

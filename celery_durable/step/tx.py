@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import StepTxMisuse
-from celery_durable.model import Outgoing
+from celery_durable.model import OutboxMessage
 from celery_durable.step.calls import Defined
-from celery_durable.values import PayloadLimits, outgoing_event, outgoing_task
+from celery_durable.values import PayloadLimits, event_message, task_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class NewEmission:
 class TxBuffer:
     """What a body asked to have done with its boundary."""
 
-    mutations: list[Callable[[Session], object]] = field(default_factory=list)
+    user_writes: list[Callable[[Session], object]] = field(default_factory=list)
     on_terminal_error: list[Callable[[Session], object]] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     emissions: list[NewEmission] = field(default_factory=list)
-    outgoing: list[Outgoing] = field(default_factory=list)
+    messages: list[OutboxMessage] = field(default_factory=list)
     labels: dict[str, str | None] = field(default_factory=dict)
     session: Session | None = None
 
@@ -105,7 +105,7 @@ class StepTx:
             fn: Called as ``fn(session)`` in the transaction that records the successful attempt. It may be called more
                 than once, if the transaction is repeated; only one of them commits.
         """
-        self._buffer.mutations.append(self._within(fn))
+        self._buffer.user_writes.append(self._within(fn))
 
     def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
         """Call a function with a session if the step fails for good.
@@ -216,7 +216,7 @@ class StepTx:
             NotSerializable: An argument has no JSON form.
             PayloadTooLarge: The arguments are larger than ``durable_max_payload_bytes``.
         """
-        return self._send(outgoing_task(task, args, kwargs, id_=self._next_id(), limits=self._limits))
+        return self._send(task_message(task, args, kwargs, id_=self._next_id(), limits=self._limits))
 
     def send_outbound(self, name: str, payload: Any = None) -> str:
         """Call the handler of an outbound event after the step has committed, at least once.
@@ -232,14 +232,14 @@ class StepTx:
             NotSerializable: The payload has no JSON form.
             PayloadTooLarge: The payload is larger than ``durable_max_payload_bytes``.
         """
-        return self._send(outgoing_event(name, payload, id_=self._next_id(), limits=self._limits))
+        return self._send(event_message(name, payload, id_=self._next_id(), limits=self._limits))
 
     def _next_id(self) -> str:
-        return str(uuid.uuid5(uuid.UUID(self.idempotency_key), str(len(self._buffer.outgoing))))
+        return str(uuid.uuid5(uuid.UUID(self.idempotency_key), str(len(self._buffer.messages))))
 
-    def _send(self, letter: Outgoing) -> str:
-        self._buffer.outgoing.append(letter)
-        return letter.id
+    def _send(self, message: OutboxMessage) -> str:
+        self._buffer.messages.append(message)
+        return message.id
 
 
 _ENDS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")

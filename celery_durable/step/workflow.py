@@ -1,4 +1,4 @@
-"""`Step`, which a workflow calls; every method hands its call to the pass that runs the workflow (`StepHost`)."""
+"""`Step`, which a workflow calls; every method hands its call to the pass that runs the workflow (`StepContext`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_durable.model import OnLost, ReceivedEvent
 from celery_durable.step.branches import Branches
 from celery_durable.step.calls import (
     SleepCall,
-    StepHost,
+    StepContext,
     Typed,
     WaitCall,
 )
@@ -46,9 +46,9 @@ class Step(Branches):
         log: The durable log of the run, a `StepLog`.
     """
 
-    def __init__(self, host: StepHost) -> None:
-        super().__init__(host)
-        self.log = StepLog(host)
+    def __init__(self, context: StepContext) -> None:
+        super().__init__(context)
+        self.log = StepLog(context)
 
     @overload
     def do(self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -89,7 +89,7 @@ class Step(Branches):
             StepMaxAttemptsExceeded: Workers died in every attempt.
             DefinitionInvalid: There is no function among the arguments.
         """
-        return self._host.call(body_call(args, kwargs))
+        return self._context.call(body_call(args, kwargs))
 
     def sleep(self, name: str, duration: Duration) -> None:
         """Sleep without occupying a worker.
@@ -101,7 +101,7 @@ class Step(Branches):
         Raises:
             DurationInvalid: The duration cannot be read or is out of range.
         """
-        self._host.call(SleepCall(name, duration))
+        self._context.call(SleepCall(name, duration))
 
     def sleep_until(self, name: str, when: datetime) -> None:
         """Sleep until a point in time without occupying a worker. A time in the past ends the sleep at once.
@@ -114,7 +114,7 @@ class Step(Branches):
             InstantInvalid: ``when`` has no time zone.
             DurationInvalid: ``when`` is too far ahead.
         """
-        self._host.call(SleepCall(name, 0, values.aware(when, "sleep_until")))
+        self._context.call(SleepCall(name, 0, values.aware(when, "sleep_until")))
 
     @overload
     def wait_for_event(
@@ -144,7 +144,7 @@ class Step(Branches):
             InvalidEventType: The type breaks the rules.
             DurationInvalid: The timeout cannot be read or is out of range.
         """
-        event: ReceivedEvent[Any] = self._host.call(WaitCall(name, event_type, timeout, schema))
+        event: ReceivedEvent[Any] = self._context.call(WaitCall(name, event_type, timeout, schema))
         return event
 
     @overload
@@ -175,7 +175,7 @@ class Step(Branches):
             InvalidTopic: The topic breaks the rules.
             DurationInvalid: The timeout cannot be read or is out of range.
         """
-        event: ReceivedEvent[Any] = self._host.call(WaitCall(name, topic, timeout, schema, is_topic=True))
+        event: ReceivedEvent[Any] = self._context.call(WaitCall(name, topic, timeout, schema, is_topic=True))
         return event
 
     def task(
@@ -211,7 +211,7 @@ class Step(Branches):
             NotSerializable: Its arguments have no JSON form.
             PayloadTooLarge: Its arguments are larger than ``durable_max_payload_bytes``.
         """
-        return self._host.call(task_call(name, signature, timeout, retries, on_lost))
+        return self._context.call(task_call(name, signature, timeout, retries, on_lost))
 
     def map(
         self,
@@ -258,7 +258,7 @@ class Step(Branches):
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )
-        results: list[Any] = self._host.call(call)
+        results: list[Any] = self._context.call(call)
         return results
 
     def child(
@@ -293,7 +293,7 @@ class Step(Branches):
             StepTimeout: It did not end in time.
             DefinitionInvalid: ``workflow`` is no workflow.
         """
-        output: T = self._host.call(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        output: T = self._context.call(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
         return output
 
     def publish(self, key: str, value: Any) -> None:
@@ -311,18 +311,18 @@ class Step(Branches):
             NotSerializable: The value has no JSON form.
             PayloadTooLarge: The value is larger than ``durable_max_payload_bytes``.
         """
-        self._host.publish(key, value)
+        self._context.publish(key, value)
 
     def now(self) -> datetime:
         """Return when the step that returned last had ended, or the run began, in UTC. The same on every pass."""
-        return self._host.now()
+        return self._context.now()
 
     def random(self) -> float:
         """Return a random number of at least 0 and less than 1, the same on every pass."""
-        return self._host.chance().random()
+        return self._context.chance().random()
 
     def uuid(self) -> str:
         """Return a random UUID as text, the same on every pass."""
-        bits = self._host.chance().getrandbits(128)
+        bits = self._context.chance().getrandbits(128)
         text = f"{bits & ~(0xF << 76) & ~(0x3 << 62) | (0x4 << 76) | (0x2 << 62):032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

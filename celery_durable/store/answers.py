@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import Due, InstanceRow, Parent, StepStatus, StepType, Wake
+from celery_durable.model import DueRun, InstanceRow, Parent, StepStatus, StepType, Wake
 from celery_durable.store import instances
 from celery_durable.store.engine import Store, Tx, param, statement
 
@@ -48,14 +48,14 @@ def _step_of(tx: Tx, parent: Parent) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class PendingAnswer:
     """A locked instance, and the event type by which its step waits for an answer."""
 
     row: InstanceRow
     event_type: str
 
 
-def lock_parent(tx: Tx, parent: Parent | None) -> Asker | None:
+def lock_parent(tx: Tx, parent: Parent | None) -> PendingAnswer | None:
     """Lock the instance whose step waits for this child's end, before the child itself; None where none does."""
     for _, workflow, instance_id in waiting_parent(tx, parent):
         assert parent is not None
@@ -64,7 +64,7 @@ def lock_parent(tx: Tx, parent: Parent | None) -> Asker | None:
         except InstanceNotFound:  # it has ended, and was deleted, since we looked
             return None
         step = _step_of(tx, parent)
-        return None if step is None else Asker(row, step.wait_event_type)
+        return None if step is None else PendingAnswer(row, step.wait_event_type)
     return None
 
 
@@ -83,7 +83,7 @@ def _is_asked(s: Store) -> Any:
     )
 
 
-def answer(tx: Tx, asker: Asker, *, payload: str, event_id: str, grace: timedelta) -> list[Due] | None:
+def answer(tx: Tx, asker: PendingAnswer, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun] | None:
     """Hand an answer to a locked instance; None where it has moved on, or has one. Answers with whom it wakes."""
     row = asker.row
     is_asked = tx.run(_is_asked, pk=row.pk, run=row.run_number, type=asker.event_type).first() is not None
@@ -94,7 +94,7 @@ def answer(tx: Tx, asker: Asker, *, payload: str, event_id: str, grace: timedelt
     return [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if is_awaited else []
 
 
-def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[Due]:
+def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
     """Tell the step whose child has ended in this transaction, which has locked both; answers with whom it wakes."""
     asker = lock_parent(tx, parent)
     return [] if asker is None else answer(tx, asker, payload=payload, event_id=event_id, grace=grace) or []

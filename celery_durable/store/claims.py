@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Kind, Parent, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.model import Claim, Kind, Parent, RunRef, Status, Wake, duration_us, from_us, to_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claimed_by": None, "lease_until": None}
@@ -48,7 +48,7 @@ def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
 
 
 @statement
-def _take(s: Store) -> Any:
+def _claim_run(s: Store) -> Any:
     i, until = s.tables.instance.c, s.clock() + param("lease_us", type_=sa.BigInteger)
     taken = (
         sa.update(s.tables.instance)
@@ -70,7 +70,7 @@ def _take(s: Store) -> Any:
 
 
 @statement
-def _claimed(s: Store) -> Any:
+def _read_claimed(s: Store) -> Any:
     """What this transaction has claimed. It locks nothing: InnoDB locks each index entry by which a row is found.
 
     The update may have found the row by another index than the unique one, which everybody else locks first: to lock
@@ -81,7 +81,7 @@ def _claimed(s: Store) -> Any:
 
 
 @statement
-def _taken(s: Store) -> Any:
+def _lock_claimed(s: Store) -> Any:
     i = s.tables.instance.c
     # Not by the token: who looks for what is not committed yet finds nothing, and waits for nobody.
     return (
@@ -91,7 +91,9 @@ def _taken(s: Store) -> Any:
     )
 
 
-def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY) -> Claim | None:
+def claim(
+    tx: Tx, ref: RunRef, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY
+) -> Claim | None:
     """Take the run if it is due, or if its last claim expired. None: nothing to do, or somebody else is at it.
 
     Nor is it ours where it is of another ``kind`` than the caller's code: it is left for a worker whose code fits.
@@ -100,30 +102,30 @@ def claim(tx: Tx, ref: Ref, *, token: str, claimed_by: str, lease: timedelta, ki
     An expired claim that is taken over counts as a crash.
     """
     found = tx.run(
-        _take,
+        _claim_run,
         workflow=ref.workflow,
         instance=ref.instance_id,
         run=ref.run_number,
         kind=kind.value,
         token=token,
         claimed_by=claimed_by,
-        lease_us=span_us(lease),
+        lease_us=duration_us(lease),
     )
     if tx.store.database.update_returns:
         row = found.first()
         return None if row is None else _as_claim(row, ref, token, lease)
     if found.rowcount == 0:
         return None
-    return _as_claim(tx.run(_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
+    return _as_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
 
 
-def find_claim(tx: Tx, ref: Ref, *, token: str, lease: timedelta) -> Claim | None:
+def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
     """The claim that this token made, after any commit in doubt was decided; None where it made none."""
-    row = tx.run(_taken, workflow=ref.workflow, instance=ref.instance_id).first()
+    row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
     return None if row is None or row.claim_token != token else _as_claim(row, ref, token, lease)
 
 
-def _as_claim(row: Any, ref: Ref, token: str, lease: timedelta) -> Claim:
+def _as_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
     return Claim(
         pk=row.id,
         ref=ref,
@@ -159,16 +161,16 @@ def _postpone(s: Store) -> Any:
     )
 
 
-def postpone(tx: Tx, ref: Ref, *, delay: timedelta) -> None:
+def postpone(tx: Tx, ref: RunRef, *, delay: timedelta) -> None:
     """Let the sweep send it again after ``delay``, if it is still due: this worker leaves it, another may take it."""
-    tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=span_us(delay))
+    tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=duration_us(delay))
 
 
 # --- guard --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class GuardResult:
     """The claim still held when the row was locked, at ``now``."""
 
     now: datetime
@@ -191,7 +193,7 @@ def guard_update(s: Store) -> Any:
 
 def fence(claim: Claim, *, lease: timedelta, is_progress: bool) -> dict[str, Any]:
     """The parameters of `guard_update`."""
-    return {"pk": claim.pk, "token": claim.token, "lease_us": span_us(lease), "is_progress": is_progress}
+    return {"pk": claim.pk, "token": claim.token, "lease_us": duration_us(lease), "is_progress": is_progress}
 
 
 @statement
@@ -203,12 +205,12 @@ def _guard(s: Store) -> Any:
 
 
 @statement
-def _guarded(s: Store) -> Any:
+def _read_guard(s: Store) -> Any:
     i = s.tables.instance.c
     return sa.select(i.pause_requested, s.clock().label("now_us")).where(i.id == param("pk"))
 
 
-def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> Guarded:
+def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> GuardResult:
     """Lock the instance under our claim and renew it; raises Superseded. What this decides is read later (LAW 2b).
 
     ``is_progress`` False: no step gets further with it, so workers that died before us stay counted.
@@ -217,10 +219,10 @@ def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -
     if tx.store.database.update_returns:
         row = found.first()
     else:
-        row = tx.run(_guarded, pk=claim.pk).first() if found.rowcount else None
+        row = tx.run(_read_guard, pk=claim.pk).first() if found.rowcount else None
     if row is None:
         raise Superseded(str(claim.ref))
-    return Guarded(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
+    return GuardResult(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
 
 
 @statement
@@ -266,7 +268,7 @@ def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
     )
     locked = tx.execute(free).all()
     if locked:
-        until = tx.store.clock() + span_us(lease)
+        until = tx.store.clock() + duration_us(lease)
         ours = sa.and_(i.c.id.in_([row.id for row in locked]), i.c.claim_token.in_(tokens))
         tx.execute(sa.update(i).where(ours).values(lease_until=until))
     held = tx.execute(sa.select(i.c.claim_token).where(wanted)).scalars()
@@ -276,7 +278,7 @@ def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
 # --- suspend and release ------------------------------------------------------------------------
 
 
-class After(enum.Enum):
+class ReleaseOutcome(enum.Enum):
     """What became of an instance that its runner let go."""
 
     WAITING = enum.auto()
@@ -293,7 +295,7 @@ class OpenWait:
 
     due_at: datetime
     event_type: str | None = None
-    look: Callable[[Tx, datetime], bool] | None = None
+    is_satisfied: Callable[[Tx, datetime], bool] | None = None
 
 
 @statement
@@ -317,7 +319,9 @@ def _release(s: Store) -> Any:
     )
 
 
-def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *, grace: timedelta) -> After:
+def suspend(
+    tx: Tx, claim: Claim, guard_result: GuardResult, waits: Iterable[OpenWait], *, grace: timedelta
+) -> ReleaseOutcome:
     """Let the instance sleep until the earliest of ``waits``; due at once where one is satisfied already.
 
     Runs after `guard` in the same transaction: whoever sent an event before us is seen here, whoever
@@ -325,33 +329,39 @@ def suspend(tx: Tx, claim: Claim, guarded: Guarded, waits: Iterable[OpenWait], *
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
-    has_come = _has_event_for(tx, claim, waits) or any(wait.look(tx, guarded.now) for wait in waits if wait.look)
-    if next_at > guarded.now and not has_come:
-        return _let_go(tx, claim, guarded, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
-    return release(tx, claim, guarded, grace=grace)
+    has_come = _has_event_for(tx, claim, waits) or any(
+        wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied
+    )
+    if next_at > guard_result.now and not has_come:
+        return _release_claim(tx, claim, guard_result, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
+    return release(tx, claim, guard_result, grace=grace)
 
 
-def release(tx: Tx, claim: Claim, guarded: Guarded, *, grace: timedelta, rest: timedelta = timedelta(0)) -> After:
+def release(
+    tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
+) -> ReleaseOutcome:
     """Hand the instance on, due after ``rest``: the pass used up its time, is stuck, or its worker stops."""
-    due_at = guarded.now + rest
-    return _let_go(tx, claim, guarded, Status.ACTIVE, run_at=due_at, poll_at=due_at + grace, wake=Wake.RESUME)
+    due_at = guard_result.now + cooldown
+    return _release_claim(
+        tx, claim, guard_result, Status.ACTIVE, run_at=due_at, poll_at=due_at + grace, wake=Wake.RESUME
+    )
 
 
-def _let_go(
-    tx: Tx, claim: Claim, guarded: Guarded, status: Status, *, run_at: datetime, poll_at: datetime, wake: Wake
-) -> After:
-    if guarded.pause_requested:
-        status, after = Status.PAUSED, After.PAUSED
+def _release_claim(
+    tx: Tx, claim: Claim, guard_result: GuardResult, status: Status, *, run_at: datetime, poll_at: datetime, wake: Wake
+) -> ReleaseOutcome:
+    if guard_result.pause_requested:
+        status, after = Status.PAUSED, ReleaseOutcome.PAUSED
     else:
-        after = After.WAITING if status is Status.WAITING else After.DUE
+        after = ReleaseOutcome.WAITING if status is Status.WAITING else ReleaseOutcome.DUE
     done = tx.run(
         _release,
         pk=claim.pk,
         token=claim.token,
         status=status.value,
         run_us=to_us(run_at),
-        poll_us=None if after is After.PAUSED else to_us(poll_at),
-        sent_us=to_us(run_at) if after is After.DUE else None,
+        poll_us=None if after is ReleaseOutcome.PAUSED else to_us(poll_at),
+        sent_us=to_us(run_at) if after is ReleaseOutcome.DUE else None,
         wake=wake.value,
     )
     if done.rowcount == 0:
@@ -419,7 +429,7 @@ def _run_ended(s: Store) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunOutcome:
     """How a run ended: ``output`` as JSON text, or an error."""
 
     status: Status
@@ -427,19 +437,19 @@ class Ending:
     error_name: str | None = None
     error_message: str | None = None
     failure: str | None = None
-    """The steps to blame, as `lineage.Failure.text`."""
+    """The steps to blame, as `ancestry.Failure.text`."""
 
 
-def settle(tx: Tx, claim: Claim, ending: Ending) -> None:
+def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
     """End the run and release the instance for good; raises Superseded."""
     outcome = {
-        "output": ending.output,
-        "error_name": ending.error_name,
-        "error_message": ending.error_message,
-        "failure": ending.failure,
+        "output": run_outcome.output,
+        "error_name": run_outcome.error_name,
+        "error_message": run_outcome.error_message,
+        "failure": run_outcome.failure,
         "started_us": to_us(claim.claimed_at),
     }
-    key = {"pk": claim.pk, "token": claim.token, "status": ending.status.value}
+    key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
     if tx.store.database.fuses_writes:
         ended = tx.run(_end, **key, **outcome).rowcount
     else:
@@ -466,11 +476,11 @@ def mark_started(tx: Tx, claim: Claim) -> None:
 
 
 @statement
-def _holder(s: Store) -> Any:
+def _lock_token(s: Store) -> Any:
     i = s.tables.instance.c
     return sa.select(i.claim_token).where(i.id == param("pk")).with_for_update(key_share=True)
 
 
 def is_held(tx: Tx, claim: Claim) -> bool:
     """Whether the claim is ours, after any commit in doubt was decided: its backend holds the row's lock."""
-    return bool(tx.run(_holder, pk=claim.pk).scalar() == claim.token)
+    return bool(tx.run(_lock_token, pk=claim.pk).scalar() == claim.token)

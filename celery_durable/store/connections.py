@@ -61,7 +61,7 @@ class Connections:
     # --- a thread's own -------------------------------------------------------------------------
 
     def take(self, deadline: float) -> Kept:
-        """The calling thread's connection, to be given to `give_back` or `drop`; made where it has none."""
+        """The calling thread's connection, to be given to `release_delivery` or `drop`; made where it has none."""
         kept = self._pop() or self._new_kept(deadline)
         kept.begin(deadline)
         return kept
@@ -84,7 +84,7 @@ class Connections:
         kept.end()
         return kept
 
-    def give_back(self, kept: Kept) -> None:
+    def release_delivery(self, kept: Kept) -> None:
         """Keep it for the thread's next statement. Not where it belongs to a shared pool: its owner fills that."""
         kept.used_at = steady()
         if kept.end() and self._is_ours and threading.get_ident() not in self._kept:
@@ -143,7 +143,7 @@ class Connections:
         except BaseException:  # perhaps in the middle of a statement, or of a transaction: the pool resets it
             self.drop(kept)
             raise
-        self.give_back(kept)
+        self.release_delivery(kept)
 
     @contextmanager
     def borrowed(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:

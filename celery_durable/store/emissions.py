@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import EmissionMismatch
-from celery_durable.model import TERMINAL, Due, Ref, Scope, Status, StepStatus, Wake, span_us, topic_of
-from celery_durable.store import dialects, scopes, waiters
+from celery_durable.model import TERMINAL, DueRun, RunRef, Scope, Status, StepStatus, Wake, duration_us, topic_of
+from celery_durable.store import dialects, scopes, topic_waits
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
 
@@ -38,8 +38,8 @@ class Progress:
     resumed: int
     after_pk: int
     is_over: bool
-    dues: tuple[Due, ...] = ()
-    received: tuple[tuple[Ref, str, str], ...] = ()
+    due_runs: tuple[DueRun, ...] = ()
+    received: tuple[tuple[RunRef, str, str], ...] = ()
 
 
 # --- the emission's row -------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
     last = tx.run(_last, topic=topic).scalar()
     if last is not None:
         text = None if scope is None else scope.to_text()
-        tx.run(_begin, id=emission_id, topic=topic, payload=payload, scope=text, last=last, poll_us=span_us(lease))
+        tx.run(_begin, id=emission_id, topic=topic, payload=payload, scope=text, last=last, poll_us=duration_us(lease))
     found = tx.run(_find, id=emission_id).first()
     if found is None:
         return False
@@ -133,13 +133,13 @@ def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) ->
     if emission is None:
         return None
     batch = _batch(tx, emission)
-    received, dues = _serve(tx, emission, batch, grace=grace) if batch else ((), ())
+    received, due_runs = _serve(tx, emission, batch, grace=grace) if batch else ((), ())
     resumed = emission.resumed + len(received)
     if len(batch) < BATCH:
         tx.run(_end, id=emission_id)
-        return Progress(resumed, emission.last_pk, is_over=True, dues=dues, received=received)
-    tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=span_us(lease))
-    return Progress(resumed, batch[-1], is_over=False, dues=dues, received=received)
+        return Progress(resumed, emission.last_pk, is_over=True, due_runs=due_runs, received=received)
+    tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))
+    return Progress(resumed, batch[-1], is_over=False, due_runs=due_runs, received=received)
 
 
 def _batch(tx: Tx, emission: Any) -> list[int]:
@@ -162,7 +162,7 @@ def _batch(tx: Tx, emission: Any) -> list[int]:
 
 def _serve(
     tx: Tx, emission: Any, pks: Sequence[int], *, grace: timedelta
-) -> tuple[tuple[tuple[Ref, str, str], ...], tuple[Due, ...]]:
+) -> tuple[tuple[tuple[RunRef, str, str], ...], tuple[DueRun, ...]]:
     """Give the payload to the waits of these instances that are open; answers with their events, and who is due."""
     i = tx.t.instance
     columns = ("id", "workflow", "instance_id", "run_number", "status", "claim_token", "version", "queue")
@@ -179,13 +179,13 @@ def _serve(
             served[owner.id] += 1
             events.append(_event(wait, owner, emission, nth=served[owner.id]))
     tx.run_many(_insert_event, events)
-    waiters.close_many(tx, gone)
+    topic_waits.close_many(tx, gone)
     now = tx.store.clock()
     resting = [pk for pk in served if _is_resting(owners[pk])]
     due = {
         "status": Status.ACTIVE.value,
         "run_at": now,
-        "poll_at": now + span_us(grace),
+        "poll_at": now + duration_us(grace),
         # Without a grace nobody sends it but the sweep.
         "sent_at": now if grace else None,
         "dispatches": 0,
@@ -261,8 +261,8 @@ def _change(tx: Tx, served: dict[int, int], values: dict[str, Any]) -> None:
         tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(version=i.c.version + count, **values))
 
 
-def _due(owner: Any) -> Due:
-    return Due(Ref(owner.workflow, owner.instance_id, owner.run_number), owner.queue)
+def _due(owner: Any) -> DueRun:
+    return DueRun(RunRef(owner.workflow, owner.instance_id, owner.run_number), owner.queue)
 
 
 # --- after a crash ------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ class Store:
         except BaseException:
             self._connections.drop(kept)  # perhaps in the middle of a statement: the pool finds out
             raise
-        self._connections.give_back(kept)
+        self._connections.release_delivery(kept)
 
     def read(self, work: Callable[[Tx], T], *, bound: Bound | None = ORDINARY) -> T:
         """Run ``work``, which only reads; again, once, where the connection was lost or the file was locked."""
@@ -423,7 +423,7 @@ class Store:
     # --- faults ---------------------------------------------------------------------------------
 
     @contextmanager
-    def losing_a_race(self) -> Iterator[None]:
+    def conflict_as_superseded(self) -> Iterator[None]:
         """A constraint of our own tables that is violated means that somebody else was here: Superseded."""
         try:
             yield

@@ -1,7 +1,7 @@
 """Who sweeps, who works, and what they know: a row per process that it renews each ten seconds.
 
 For people who ask why nothing moves; of all that is decided only the search for lost tasks asks for them
-(`roll_calls`). They are written without locks and at best effort.
+(`inventories`). They are written without locks and at best effort.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from celery_durable.model import SWEPT_WITHIN, Heartbeat, Outage, from_us, span_us
+from celery_durable.model import SWEPT_WITHIN, Heartbeat, Outage, duration_us, from_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.journal import maybe_at
+from celery_durable.store.step_rows import maybe_at
 
 KEPT = timedelta(hours=1)
 """How long the row of a process stays that is heard of no more."""
@@ -27,7 +27,7 @@ _LONGEST_ERROR = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class HeartbeatUpdate:
     """What a process says of itself. ``swept_ago``, ``wakes_in``: on its own steady clock, as lengths of time.
 
     ``outages``: with how long each has lasted instead of since when: by the database's clock a reader knows that.
@@ -66,21 +66,21 @@ def _beat(s: Store) -> Any:
     return dialects.insert_or_update(s.database, s.tables.heartbeat, values, ("id",), keep=("started_at",))
 
 
-def upsert(tx: Tx, pulse: Pulse) -> None:
+def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
     """Insert the process's row, or renew it."""
     tx.run(
         _beat,
-        id=pulse.id,
-        kind=pulse.kind,
-        node=pulse.node[:255],
-        pid=pulse.pid,
-        queues=json.dumps(list(pulse.queues)),
-        workflows=json.dumps(list(pulse.workflows)),
-        swept_us=None if pulse.swept_ago is None else span_us(pulse.swept_ago),
-        wakes_us=None if pulse.wakes_in is None else span_us(pulse.wakes_in),
-        pool=None if pulse.pool is None else pulse.pool[:255],
-        error=json.dumps([_told(outage, lasts) for outage, lasts in pulse.outages]) if pulse.outages else None,
-        error_us=span_us(max(lasts for _, lasts in pulse.outages)) if pulse.outages else None,
+        id=update.id,
+        kind=update.kind,
+        node=update.node[:255],
+        pid=update.pid,
+        queues=json.dumps(list(update.queues)),
+        workflows=json.dumps(list(update.workflows)),
+        swept_us=None if update.swept_ago is None else duration_us(update.swept_ago),
+        wakes_us=None if update.wakes_in is None else duration_us(update.wakes_in),
+        pool=None if update.pool is None else update.pool[:255],
+        error=json.dumps([_told(outage, lasts) for outage, lasts in update.outages]) if update.outages else None,
+        error_us=duration_us(max(lasts for _, lasts in update.outages)) if update.outages else None,
     )
 
 
@@ -88,7 +88,7 @@ def _told(outage: Outage, lasts: timedelta) -> dict[str, Any]:
     return {
         "what": outage.what,
         "where": outage.where,
-        "lasts_us": span_us(lasts),
+        "lasts_us": duration_us(lasts),
         "error": outage.error[:_LONGEST_ERROR],
         "failures": outage.failures,
     }
@@ -115,13 +115,13 @@ def delete(tx: Tx, id_: str) -> None:
 def delete_old(tx: Tx) -> None:
     """Remove the rows of processes that nobody has heard of for `KEPT`."""
     h = tx.t.heartbeat
-    tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - span_us(KEPT)))
+    tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - duration_us(KEPT)))
 
 
 def is_swept(tx: Tx, *, but: str) -> bool:
     """Whether a process has looked for due work lately; the row ``but`` does not count."""
     h = tx.t.heartbeat.c
-    since = tx.store.clock() - span_us(SWEPT_WITHIN)
+    since = tx.store.clock() - duration_us(SWEPT_WITHIN)
     return tx.execute(sa.select(h.id).where(h.id != but, h.swept_at >= since).limit(1)).first() is not None
 
 

@@ -37,8 +37,8 @@ from celery_durable.model import (
 )
 from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
-from celery_durable.store.journal import maybe_at
 from celery_durable.store.schema import Tables
+from celery_durable.store.step_rows import maybe_at
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 

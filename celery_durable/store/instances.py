@@ -17,29 +17,29 @@ from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
     Child,
-    Due,
+    DueRun,
     InstanceRow,
     Kind,
-    Look,
     Parent,
     ParentStep,
-    Plan,
-    Ref,
+    RunPlan,
+    RunRef,
     Status,
     StepStatus,
+    VersionedInstance,
     Wake,
+    duration_us,
     from_us,
-    span_us,
     to_us,
 )
-from celery_durable.store import dialects, labels, runs, waiters
+from celery_durable.store import dialects, labels, runs, topic_waits
 from celery_durable.store.claims import RELEASED
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.journal import maybe_at
-from celery_durable.store.runs import Seed
+from celery_durable.store.runs import ForkSpec
+from celery_durable.store.step_rows import maybe_at
 
 STARTING, RESUMING = 1, 0
-_REPLAY = Plan()
+_REPLAY = RunPlan()
 
 
 # --- insert -------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def insert(
     queue: str,
     grace: timedelta,
     commit_id: str,
-    plan: Plan = _REPLAY,
+    plan: RunPlan = _REPLAY,
     run_at: datetime | None = None,
     parent: Parent | None = None,
-    seed: Seed | None = None,
+    seed: ForkSpec | None = None,
     retention: timedelta | None = None,
     labelled: Mapping[str, str] | None = None,
 ) -> bool:
@@ -106,12 +106,12 @@ def insert(
         kind=plan.kind.value,
         status=(Status.ACTIVE if run_at is None else Status.WAITING).value,
         run_us=None if run_at is None else to_us(run_at),
-        grace_us=span_us(grace) if run_at is None else 0,
+        grace_us=duration_us(grace) if run_at is None else 0,
         queue=queue,
         parent_pk=None if parent is None else parent.pk,
         parent_run=None if parent is None else parent.run_number,
         parent_key=None if parent is None else parent.step_key,
-        retention_us=None if retention is None else span_us(retention),
+        retention_us=None if retention is None else duration_us(retention),
     ).scalar()
     if pk is None:
         return runs.creator(tx, workflow, instance_id) == commit_id
@@ -178,11 +178,11 @@ def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
 
 
-def look(tx: Tx, workflow: str, instance_id: str) -> Look:
+def look(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
     """Read an instance's row with its tag, without locking it; raises InstanceNotFound."""
     found = tx.run(_look, workflow=workflow, instance=instance_id).first()
     row = _instance(found, workflow, instance_id)
-    return Look(row, _tag(row, 0 if found is None else found.steps))
+    return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
 
 
 def tag(tx: Tx, row: InstanceRow) -> str:
@@ -266,7 +266,7 @@ def _change(tx: Tx, row: InstanceRow, **values: Any) -> None:
     )
 
 
-def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> Due:
+def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRun:
     """Have the instance advanced now. The sweep looks only after ``grace``: the caller publishes after his commit."""
     now = tx.store.clock()
     _change(
@@ -274,13 +274,13 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> Due:
         row,
         status=Status.ACTIVE.value,
         run_at=now,
-        poll_at=now + span_us(grace),
+        poll_at=now + duration_us(grace),
         sent_at=now,
         dispatches=0,
         wake=wake.value,
         priority=RESUMING,
     )
-    return Due(row.ref, row.queue)
+    return DueRun(row.ref, row.queue)
 
 
 def pause(tx: Tx, row: InstanceRow) -> bool:
@@ -293,7 +293,7 @@ def pause(tx: Tx, row: InstanceRow) -> bool:
     return False
 
 
-def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
+def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     """End a pause: due now, to look what came true meanwhile; but a start that was put off keeps its time (None)."""
     now = read_clock(tx)
     if row.priority == STARTING and row.run_at is not None and row.run_at > now:
@@ -333,10 +333,10 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.status.in_(open_))
         .values(status=StepStatus.CANCELLED.value)
     )
-    waiters.close_all(tx, row.pk)
+    topic_waits.close_all(tx, row.pk)
 
 
-def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
+def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     """Take the instance from whoever works on it; due at once, unless it is paused or was to be (None)."""
     is_paused = row.status is Status.PAUSED or row.pause_requested
     now = tx.store.clock()
@@ -346,7 +346,7 @@ def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
         **RELEASED,
         status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
         run_at=now,
-        poll_at=None if is_paused else now + span_us(grace),
+        poll_at=None if is_paused else now + duration_us(grace),
         sent_at=None if is_paused else now,
         wake=Wake.RESUME.value,
         priority=RESUMING,
@@ -354,7 +354,7 @@ def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> Due | None:
         crash_count=0,
         pause_requested=False,
     )
-    return None if is_paused else Due(row.ref, row.queue)
+    return None if is_paused else DueRun(row.ref, row.queue)
 
 
 def restart(
@@ -364,9 +364,9 @@ def restart(
     grace: timedelta,
     commit_id: str,
     reason: str | None,
-    plan: Plan = _REPLAY,
-    seed: Seed | None = None,
-) -> Due:
+    plan: RunPlan = _REPLAY,
+    seed: ForkSpec | None = None,
+) -> DueRun:
     """Begin run N+1 with the same parameters, from any state; every row of run N stays as it is.
 
     ``plan``: how it begins; ``seed``: what it begins with; None: nothing.
@@ -381,7 +381,7 @@ def restart(
             .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
             .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
-    waiters.close_all(tx, row.pk)
+    topic_waits.close_all(tx, row.pk)
     number = row.run_number + 1
     _change(
         tx,
@@ -391,7 +391,7 @@ def restart(
         run_number=number,
         status=Status.ACTIVE.value,
         run_at=now,
-        poll_at=now + span_us(grace),
+        poll_at=now + duration_us(grace),
         sent_at=now,
         wake=Wake.RUN.value,
         priority=STARTING,
@@ -402,7 +402,7 @@ def restart(
     )
     # The reason is the new run's too: one that had ended keeps its own.
     runs.begin(tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, seed=seed)
-    return Due(Ref(row.workflow, row.instance_id, number), row.queue)
+    return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
 
 
 # --- events -------------------------------------------------------------------------------------

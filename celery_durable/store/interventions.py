@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from celery_durable.model import AuditRecord, ErrorInfo, InstanceRow, StepRow, StepStatus, from_us, iso, to_us
 from celery_durable.store.engine import Tx
-from celery_durable.store.journal import Arrived
+from celery_durable.store.step_rows import PendingEvent
 
 
 def settle(
-    tx: Tx, row: InstanceRow, step: StepRow, *, event: Arrived | None, result: str | None, commit_id: str
+    tx: Tx, row: InstanceRow, step: StepRow, *, event: PendingEvent | None, result: str | None, commit_id: str
 ) -> None:
     """Complete a step of a locked instance's run with a result that somebody gave; a wait with an event."""
     st, now = tx.t.step, tx.store.clock()

@@ -20,23 +20,23 @@ from celery_durable.model import (
     ItemRef,
     ItemStatus,
     OnLost,
-    Outgoing,
-    Ref,
+    OutboxMessage,
+    RunRef,
     TaskReference,
     from_us,
     task_id,
     to_us,
 )
 from celery_durable.store import dialects, outbox
+from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.identity import store_id
-from celery_durable.values import answering_task, route_in
+from celery_durable.values import replying_task_message, task_route
 
 _OPEN = [status.value for status in OPEN_ITEMS]
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class RemoteStep:
     """The map or task step of a run. ``timeout``: of each attempt. ``at_once``: how many may be out, None: all."""
 
     workflow: str
@@ -45,12 +45,12 @@ class Map:
     run_number: int
     step_key: str
     timeout: timedelta
-    at_once: int | None = None
+    max_concurrency: int | None = None
     on_lost: OnLost = "resend"
 
     @property
-    def ref(self) -> Ref:
-        return Ref(self.workflow, self.instance_id, self.run_number)
+    def ref(self) -> RunRef:
+        return RunRef(self.workflow, self.instance_id, self.run_number)
 
     @property
     def where(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Map:
 
 
 def of_step(s: Store) -> list[sa.ColumnElement[bool]]:
-    """The items of the step that `Map.where` names."""
+    """The items of the step that `RemoteStep.where` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -90,23 +90,23 @@ def _insert(s: Store) -> Any:
     return sa.insert(s.tables.item).values(values).inline()
 
 
-def insert(tx: Tx, map_: Map, bodies: Sequence[str]) -> None:
-    """All items of a map that begins, to be sent; ``bodies``: of their tasks, as `values.map_task` makes them.
+def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
+    """All items of a map that begins, to be sent; ``bodies``: of their tasks, as `values.encode_map_task` makes them.
 
     What a retried run had done is there already, and stays, unless the items are others by now.
     """
     item = tx.t.item
-    mine = (item.c.instance_pk == map_.pk, item.c.run_number == map_.run_number, item.c.step_key == map_.step_key)
+    mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
     kept = {row.place: row.body for row in tx.execute(sa.select(item.c.place, item.c.body).where(*mine))}
     if any(place >= len(bodies) or bodies[place] != body for place, body in kept.items()):
         tx.execute(sa.delete(item).where(*mine))
         kept = {}
     new = [
-        {"place": place, "body": body, "on_lost": map_.on_lost}
+        {"place": place, "body": body, "on_lost": step.on_lost}
         for place, body in enumerate(bodies)
         if place not in kept
     ]
-    tx.run_many(_insert, [map_.where | each for each in new])
+    tx.run_many(_insert, [step.where | each for each in new])
 
 
 # --- send ---------------------------------------------------------------------------------------
@@ -158,26 +158,28 @@ def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
 _MOST = 2**31 - 1
 
 
-def send(tx: Tx, map_: Map, *, room: int | None) -> list[Outgoing]:
+def send(tx: Tx, step: RemoteStep, *, room: int | None) -> list[OutboxMessage]:
     """Mark what is ready as sent, up to ``room`` items; answers with the letters, for the outbox."""
     limit = _MOST if room is None else max(room, 0)
-    found = tx.run(_ready, **map_.where, limit=limit).all() if limit else []
-    letters, marks = [], []
+    found = tx.run(_ready, **step.where, limit=limit).all() if limit else []
+    messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        asked = ItemRef(map_.pk, map_.step_key, row.place, attempt).type
-        reference = TaskReference(store_id(tx), map_.ref, asked, tx.store.runtime.new_secret())
-        letters.append(answering_task(row.body, id_=task_id(asked, map_.pk, map_.run_number), answers=reference))
-        marks.append(map_.where | {"nth": row.place} | _sending(row.body, reference, attempt, now=now, map_=map_))
+        asked = ItemRef(step.pk, step.step_key, row.place, attempt).type
+        reference = TaskReference(store_id(tx), step.ref, asked, tx.store.runtime.new_secret())
+        messages.append(
+            replying_task_message(row.body, id_=task_id(asked, step.pk, step.run_number), answers=reference)
+        )
+        marks.append(step.where | {"nth": row.place} | _sending(row.body, reference, attempt, now=now, step=step))
     tx.run_many(_mark_sent, marks)
-    return letters
+    return messages
 
 
-def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime, map_: Map) -> dict[str, Any]:
-    queue, priority = route_in(body)
+def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime, step: RemoteStep) -> dict[str, Any]:
+    queue, priority = task_route(body)
     return {
         "attempts": attempt,
-        "due_at": to_us(now + map_.timeout),
+        "due_at": to_us(now + step.timeout),
         "token": reference.token,
         "sent_at": to_us(now),
         "queue": queue,
@@ -185,7 +187,7 @@ def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime
     }
 
 
-def send_task(tx: Tx, step: Map, body: str, *, event_type: str, attempt: int, now: datetime) -> Outgoing:
+def send_task(tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime) -> OutboxMessage:
     """Record that this attempt of a task step is out; answers with its letter, for the outbox.
 
     ``body``: as `values.stored_task` makes it.
@@ -193,10 +195,10 @@ def send_task(tx: Tx, step: Map, body: str, *, event_type: str, attempt: int, no
     reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
     values = (
-        key | {"body": body, "on_lost": step.on_lost} | _FRESH | _sending(body, reference, attempt, now=now, map_=step)
+        key | {"body": body, "on_lost": step.on_lost} | _FRESH | _sending(body, reference, attempt, now=now, step=step)
     )
     tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
-    return answering_task(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+    return replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
 
 
 def forget(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
@@ -210,7 +212,7 @@ def _forget(s: Store) -> Any:
 
 
 def _as(
-    map_: Map,
+    step: RemoteStep,
     place: int,
     status: ItemStatus,
     *,
@@ -220,32 +222,32 @@ def _as(
 ) -> dict[str, Any]:
     due_us = None if due_at is None else to_us(due_at)
     new = {"new_status": status.value, "new_attempts": attempts, "new_due_us": due_us, "new_answer": answer}
-    return map_.where | {"nth": place} | new
+    return step.where | {"nth": place} | new
 
 
 # --- judge, in a pass ---------------------------------------------------------------------------
 
 
-def _has_fallen(s: Store) -> sa.ColumnElement[bool]:
+def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
     is_late = sa.and_(_in(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
     return sa.or_(_in(s, ItemStatus.FAILED), is_late)
 
 
 @statement
-def _any_to_judge(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*of_step(s), _has_fallen(s)).limit(1)
+def _any_failed(s: Store) -> Any:
+    return sa.select(s.tables.item.c.place).where(*of_step(s), _has_failed_or_timed_out(s)).limit(1)
 
 
 @statement
-def _to_judge(s: Store) -> Any:
+def _failed_items(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.place, item.status, item.attempts, item.answer)
     # Locked: who reports a loss has not locked the instance, and what he has written by now is judged instead.
-    return sa.select(*columns).where(*of_step(s), _has_fallen(s)).order_by(item.place).with_for_update()
+    return sa.select(*columns).where(*of_step(s), _has_failed_or_timed_out(s)).order_by(item.place).with_for_update()
 
 
 @statement
-def _standing(s: Store) -> Any:
+def _map_state(s: Store) -> Any:
     item = s.tables.item.c
     is_timer = sa.or_(
         _in(s, ItemStatus.SENT),
@@ -258,7 +260,7 @@ def _standing(s: Store) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MapState:
     """How many items are out, and open in all; and when there is something to do without an answer, None: never."""
 
     sent: int
@@ -266,11 +268,11 @@ class Standing:
     next_at: datetime | None
 
 
-def standing(tx: Tx, map_: Map, *, now: datetime) -> Standing:
+def map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
     """How a map stands."""
-    rows = {row.status: row for row in tx.run(_standing, **map_.where, now_us=to_us(now))}
+    rows = {row.status: row for row in tx.run(_map_state, **step.where, now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
-    return Standing(
+    return MapState(
         sent=sum(row.n for status, row in rows.items() if status == ItemStatus.SENT.value),
         open=sum(row.n for status, row in rows.items() if status in _OPEN),
         next_at=from_us(min(times)) if times else None,
@@ -278,7 +280,7 @@ def standing(tx: Tx, map_: Map, *, now: datetime) -> Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class FailedItem:
     """An item whose attempt has failed; ``answer`` None: its time is over."""
 
     place: int
@@ -286,45 +288,46 @@ class Fallen:
     answer: str | None
 
 
-def to_judge(tx: Tx, map_: Map, *, now: datetime) -> list[Fallen]:
+def failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
     """What has failed, or is late."""
-    rows = tx.run(_to_judge, **map_.where, now_us=to_us(now))
+    rows = tx.run(_failed_items, **step.where, now_us=to_us(now))
     return [
-        Fallen(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None) for row in rows
+        FailedItem(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
+        for row in rows
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryDecision:
     """What is to become of an item that has fallen: it is sent again, not ``again_at`` before, or (None) has failed."""
 
-    fallen: Fallen
+    item: FailedItem
     answer: str
-    again_at: datetime | None
+    next_retry_at: datetime | None
 
 
-def judge(tx: Tx, map_: Map, verdicts: Sequence[Verdict]) -> None:
+def apply_decisions(tx: Tx, step: RemoteStep, verdicts: Sequence[RetryDecision]) -> None:
     """Carry these out. A task that is late and has not even left need not do so any more."""
     marks = []
     for each in verdicts:
-        status = ItemStatus.DEAD if each.again_at is None else ItemStatus.PENDING
-        attempts, answer = each.fallen.attempts, each.answer
-        marks.append(_as(map_, each.fallen.place, status, attempts=attempts, due_at=each.again_at, answer=answer))
+        status = ItemStatus.DEAD if each.next_retry_at is None else ItemStatus.PENDING
+        attempts, answer = each.item.attempts, each.answer
+        marks.append(_as(step, each.item.place, status, attempts=attempts, due_at=each.next_retry_at, answer=answer))
     tx.run_many(_mark, marks)
-    late = [each.fallen for each in verdicts if each.fallen.answer is None]
-    refs = [ItemRef(map_.pk, map_.step_key, each.place, each.attempts) for each in late]
-    outbox.recall(tx, [task_id(ref.type, map_.pk, map_.run_number) for ref in refs])
+    late = [each.item for each in verdicts if each.item.answer is None]
+    refs = [ItemRef(step.pk, step.step_key, each.place, each.attempts) for each in late]
+    outbox.delete_unsent(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
 
 
-def wants_a_pass(tx: Tx, map_: Map, *, now: datetime) -> bool:
+def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
     """Whether there is something to do that no answer will bring about."""
-    if tx.run(_any_to_judge, **map_.where, now_us=to_us(now)).first() is not None:
+    if tx.run(_any_failed, **step.where, now_us=to_us(now)).first() is not None:
         return True
-    stands = standing(tx, map_, now=now)
+    stands = map_state(tx, step, now=now)
     if not stands.open:
         return True
-    is_full = map_.at_once is not None and stands.sent >= map_.at_once
-    return not is_full and tx.run(_ready, **map_.where, limit=1).first() is not None
+    is_full = step.max_concurrency is not None and stands.sent >= step.max_concurrency
+    return not is_full and tx.run(_ready, **step.where, limit=1).first() is not None
 
 
 # --- read ---------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def _any_open(s: Store) -> Any:
     return sa.select(s.tables.item.c.place).where(*of_step(s), _in(s, *OPEN_ITEMS)).limit(1)
 
 
-def is_over(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
+def all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
     """Whether no item of a map is under way any more, or to be sent."""
     return tx.run(_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
@@ -348,10 +351,10 @@ def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, 
     return [(row.answer, row.attempts) for row in rows]
 
 
-def first_error(tx: Tx, map_: Map) -> tuple[int, str, int] | None:
+def first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
     """Place, answer and attempts of the first item that has failed for good."""
     item = tx.t.item.c
-    mine = (item.instance_pk == map_.pk, item.run_number == map_.run_number, item.step_key == map_.step_key)
+    mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)
     query = sa.select(item.place, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
     row = tx.execute(query.order_by(item.place).limit(1)).first()
     return None if row is None else (row.place, row.answer, row.attempts)

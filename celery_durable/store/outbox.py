@@ -15,11 +15,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, Outgoing, Ref, Scope, from_us, span_us
+from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us
 from celery_durable.redispatch import Redispatch
 from celery_durable.store import scopes
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.journal import maybe_at
+from celery_durable.store.step_rows import maybe_at
 
 _CHUNK = 500
 _PER_HUNDRED = timedelta(seconds=1)
@@ -44,16 +44,16 @@ def _insert(s: Store) -> Any:
 
 
 def insert(
-    tx: Tx, letters: Sequence[Outgoing], *, pk: int, run_number: int, step_key: str | None, grace: timedelta
+    tx: Tx, messages: Sequence[OutboxMessage], *, pk: int, run_number: int, step_key: str | None, grace: timedelta
 ) -> None:
     """Have these sent once ``tx`` has committed; ``pk``, ``run_number`` and ``step_key`` say by whom.
 
     The caller sends them after his commit (`tasks.outbox.Outbox.post`); what gets lost on the way a sweep sends
     after ``grace``, and later where there are hundreds: they take their time to be sent.
     """
-    grace += len(letters) // 100 * _PER_HUNDRED
-    source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": span_us(grace)}
-    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in letters]
+    grace += len(messages) // 100 * _PER_HUNDRED
+    source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
+    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in messages]
     tx.run_many(_insert, [source | row for row in rows])
 
 
@@ -78,7 +78,7 @@ def _move(s: Store) -> Any:
     return sa.update(o).where(o.c.id == param("id")).values(poll_at=param("poll_us"))
 
 
-def take_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[Outgoing]:
+def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
     """What is to be sent, or sent again; any number of sweeps at once.
 
     Each is moved on before it is sent, by the time that it has waited already: a sweep that dies in between has only
@@ -89,19 +89,19 @@ def take_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[Outgoing]:
     for row in rows:
         age = timedelta(microseconds=row.now_us - row.created_at)
         pause = min(max(age, redispatch.first), redispatch.longest)
-        moves.append({"id": row.id, "poll_us": row.now_us + span_us(pause)})
+        moves.append({"id": row.id, "poll_us": row.now_us + duration_us(pause)})
     tx.run_many(_move, moves)
-    return [Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+    return [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
 
 
-def put_off(tx: Tx, letters: Sequence[Outgoing], *, delay: timedelta) -> None:
+def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> None:
     """The broker took none of these: let the sweep offer them again after ``delay``."""
     o = tx.t.outbox
-    wanted = (o.c.id.in_([each.id for each in letters]), o.c.poll_at.is_not(None))
-    tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + span_us(delay)))
+    wanted = (o.c.id.in_([each.id for each in messages]), o.c.poll_at.is_not(None))
+    tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + duration_us(delay)))
 
 
-def recall(tx: Tx, ids: Sequence[str]) -> None:
+def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
     """Do not send these any more, if they have not left yet."""
     for start in range(0, len(ids), _CHUNK):
         remove(tx, ids[start : start + _CHUNK])
@@ -136,7 +136,7 @@ def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
     A worker that dies with it has used up an attempt; the event is due again when the ``lease`` is over.
     """
     o, now = tx.t.outbox, tx.store.clock()
-    until = now + span_us(lease)
+    until = now + duration_us(lease)
     taken = tx.execute(
         sa.update(o)
         .where(o.c.id == id_, o.c.kind == OutboxKind.EVENT.value, o.c.run_at <= now)
@@ -174,7 +174,7 @@ def finish(tx: Tx, delivery: Delivery) -> None:
     tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token))
 
 
-def give_back(
+def release_delivery(
     tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts: bool = True
 ) -> None:
     """Have the event delivered again after ``retry_in``; None: never, it is kept for people to look at.
@@ -182,7 +182,7 @@ def give_back(
     ``counts`` False: this was no attempt.
     """
     o = tx.t.outbox
-    at = None if retry_in is None else tx.store.clock() + span_us(retry_in)
+    at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)
     values: dict[str, Any] = {"token": None, "run_at": at, "poll_at": at}
     if error is not None:
         values["error"] = error
@@ -195,7 +195,7 @@ def give_back(
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OutboxEntry:
     """What is in the outbox, for people. ``ref``: the run that sent it; None where its instance was deleted.
 
     ``next_at``: when it is sent or delivered next, None: it was given up.
@@ -204,7 +204,7 @@ class Letter:
     id: str
     kind: OutboxKind
     name: str
-    ref: Ref | None
+    ref: RunRef | None
     attempts: int
     since: datetime
     next_at: datetime | None
@@ -216,7 +216,7 @@ class Letter:
         return self.next_at is None
 
 
-def read(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[Letter]:
+def read(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
     """What is there, oldest first; ``given_up``: only what was."""
     o = tx.t.outbox.c
     return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
@@ -243,7 +243,7 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
     return {row.step_key: row.n for row in tx.execute(query)}
 
 
-def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[Letter]:
+def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
     """Those of these that are there, locked; after any commit in doubt was decided."""
     o = tx.t.outbox.c
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
@@ -259,7 +259,7 @@ def retry(tx: Tx, ids: Sequence[str]) -> None:
 
 def _letters(
     tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None, scope: Scope | None = None
-) -> list[Letter]:
+) -> list[OutboxEntry]:
     o, i = tx.t.outbox, tx.t.instance
     columns = (o.c.id, o.c.kind, o.c.name, o.c.attempts, o.c.created_at, o.c.poll_at, o.c.error, o.c.run_number)
     query = (
@@ -270,11 +270,11 @@ def _letters(
         .limit(limit)
     )
     return [
-        Letter(
+        OutboxEntry(
             id=row.id,
             kind=OutboxKind(row.kind),
             name=row.name,
-            ref=None if row.workflow is None else Ref(row.workflow, row.instance_id, row.run_number),
+            ref=None if row.workflow is None else RunRef(row.workflow, row.instance_id, row.run_number),
             attempts=row.attempts,
             since=from_us(row.created_at),
             next_at=maybe_at(row.poll_at),

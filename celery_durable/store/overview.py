@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import PRIVATE_TYPES, Ref, Scope, Status, StepStatus, StepType, from_us
-from celery_durable.store import agendas, scopes
+from celery_durable.model import PRIVATE_TYPES, RunRef, Scope, Status, StepStatus, StepType, from_us
+from celery_durable.store import schedule, scopes
 from celery_durable.store.engine import Tx
-from celery_durable.store.journal import maybe_at
+from celery_durable.store.step_rows import maybe_at
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SOON = timedelta(minutes=1)
@@ -21,7 +21,7 @@ _SOON = timedelta(minutes=1)
 class Lease:
     """A run that somebody works on. ``holder``: Celery task id and node."""
 
-    ref: Ref
+    ref: RunRef
     holder: str
     until: datetime
     crash_count: int
@@ -31,7 +31,7 @@ class Lease:
 class EventWait:
     """A step that waits for an event."""
 
-    ref: Ref
+    ref: RunRef
     status: Status
     step: str
     event_type: str
@@ -60,7 +60,7 @@ def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """What a worker should have taken by now: what has to be looked at soon, and what has a hint under way."""
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
-    is_near = (priority, queue, is_soon) = agendas.near(tx, within=_SOON)
+    is_near = (priority, queue, is_soon) = schedule.near(tx, within=_SOON)
     is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
     row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
@@ -74,7 +74,7 @@ def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) 
     """
     i = tx.t.instance.c
     columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
-    where = (*agendas.near(tx, within=lease), i.claim_token.is_not(None), *scopes.conditions(tx.t, scope))
+    where = (*schedule.near(tx, within=lease), i.claim_token.is_not(None), *scopes.conditions(tx.t, scope))
     query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
     return [Lease(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)]
 
@@ -116,5 +116,5 @@ def waits(
     ]
 
 
-def _ref(row: sa.Row[tuple[object, ...]]) -> Ref:
-    return Ref(row.workflow, row.instance_id, row.run_number)
+def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:
+    return RunRef(row.workflow, row.instance_id, row.run_number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import from_us, span_us, to_us
+from celery_durable.model import duration_us, from_us, to_us
 from celery_durable.redispatch import SLACK
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -29,7 +29,7 @@ def _insert(s: Store) -> Any:
 def _advance(s: Store) -> Any:
     q = s.tables.queue
     now, sent = s.clock(), param("sent_us", sa.BigInteger)
-    is_ripe = sa.and_(q.c.noted_at <= now - span_us(SLACK), q.c.claimed < sent)
+    is_ripe = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
     # A database that was failed over may count from an earlier time: its own word counts from then on.
     return (
         sa.update(q)
@@ -65,7 +65,7 @@ def claimed(tx: Tx) -> Mapping[str, datetime]:
     for row in tx.run(_read).all():
         if row.noted_at > row.now_us:  # of a clock that has been set back
             continue
-        newest = row.claimed if row.noted_at <= row.now_us - span_us(SLACK) else row.claimed_before
+        newest = row.claimed if row.noted_at <= row.now_us - duration_us(SLACK) else row.claimed_before
         if newest is not None:
             found[row.name] = from_us(newest)
     return found

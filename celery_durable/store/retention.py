@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import TERMINAL, Scope, Status, span_us
+from celery_durable.model import TERMINAL, Scope, Status, duration_us
 from celery_durable.store import scopes
 from celery_durable.store.engine import Tx
 
@@ -31,7 +31,7 @@ class Ended:
         i = tx.t.instance.c
         conditions = [
             i.status.in_(sorted(status.value for status in self.statuses)),
-            i.updated_at <= tx.store.statement_clock() - span_us(self.age),
+            i.updated_at <= tx.store.statement_clock() - duration_us(self.age),
             *scopes.conditions(tx.t, self.scope),
         ]
         return conditions if self.workflow is None else [i.workflow == self.workflow, *conditions]

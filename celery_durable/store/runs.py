@@ -13,13 +13,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.lineage import Failure, Lineage
+from celery_durable.ancestry import Ancestry, RunFailure
 from celery_durable.model import (
     PRIVATE_TYPES,
     InstanceRow,
     ItemStatus,
     Origin,
-    Plan,
+    RunPlan,
     StepRow,
     StepStatus,
     StepType,
@@ -27,13 +27,13 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.journal import step_of
+from celery_durable.store.step_rows import step_of
 
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class ForkSpec:
     """What a run begins with: copies of the steps ``keys`` of another, whose events it gets too.
 
     ``version``: the other instance's, above which a fork counts its own: copied events keep their places. ``retried``:
@@ -45,10 +45,10 @@ class Seed:
     pk: int
     origin: Origin
     keys: tuple[str, ...]
-    lineage: Lineage
+    ancestry: Ancestry
     version: int
     retried: tuple[str, ...] = ()
-    plan: Plan = field(default_factory=Plan)
+    plan: RunPlan = field(default_factory=RunPlan)
     resumed: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
 
@@ -67,7 +67,7 @@ def _insert_run(s: Store) -> Any:
         "forked_from_id": param("origin_id"),
         "forked_from_run": param("origin_run"),
         "forked_from_step": param("origin_step"),
-        "lineage": param("lineage"),
+        "ancestry": param("ancestry"),
         "created_at": s.clock(),
         "commit_id": param("commit_id"),
         "logs": 0,
@@ -108,8 +108,8 @@ def begin(
     params: str,
     reason: str | None,
     commit_id: str,
-    plan: Plan,
-    seed: Seed | None,
+    plan: RunPlan,
+    seed: ForkSpec | None,
 ) -> None:
     """Insert a run of an instance that is locked or new, with what it begins with: its plan's rows, or a seed's."""
     origin = None if seed is None else seed.origin
@@ -124,14 +124,14 @@ def begin(
         origin_id=None if origin is None else origin.instance_id,
         origin_run=None if origin is None else origin.run_number,
         origin_step=None if origin is None else origin.step_key,
-        lineage=None if seed is None else seed.lineage.text,
+        ancestry=None if seed is None else seed.ancestry.text,
     )
     _insert_linear(tx, _steps_of(plan), pk=pk, run_number=number, commit_id=commit_id)
     if seed is not None:
         _plant(tx, seed, pk=pk, run_number=number, commit_id=commit_id)
 
 
-def _steps_of(plan: Plan) -> list[StepRow]:
+def _steps_of(plan: RunPlan) -> list[StepRow]:
     """The steps of a linear run that begins: the first is ready, the others wait for their turn."""
     return [
         StepRow(
@@ -169,7 +169,7 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
         tx.run_many(_insert_planned, rows)
 
 
-def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int, commit_id: str) -> None:
+def _plant(tx: Tx, seed: ForkSpec, *, pk: int, run_number: int, commit_id: str) -> None:
     """Copy a seed's steps, and all events of its run, into a new run.
 
     An event stays consumed if its step is there by then, so what begins anew is inserted after the events.
@@ -192,14 +192,20 @@ def _plant(tx: Tx, seed: Seed, *, pk: int, run_number: int, commit_id: str) -> N
     _insert_linear(tx, seed.planned, pk=pk, run_number=run_number, commit_id=commit_id)
 
 
-def copy_steps(tx: Tx, seed: Seed, keys: Sequence[str], *, pk: int, run_number: int) -> None:
+def copy_steps(tx: Tx, seed: ForkSpec, keys: Sequence[str], *, pk: int, run_number: int) -> None:
     """Copy some steps of a seed's run into another, maps with their items."""
     for table in (tx.t.step, tx.t.item):
         _copy(tx, table, seed, keys, pk=pk, run_number=run_number)
 
 
 def _copy(
-    tx: Tx, table: sa.Table, seed: Seed, keys: Sequence[str], *where: sa.ColumnElement[bool], pk: int, run_number: int
+    tx: Tx,
+    table: sa.Table,
+    seed: ForkSpec,
+    keys: Sequence[str],
+    *where: sa.ColumnElement[bool],
+    pk: int,
+    run_number: int,
 ) -> None:
     values: dict[str, Any] = {column.name: column for column in table.c}
     values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
@@ -209,7 +215,7 @@ def _copy(
         tx.execute(sa.insert(table).from_select(list(values), source))
 
 
-def _of(table: sa.Table, seed: Seed) -> list[Any]:
+def _of(table: sa.Table, seed: ForkSpec) -> list[Any]:
     return [table.c.instance_pk == seed.pk, table.c.run_number == seed.origin.run_number]
 
 
@@ -246,8 +252,8 @@ class Source:
     """The run that is to be continued."""
 
     params: str
-    lineage: Lineage
-    failure: Failure | None
+    ancestry: Ancestry
+    failure: RunFailure | None
     version: int | None
     """Of the list of a linear run."""
     steps: tuple[StepRow, ...]
@@ -258,7 +264,7 @@ def read(tx: Tx, row: InstanceRow) -> Source:
     """The current run of a locked instance, as far as a continuation needs it."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
-        sa.select(r.params, r.lineage, r.failure, r.code_version, r.created_at).where(
+        sa.select(r.params, r.ancestry, r.failure, r.code_version, r.created_at).where(
             r.instance_pk == row.pk, r.run_number == row.run_number
         )
     ).one()
@@ -266,8 +272,8 @@ def read(tx: Tx, row: InstanceRow) -> Source:
     steps = sa.select(*columns).where(st.instance_pk == row.pk, st.run_number == row.run_number)
     return Source(
         params=run.params,
-        lineage=Lineage.read(run.lineage, ref=row.ref, began=from_us(run.created_at)),
-        failure=Failure.read(run.failure),
+        ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
+        failure=RunFailure.parse(run.failure),
         version=run.code_version,
         steps=tuple(step_of(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

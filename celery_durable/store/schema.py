@@ -181,7 +181,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("forked_from_id", sa.String(255)),
         sa.Column("forked_from_run", sa.Integer),
         sa.Column("forked_from_step", sa.String(280)),
-        sa.Column("lineage", long_text()),
+        sa.Column("ancestry", long_text()),
         # The steps to blame for its end.
         sa.Column("failure", long_text()),
         sa.Column("commit_id", sa.String(36), nullable=False),
@@ -255,9 +255,9 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_wake_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
-        # The search for lost tasks (`store.roll_calls`): called by a dispatcher, answered by workers.
-        sa.Column("roll_call", sa.BigInteger),
-        sa.Column("answered_roll_call", sa.BigInteger),
+        # The search for lost tasks (`store.inventories`): called by a dispatcher, answered by workers.
+        sa.Column("inventory", sa.BigInteger),
+        sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", long_text()),
         sa.Column("passed_markers", long_text()),
         # What keeps it from its work: a JSON list of outages, and since when the oldest lasts.

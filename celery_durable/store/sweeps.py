@@ -13,9 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Due, Ref, Status, Wake, from_us, span_us, to_us
+from celery_durable.model import DueRun, RunRef, Status, Wake, duration_us, from_us, to_us
 from celery_durable.redispatch import NOTHING_KNOWN, PATIENCE, QueueProgress, Redispatch
-from celery_durable.store import agendas
+from celery_durable.store import schedule
 from celery_durable.store.claims import RELEASED, still_due
 from celery_durable.store.engine import Store, Tx, param, statement
 
@@ -29,7 +29,7 @@ def crash_delay(crash_count: int) -> timedelta:
     return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _LONGEST_CRASH_DELAY)
 
 
-def release_dead(tx: Tx, ref: Ref, *, task_id: str, grace: timedelta) -> Due | None:
+def release_dead(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueRun | None:
     """Release the claim of a Celery task whose process is known to be dead; counts as a crash.
 
     Answers with what the caller publishes; the sweep looks only after ``grace``.
@@ -93,11 +93,11 @@ def _move_of(row: Any, *, poll_us: int, sent: int, sent_us: int | None = None) -
 
 def _sent_again(row: Any, redispatch: Redispatch) -> dict[str, Any]:
     """The caller sends a hint: nobody looks again before it is lost, unless more becomes known of its queue."""
-    last = row.now_us + span_us(redispatch.longest)
+    last = row.now_us + duration_us(redispatch.longest)
     return _move_of(row, poll_us=last, sent=row.dispatches + 1, sent_us=row.now_us)
 
 
-def _release(tx: Tx, row: Any, now: datetime, *, dispatches: int, again: timedelta, is_sent: bool) -> Due | None:
+def _release(tx: Tx, row: Any, now: datetime, *, dispatches: int, again: timedelta, is_sent: bool) -> DueRun | None:
     """Take the claim from a dead worker. Due at once it is answered, for publishing, and looked at ``again`` later."""
     i = tx.t.instance
     delay = crash_delay(row.crash_count + 1)
@@ -119,8 +119,8 @@ def _release(tx: Tx, row: Any, now: datetime, *, dispatches: int, again: timedel
     return _due_of(row) if is_due else None
 
 
-def _due_of(row: Any) -> Due:
-    return Due(Ref(row.workflow, row.instance_id, row.run_number), row.queue)
+def _due_of(row: Any) -> DueRun:
+    return DueRun(RunRef(row.workflow, row.instance_id, row.run_number), row.queue)
 
 
 _LOOKS = 3
@@ -137,7 +137,7 @@ def sweep(
     may_expire: bool,
     lease: timedelta,
     progress: QueueProgress = NOTHING_KNOWN,
-) -> tuple[list[Due], int]:
+) -> tuple[list[DueRun], int]:
     """Look after up to ``limit`` rows of one queue and priority whose poll time has come; any number of sweeps at once.
 
     Expired claim: released as a crash. Live claim: looked at again when it ends. Due: counted, moved
@@ -152,7 +152,7 @@ def sweep(
 
 def sweep_claims(
     tx: Tx, *, queue: str, priority: int, limit: int, redispatch: Redispatch, lease: timedelta
-) -> list[Due]:
+) -> list[DueRun]:
     """Look after claims whose poll time has come and nothing else, for a caller that advances what it releases.
 
     It knows nothing of the time before it, and so not whether the database was away.
@@ -170,9 +170,9 @@ def _look_after(
     may_expire: bool,
     lease: timedelta,
     progress: QueueProgress | None,
-) -> list[Due]:
+) -> list[DueRun]:
     """``progress`` None: the caller advances what is due, and sends no hint."""
-    publish: list[Due] = []
+    publish: list[DueRun] = []
     moves: list[dict[str, Any]] = []
     again, is_sent = (redispatch.after(1), False) if progress is None else (redispatch.longest, True)
     for row in rows:
@@ -217,7 +217,7 @@ def _lost(s: Store) -> Any:
     i, now = s.tables.instance, s.statement_clock()
     doublings = sa.case((i.c.dispatches > 11, 10), (i.c.dispatches > 1, i.c.dispatches - 1), else_=0)
     # A cast, since psycopg2 writes a bare number, which PostgreSQL shifts in 32 bits: too little from ten copies on.
-    patience = sa.cast(span_us(PATIENCE), sa.BigInteger).op("<<")(doublings)
+    patience = sa.cast(duration_us(PATIENCE), sa.BigInteger).op("<<")(doublings)
     is_old = sa.or_(i.c.sent_at <= now - patience, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
     return (
         _by_index(_swept_columns(i), i, "instance_sent")
@@ -243,7 +243,7 @@ def _lost(s: Store) -> Any:
 
 def take_lost(
     tx: Tx, *, queue: str, limit: int, redispatch: Redispatch, progress: QueueProgress, now: datetime
-) -> list[Due]:
+) -> list[DueRun]:
     """Find hints of one queue that are lost, oldest first, and move them on; the caller publishes after the commit.
 
     ``now``: the database's time, read before. The rule is `Redispatch.is_lost`, here as a search of the index.
@@ -254,7 +254,7 @@ def take_lost(
         before_us=to_us(redispatch.lost_before(progress, now)),
         claimed_us=0 if progress.claimed is None else to_us(progress.claimed),
         empty_us=0 if progress.empty is None else to_us(progress.empty),
-        longest_us=span_us(redispatch.longest),
+        longest_us=duration_us(redispatch.longest),
         limit=limit,
     ).all()
     tx.run_many(_move, [_sent_again(row, redispatch) for row in rows])
@@ -285,32 +285,32 @@ def _free(s: Store) -> Any:
 
 def take(
     tx: Tx, *, priority: int, early: timedelta, redispatch: Redispatch, without: Sequence[int] = ()
-) -> tuple[int, Due] | None:
+) -> tuple[int, DueRun] | None:
     """Find one run that is due and free, and move it on as if it were published: the caller advances it himself.
 
     Also what was published up to ``early`` ago and is left to its message by a sweep. Whoever takes at the same time
     takes another; who dies before the claim has only delayed it. ``without``: keys that were answered before.
     """
     free = _free.build(tx.store).where(tx.t.instance.c.id.not_in(without)) if without else None
-    for queue in agendas.read(tx).in_order(priority):
-        params: dict[str, Any] = {"priority": priority, "queue": queue, "early_us": span_us(early)}
+    for queue in schedule.read(tx).in_order(priority):
+        params: dict[str, Any] = {"priority": priority, "queue": queue, "early_us": duration_us(early)}
         row = (tx.run(_free, **params) if free is None else tx.execute(free, **params)).first()
         if row is not None:
-            again = row.now_us + span_us(redispatch.after(row.dispatches + 1))
+            again = row.now_us + duration_us(redispatch.after(row.dispatches + 1))
             tx.run(_move, **_move_of(row, poll_us=again, sent=row.dispatches + 1))
             return row.id, _due_of(row)
     return None
 
 
-def unsend(tx: Tx, dues: Iterable[Due], *, delay: timedelta) -> None:
+def unsend(tx: Tx, due_runs: Iterable[DueRun], *, delay: timedelta) -> None:
     """The broker took none of these: let the sweep offer them again after ``delay``, not after the redispatch time."""
     i = tx.t.instance
-    runs = [(due.ref.workflow, due.ref.instance_id, due.ref.run_number) for due in dues]
+    runs = [(due.ref.workflow, due.ref.instance_id, due.ref.run_number) for due in due_runs]
     wanted = sa.and_(sa.tuple_(i.c.workflow, i.c.instance_id, i.c.run_number).in_(runs), *still_due(tx.store))
     # Who has locked one is about to claim or to move it: there is nothing to take back, and nobody to wait for.
     free = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
     ids = tx.execute(free).scalars().all()
     if ids:
         less = sa.case((i.c.dispatches > 0, i.c.dispatches - 1), else_=0)
-        poll_at = tx.store.clock() + span_us(delay)
+        poll_at = tx.store.clock() + duration_us(delay)
         tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(poll_at=poll_at, dispatches=less, sent_at=None))

@@ -20,33 +20,33 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     AnswerResult,
-    Due,
+    DueRun,
     InstanceRow,
     ItemRef,
     ItemStatus,
-    Outgoing,
+    OutboxMessage,
     Status,
     TaskReference,
     Wake,
 )
-from celery_durable.store import answers, attempts, instances, items, outbox
+from celery_durable.store import answers, instances, items, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.items import Map
+from celery_durable.store.items import RemoteStep
 from celery_durable.values import error_in
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AnswerAccepted:
     """What became of an answer. Where it was taken ``dues`` is to be woken, and ``letters`` are to be sent."""
 
     result: AnswerResult
-    dues: tuple[Due, ...] = ()
-    letters: tuple[Outgoing, ...] = ()
+    due_runs: tuple[DueRun, ...] = ()
+    messages: tuple[OutboxMessage, ...] = ()
 
 
 def answer(
     tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
-) -> Taken:
+) -> AnswerAccepted:
     """Take what a task answers to a locked instance, once.
 
     Late or not, it counts until a pass has judged the attempt. While the instance is paused nothing is sent after it.
@@ -54,10 +54,10 @@ def answer(
     item = ItemRef.read(reference.event_type)
     found = _find(tx, row, reference, item)
     if found is None or row.status.is_terminal:
-        return Taken(AnswerResult.NOT_AWAITED)
+        return AnswerAccepted(AnswerResult.NOT_AWAITED)
     # As bytes: of text it compares ASCII alone.
     if not hmac.compare_digest(found.token.encode(), reference.token.encode()):
-        return Taken(AnswerResult.FORGED)
+        return AnswerAccepted(AnswerResult.FORGED)
     if item is None:
         return _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
     return _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
@@ -66,24 +66,24 @@ def answer(
 def _find(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
     if item is not None and item.pk != row.pk:
         return None
-    return attempts.find(tx, reference, step=_step_out, item=_item_out, pk=row.pk, run=row.run_number)
+    return sent_attempts.find(tx, reference, step=_step_out, item=_item_out, pk=row.pk, run=row.run_number)
 
 
 def _out(s: Store) -> sa.Select[Any]:
     item, st = s.tables.item.c, s.tables.step.c
     columns = (st.step_key, st.max_attempts, st.timeout_ms, item.token)
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
-    return sa.select(*columns).select_from(attempts.with_step(s)).where(*mine)
+    return sa.select(*columns).select_from(sent_attempts.with_step(s)).where(*mine)
 
 
 @statement
 def _step_out(s: Store) -> Any:
-    return _out(s).where(*attempts.of_step(s))
+    return _out(s).where(*sent_attempts.of_step(s))
 
 
 @statement
 def _item_out(s: Store) -> Any:
-    return _out(s).where(*attempts.of_item(s))
+    return _out(s).where(*sent_attempts.of_item(s))
 
 
 _ANY = 2**31 - 1
@@ -107,14 +107,18 @@ def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
 
 def _answer_step(
     tx: Tx, row: InstanceRow, reference: TaskReference, found: Any, *, payload: str, event_id: str, grace: timedelta
-) -> Taken:
+) -> AnswerAccepted:
     """The step's pass takes the answer as an event that this step alone waits for."""
     where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
     if tx.run(_end_step, **where, **_deliveries(payload, reference)).rowcount == 0:
-        return Taken(AnswerResult.NOT_AWAITED)
-    asker = answers.Asker(row, reference.event_type)
-    dues = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=grace)
-    return Taken(AnswerResult.NOT_AWAITED) if dues is None else Taken(AnswerResult.TAKEN, tuple(dues))
+        return AnswerAccepted(AnswerResult.NOT_AWAITED)
+    asker = answers.PendingAnswer(row, reference.event_type)
+    due_runs = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=grace)
+    return (
+        AnswerAccepted(AnswerResult.NOT_AWAITED)
+        if due_runs is None
+        else AnswerAccepted(AnswerResult.TAKEN, tuple(due_runs))
+    )
 
 
 @statement
@@ -144,21 +148,21 @@ def _answer(s: Store) -> Any:
 
 def _answer_item(
     tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
-) -> Taken:
+) -> AnswerAccepted:
     timeout = timedelta(milliseconds=found.timeout_ms)
-    map_ = Map(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
+    step = RemoteStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
     given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
-    if tx.run(_answer, **map_.where, **given, **_deliveries(payload, reference)).rowcount == 0:
-        return Taken(AnswerResult.NOT_AWAITED)
+    if tx.run(_answer, **step.where, **given, **_deliveries(payload, reference)).rowcount == 0:
+        return AnswerAccepted(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
-    letters = [] if is_paused else items.send(tx, map_, room=1)
-    outbox.insert(tx, letters, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
+    messages = [] if is_paused else items.send(tx, step, room=1)
+    outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
     over = (row.pk, row.run_number, item.step_key)
-    wants = status is ItemStatus.FAILED or (not letters and items.is_over(tx, *over))
+    wants = status is ItemStatus.FAILED or (not messages and items.all_finished(tx, *over))
     is_asleep = row.status is Status.WAITING and row.claim_token is None
-    dues = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
-    return Taken(AnswerResult.TAKEN, tuple(dues), tuple(letters))
+    due_runs = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
+    return AnswerAccepted(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
 
 
 def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemStatus:
@@ -166,4 +170,4 @@ def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemS
     if error is None:
         return ItemStatus.DONE
     is_last = max_attempts is not None and attempt >= max_attempts
-    return ItemStatus.DEAD if is_last or error.is_final else ItemStatus.FAILED
+    return ItemStatus.DEAD if is_last or error.is_non_retryable else ItemStatus.FAILED

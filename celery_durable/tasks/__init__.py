@@ -16,18 +16,18 @@ from celery.result import EagerResult
 
 from celery_durable import values
 from celery_durable.errors import ConfigInvalid, NameInvalid
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.watchdog import LOOP
 from celery_durable.tasks.answers import MALFORMED, Answers, error_of
-from celery_durable.tasks.background import Background
+from celery_durable.tasks.background_queue import BackgroundQueue
+from celery_durable.tasks.completions import TaskCompletions
 from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.ends import TaskEnds
-from celery_durable.tasks.lost.worker_part import WorkerPart
+from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
+from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import Deliveries
-from celery_durable.tasks.pulse import SweepTaskHeart
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -81,7 +81,7 @@ _OPTIONS: dict[str, Any] = {
 _ANSWERING = _OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
 
 
-class Parts(Protocol):
+class TaskDependencies(Protocol):
     """What the tasks work with, made when the first of them runs."""
 
     @property
@@ -91,18 +91,18 @@ class Parts(Protocol):
     @property
     def sweeper(self) -> Sweeper: ...
     @property
-    def sweep_heart(self) -> SweepTaskHeart: ...
+    def sweep_heartbeat(self) -> SweepTaskHeartbeat: ...
     @property
     def deliveries(self) -> Deliveries: ...
     @property
     def answers(self) -> Answers: ...
     @property
-    def lost_part(self) -> WorkerPart: ...
+    def lost_tasks_worker(self) -> WorkerLossTracker: ...
     @property
-    def task_ends(self) -> TaskEnds: ...
+    def task_completions(self) -> TaskCompletions: ...
 
 
-def install_tasks(app: Celery, parts: Parts) -> None:
+def install_tasks(app: Celery, parts: TaskDependencies) -> None:
     """Register our tasks with one app (shared=False: not with every app of the process).
 
     What global settings, annotations for ``*`` or the app's own task class would otherwise fill in is explicit.
@@ -121,9 +121,9 @@ def install_tasks(app: Celery, parts: Parts) -> None:
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
         """Publish due work: the fallback for beats that host no dispatcher thread."""
-        published = parts.sweeper.sweep_alone() if parts.sweep_heart.is_alone() else parts.sweeper.sweep()
+        published = parts.sweeper.sweep_alone() if parts.sweep_heartbeat.is_alone() else parts.sweeper.sweep()
         parts.sweeper.tidy()
-        parts.sweep_heart.beat(str(self.request.hostname))
+        parts.sweep_heartbeat.beat(str(self.request.hostname))
         return f"{published} published"
 
     @app.task(name=DELIVER, **_OPTIONS)
@@ -139,10 +139,10 @@ def install_tasks(app: Celery, parts: Parts) -> None:
     _install_answers(app, parts)
 
 
-def _install_answers(app: Celery, parts: Parts) -> None:
+def _install_answers(app: Celery, parts: TaskDependencies) -> None:
     def answer_or_send(task: Any, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
         """What Celery calls the link of a task that has returned with, in the process of the task."""
-        if args and len(args) == _DONE_ARGS and parts.task_ends.returned(*args):
+        if args and len(args) == _DONE_ARGS and parts.task_completions.returned(*args):
             return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links asks for one
         return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
 
@@ -162,8 +162,8 @@ def _install_answers(app: Celery, parts: Parts) -> None:
             task = app.tasks[TASK_FAILED]
             return _kept(task, parts.answers, (error, reference), lambda taking: taking.failed(error, reference))
         if rest and isinstance(rest[0], (WorkerLostError, SystemExit)):
-            return parts.task_ends.died(error, reference)
-        return parts.task_ends.failed(error, reference)
+            return parts.task_completions.died(error, reference)
+        return parts.task_completions.failed(error, reference)
 
 
 def _kept(task: Any, answers: Answers, message: tuple[Any, Any], take: Callable[[Answers], str]) -> str:
@@ -189,13 +189,13 @@ def _send(task: Any, answers: Answers, message: tuple[Any, Any]) -> None:
     _send_past_routes(task, message, queue=answers.queue(message[1]), ignore_result=True)
 
 
-def make_task_ends(app: Celery, parts: Parts, background: Background) -> TaskEnds:
+def make_task_completions(app: Celery, parts: TaskDependencies, background: BackgroundQueue) -> TaskCompletions:
     """What commits the ends of this app's tasks."""
 
     def send(what: Any, reference: Any, *, is_error: bool) -> None:
         _send(app.tasks[TASK_FAILED if is_error else TASK_DONE], parts.answers, (what, reference))
 
-    return TaskEnds(app, lambda: parts.answers, background, send, lost=parts.lost_part)
+    return TaskCompletions(app, lambda: parts.answers, background, send, lost=parts.lost_tasks_worker)
 
 
 def claimant(task_id: str | None, node: str | None) -> str:
@@ -221,7 +221,7 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
 
-def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> Ref | None:
+def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
     """The run that a message names; None if no run can have that name.
 
     Databases raise on a NUL and on a number beyond 31 bits: each forged message would be an error and a traceback.
@@ -232,7 +232,7 @@ def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> Ref | Non
     except NameInvalid:
         return None
     is_number = type(run_number) is int and 1 <= run_number <= _LARGEST_RUN
-    return Ref(workflow, instance_id, run_number) if is_number else None
+    return RunRef(workflow, instance_id, run_number) if is_number else None
 
 
 def _is_possible_id(id_: Any) -> TypeGuard[str]:
@@ -249,7 +249,7 @@ def release_dead_claim(
 ) -> None:
     """A pool child died in `advance`: hand its run on at once instead of waiting for the lease to end."""
     workflow, instance_id, run_number = args
-    ref = Ref(workflow, instance_id, run_number)
+    ref = RunRef(workflow, instance_id, run_number)
     due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace), bound=LOOP)
     if due is not None:
         logger.warning("A worker process died while it advanced %s; the run is handed on", ref)

@@ -67,13 +67,13 @@ class Answers:
         try:
             payload = values.answer_of(values.encode(result, what="Result of the task", limits=self._settings.limits))
         except ValueRefused as exc:
-            payload = values.answer_of_error(type(exc).__name__, str(exc), is_final=True)
+            payload = values.answer_of_error(type(exc).__name__, str(exc), is_non_retryable=True)
         return self._take(payload, reference, is_direct=is_direct)
 
     def failed(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
         """A task has failed, with this error's ``name`` and ``message``; ``final``: it need not be tried again."""
-        name, message, is_final = error.get("name"), error.get("message"), error.get("final") is True
-        payload = values.answer_of_error(str(name), str(message), is_final=is_final)
+        name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
+        payload = values.answer_of_error(str(name), str(message), is_non_retryable=is_non_retryable)
         return self._take(payload, reference, is_direct=is_direct)
 
     def _take(self, payload: str, reference: Any, *, is_direct: bool) -> str:

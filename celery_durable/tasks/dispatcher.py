@@ -17,24 +17,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
-from celery_durable import teller
+from celery_durable import notify
 from celery_durable.config import Settings
-from celery_durable.model import Due, Outage
-from celery_durable.operations.emitting import go_on_emitting
+from celery_durable.model import DueRun, Outage
+from celery_durable.operations.topics import go_on_emitting
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import agendas, queues, retention, sweeps
-from celery_durable.store.agendas import Agenda
+from celery_durable.store import queues, retention, schedule, sweeps
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.schedule import Agenda
 from celery_durable.store.watchdog import LOOP
-from celery_durable.tasks.flow import ASK_SECONDS, Flow
-from celery_durable.tasks.forks import StillAtForks
+from celery_durable.tasks.flow_control import QUEUE_LENGTH_TTL_SECONDS, FlowControl
+from celery_durable.tasks.fork_safety import ForkSafeThread
+from celery_durable.tasks.heartbeats import HeartbeatThread
 from celery_durable.tasks.lost.search import LostTasks
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import Outage as BrokerOutage
 from celery_durable.tasks.publishing import PublishReport
-from celery_durable.tasks.pulse import Heart
 
 logger = logging.getLogger("celery_durable.dispatcher")
 
@@ -54,14 +54,14 @@ class Sweeper:
         store: Store,
         settings: Settings,
         runtime: Runtime,
-        publish: Callable[[Sequence[Due]], PublishReport],
+        publish: Callable[[Sequence[DueRun]], PublishReport],
         queue_length: Callable[[str], int | None],
         *,
         outbox: Outbox | None = None,
     ) -> None:
         self._store, self._settings, self._runtime = store, settings, runtime
         self._publish, self._outbox = publish, outbox
-        self._flow = Flow(settings, runtime, queue_length)
+        self._flow = FlowControl(settings, runtime, queue_length)
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -76,17 +76,17 @@ class Sweeper:
         What waits for a queue that is full or refuses is not due before that queue is asked again.
         """
         with self._looking():
-            agenda = self._store.read(agendas.read, bound=LOOP)
+            agenda = self._store.read(schedule.read, bound=LOOP)
         times = [math.inf if agenda.emitting is None else (agenda.emitting - agenda.now).total_seconds()]
         if self._outbox is not None and agenda.outgoing is not None:
-            times.append(max((agenda.outgoing - agenda.now).total_seconds(), self._flow.away_for))
+            times.append(max((agenda.outgoing - agenda.now).total_seconds(), self._flow.broker_backoff))
         for name, queue in agenda.queues.items():
-            blocked = max(self._flow.blocked_for(name), self._flow.away_for)
+            blocked = max(self._flow.queue_backoff(name), self._flow.broker_backoff)
             if queue.first is not None:
                 times.append(_later((queue.first - agenda.now).total_seconds(), blocked))
             if queue.oldest_sent is not None:
                 ripe = (queue.oldest_sent + _ASKED_AFTER - agenda.now).total_seconds()
-                times.append(_later(_later(ripe, self._flow.looks_in(name)), blocked))
+                times.append(_later(_later(ripe, self._flow.lost_check_in(name)), blocked))
         return min(times)
 
     def looked_ago(self) -> float:
@@ -104,7 +104,7 @@ class Sweeper:
             while is_behind and turns != most_turns:
                 count, is_behind = self._turn()
                 published, turns = published + count, turns + 1
-        teller.swept(published, timedelta(seconds=self._runtime.monotonic() - began))
+        notify.sweep_done(published, timedelta(seconds=self._runtime.monotonic() - began))
         return published
 
     def sweep_alone(self) -> int:
@@ -157,38 +157,38 @@ class Sweeper:
 
         None waits for another to be done: a hundred thousand messages in the outbox delay a timer by one batch.
         """
-        agenda = self._store.read(agendas.read, bound=LOOP)
+        agenda = self._store.read(schedule.read, bound=LOOP)
         published, is_behind = 0, False
-        if self._flow.away_for == 0:
+        if self._flow.broker_backoff == 0:
             for kind in (self._instances, self._lost_hints, self._messages):
                 count, has_more = kind(agenda)
                 published, is_behind = published + count, is_behind or has_more
-            is_behind = is_behind and self._flow.away_for == 0
+            is_behind = is_behind and self._flow.broker_backoff == 0
         if agenda.emitting is not None and agenda.emitting <= agenda.now:
             is_behind = go_on_emitting(self._store) or is_behind
         return published, is_behind
 
     def _instances(self, agenda: Agenda) -> tuple[int, bool]:
         """The resumed first, the rest of the batch for those that start; a queue gets no more than its share."""
-        dues: list[Due] = []
-        left, has_more = self._flow.most, False
+        due_runs: list[DueRun] = []
+        left, has_more = self._flow.batch_limit, False
         for priority in (RESUMING, STARTING):
-            shares = self._shares(agenda, priority, left, dues)
+            shares = self._shares(agenda, priority, left, due_runs)
             if shares:
                 found = self._store.transact(functools.partial(self._sweep, agenda, priority, shares), bound=LOOP)
-                dues += [due for due_here, _ in found for due in due_here]
+                due_runs += [due for due_here, _ in found for due in due_here]
                 left -= sum(seen for _, seen in found)
                 has_more = has_more or any(seen >= shares[at][1] for at, (_, seen) in enumerate(found))
-        return self._send(dues), has_more
+        return self._send(due_runs), has_more
 
-    def _shares(self, agenda: Agenda, priority: int, left: int, taken: Sequence[Due]) -> list[tuple[str, int]]:
+    def _shares(self, agenda: Agenda, priority: int, left: int, taken: Sequence[DueRun]) -> list[tuple[str, int]]:
         if left <= 0:
             return []
         used = Counter(due.queue for due in taken)
         rooms: dict[str, float] = {}
         for name in agenda.in_order(priority):
             if agenda.queues[name].due[priority] <= agenda.now:
-                room = self._flow.room(name, agenda.now) - used[name]
+                room = self._flow.capacity(name, agenda.now) - used[name]
                 if room > 0:
                     rooms[name] = room
         share = math.ceil(left / max(len(rooms), 1))
@@ -196,7 +196,7 @@ class Sweeper:
 
     def _sweep(
         self, agenda: Agenda, priority: int, shares: Sequence[tuple[str, int]], tx: Tx
-    ) -> list[tuple[list[Due], int]]:
+    ) -> list[tuple[list[DueRun], int]]:
         return [
             sweeps.sweep(
                 tx,
@@ -217,13 +217,13 @@ class Sweeper:
         for name, queue in agenda.queues.items():
             if queue.oldest_sent is None or agenda.now - queue.oldest_sent < _ASKED_AFTER:
                 continue
-            if self._flow.looks_in(name) > 0:
+            if self._flow.lost_check_in(name) > 0:
                 continue
-            limit = int(min(self._flow.most, self._flow.room(name, agenda.now)))
+            limit = int(min(self._flow.batch_limit, self._flow.capacity(name, agenda.now)))
             progress = self._flow.progress(name, agenda.now, self._newest_claimed().get(name))
-            dues: list[Due] = []
+            due_runs: list[DueRun] = []
             if limit > 0 and queue.oldest_sent < self._redispatch.lost_before(progress, agenda.now):
-                dues = self._store.transact(
+                due_runs = self._store.transact(
                     functools.partial(
                         sweeps.take_lost,
                         queue=name,
@@ -234,35 +234,38 @@ class Sweeper:
                     ),
                     bound=LOOP,
                 )
-            is_over = limit <= 0 or len(dues) < limit
-            self._flow.has_looked(name, is_over=is_over)
-            published, has_more = published + self._send(dues), has_more or not is_over
+            is_over = limit <= 0 or len(due_runs) < limit
+            self._flow.lost_check_done(name, is_over=is_over)
+            published, has_more = published + self._send(due_runs), has_more or not is_over
         return published, has_more
 
     def _newest_claimed(self) -> Mapping[str, datetime]:
         """How far workers have come in each queue, by their own word; not older than a second."""
         now = self._runtime.monotonic()
         if now >= self._claimed_until:
-            self._claimed, self._claimed_until = self._store.read(queues.claimed, bound=LOOP), now + ASK_SECONDS
+            self._claimed, self._claimed_until = (
+                self._store.read(queues.claimed, bound=LOOP),
+                now + QUEUE_LENGTH_TTL_SECONDS,
+            )
         return self._claimed
 
     def _messages(self, agenda: Agenda) -> tuple[int, bool]:
         """What transactions left in the outbox."""
         if self._outbox is None or agenda.outgoing is None or agenda.outgoing > agenda.now:
             return 0, False
-        turn = self._outbox.turn(self._flow.most)
+        turn = self._outbox.turn(self._flow.batch_limit)
         if turn.is_away:
-            self._flow.took_none()
+            self._flow.broker_unavailable()
         return turn.sent, turn.has_more
 
-    def _send(self, dues: Sequence[Due]) -> int:
+    def _send(self, due_runs: Sequence[DueRun]) -> int:
         """Publish, and give back what did not leave; returns how much did."""
-        if not dues:
+        if not due_runs:
             return 0
-        again = self._flow.note(dues, self._publish(dues))
+        again = self._flow.record(due_runs, self._publish(due_runs))
         for delay, kept in again.items():
-            self._store.transact(functools.partial(sweeps.unsend, dues=kept, delay=delay), bound=LOOP)
-        return len(dues) - sum(map(len, again.values()))
+            self._store.transact(functools.partial(sweeps.unsend, due_runs=kept, delay=delay), bound=LOOP)
+        return len(due_runs) - sum(map(len, again.values()))
 
 
 def _later(seconds: float, blocked: float) -> float:
@@ -270,21 +273,21 @@ def _later(seconds: float, blocked: float) -> float:
     return max(seconds, blocked) if blocked > 0 else seconds
 
 
-class Dispatcher(StillAtForks):
+class Dispatcher(ForkSafeThread):
     """Runs a Sweeper on a daemon thread of this process; ``heart`` beats there too, ``lost`` looks for lost tasks."""
 
     def __init__(
         self,
         sweeper: Sweeper,
         settings: Settings,
-        heart: Heart | None = None,
+        heartbeat: HeartbeatThread | None = None,
         lost: LostTasks | None = None,
         *,
         outages: Callable[[], Mapping[str | None, BrokerOutage]] = dict,
         runtime: Runtime | None = None,
     ) -> None:
         super().__init__()
-        self._sweeper, self._settings, self._heart, self._lost = sweeper, settings, heart, lost
+        self._sweeper, self._settings, self._heart, self._lost = sweeper, settings, heartbeat, lost
         self._outages, self._wall_clock = outages, (runtime or Runtime()).wall_clock
         self._blind: Outage | None = None
         self._stop = threading.Event()
@@ -296,7 +299,7 @@ class Dispatcher(StillAtForks):
         if self._thread is not None and self._thread.is_alive() and self._pid == os.getpid():
             return
         self._pid, self._stop = os.getpid(), threading.Event()
-        self.begin_thread()
+        self.reset_fork_lock()
         self._thread = threading.Thread(target=self._loop, name="durable-dispatcher", daemon=True)
         self._thread.start()
         logger.info("The durable dispatcher is running")
@@ -316,12 +319,12 @@ class Dispatcher(StillAtForks):
         stop, delay, is_blind = self._stop, 0.0, False
         while not stop.wait(delay):
             try:
-                with self.may_work:
+                with self.fork_lock:
                     left = self._look()
             except Exception as exc:  # noqa: BLE001  # an outage must not end the dispatcher
                 if not is_blind:
                     logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
-                with self.may_work:
+                with self.fork_lock:
                     self._cannot_look(exc)
                 is_blind, delay = True, _REST_SECONDS
                 continue
@@ -329,7 +332,7 @@ class Dispatcher(StillAtForks):
                 logger.info("The dispatcher looks after due work again")
             is_blind, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
         if self._heart is not None:
-            with self.may_work:
+            with self.fork_lock:
                 self._heart.end()
 
     def _look(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
-from celery_durable.model import OutboundEvent, OutboxKind, Outgoing
+from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.store import outbox
@@ -28,7 +28,7 @@ from celery_durable.values import Retries, StepConfig, StepPolicy
 logger = logging.getLogger("celery_durable.outbox")
 
 
-Send = Callable[[Sequence[Outgoing]], PublishReport]
+Send = Callable[[Sequence[OutboxMessage]], PublishReport]
 
 _REST = timedelta(seconds=1)
 _PART = 200
@@ -60,10 +60,10 @@ class Outbox:
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
 
-    def post(self, letters: Sequence[Outgoing]) -> None:
+    def post(self, messages: Sequence[OutboxMessage]) -> None:
         """Send what a transaction wrote that has committed; what fails is left to the sweep, and nothing is raised."""
         try:
-            self._post(letters)
+            self._post(messages)
         except Exception as exc:
             if self._is_from_outside(exc):
                 raise
@@ -80,28 +80,28 @@ class Outbox:
 
     def turn(self, limit: int) -> Turn:
         """Send up to so many of what is due."""
-        take = functools.partial(outbox.take_due, limit=limit, redispatch=self._redispatch)
+        take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
         report = self._post(messages)
         unsent = report.with_state(messages, SendState.UNSENT)
         # What is refused, or may have left, is offered again after the redispatch time.
         sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
         if unsent:
-            self._store.transact(functools.partial(outbox.put_off, letters=unsent, delay=_REST))
+            self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_REST))
         return Turn(sent, has_more=len(messages) >= limit and not unsent, is_away=bool(unsent))
 
-    def _post(self, letters: Sequence[Outgoing]) -> PublishReport:
+    def _post(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """Send, and forget what was sent, a part at a time: of many letters a crash repeats only some."""
         states: list[SendState] = []
-        for start in range(0, len(letters), _PART):
-            states += self._post_part(letters[start : start + _PART]).states
+        for start in range(0, len(messages), _PART):
+            states += self._post_part(messages[start : start + _PART]).states
             if SendState.UNSENT in states:
                 break
-        return PublishReport(states + [SendState.UNSENT] * (len(letters) - len(states)))
+        return PublishReport(states + [SendState.UNSENT] * (len(messages) - len(states)))
 
-    def _post_part(self, letters: Sequence[Outgoing]) -> PublishReport:
-        report = self._send(letters)
-        sent = report.with_state(letters, SendState.SENT)
+    def _post_part(self, messages: Sequence[OutboxMessage]) -> PublishReport:
+        report = self._send(messages)
+        sent = report.with_state(messages, SendState.SENT)
         done = [each.id for each in sent if each.kind is OutboxKind.TASK]
         if done:
             self._store.transact(lambda tx: outbox.remove(tx, done))
@@ -199,7 +199,7 @@ class Deliveries:
 
     def _give_back(self, delivery: Delivery, **how: Any) -> None:
         error = how.pop("error", None)
-        self._store.transact(lambda tx: outbox.give_back(tx, delivery, error=error, **how))
+        self._store.transact(lambda tx: outbox.release_delivery(tx, delivery, error=error, **how))
 
 
 def _event(delivery: Delivery) -> OutboundEvent:

@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery_durable.tasks.forks import StillAtForks
+from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.tasks")
 
 _Acknowledge = Callable[[], object]
 
 
-class RedisWatchdog(StillAtForks):
+class RedisWatchdog(ForkSafeThread):
     """Repeats the acknowledgements that Redis did not take, where they keep a full worker from consuming."""
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class RedisWatchdog(StillAtForks):
         """Repeat what failed if the worker has no free place; called by Celery's event loop, which must not wait."""
         if not self._failed or self._qos.can_consume() or (self._thread is not None and self._thread.is_alive()):
             return
-        self.begin_thread()
+        self.reset_fork_lock()
         self._thread = threading.Thread(
             target=self._repeat, args=(self._failed,), name="durable-redis-watchdog", daemon=True
         )
         self._thread.start()
 
     def _repeat(self, failed: dict[str, _Acknowledge]) -> None:
-        with self.may_work:
+        with self.fork_lock:
             repeated = 0
             for tag, acknowledge in list(failed.items()):
                 try:

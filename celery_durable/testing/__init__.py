@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_durable.model import Outgoing, Ref
+    from celery_durable.model import OutboxMessage, RunRef
     from celery_durable.testing.clock import START, Clock
+    from celery_durable.testing.cooperative import Crash
     from celery_durable.testing.crash_safety import CrashReport, CrashSchedule, assert_crash_safe
-    from celery_durable.testing.doubles import Attempt, Double, Gate
     from celery_durable.testing.errors import (
         HarnessBusy,
         HarnessError,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     )
     from celery_durable.testing.harness import DurableHarness
     from celery_durable.testing.instance import HarnessInstance
-    from celery_durable.testing.lanes import Crash
     from celery_durable.testing.messages import Messages
+    from celery_durable.testing.mocks import Attempt, Barrier, Double
     from celery_durable.testing.process import Process, RunnerProcess
     from celery_durable.testing.replaying import assert_replays
     from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
@@ -34,13 +34,13 @@ __all__ = [
     "CHECKPOINTS",
     "START",
     "Attempt",
+    "Barrier",
     "Clock",
     "Crash",
     "CrashReport",
     "CrashSchedule",
     "Double",
     "DurableHarness",
-    "Gate",
     "HarnessBusy",
     "HarnessError",
     "HarnessInstance",
@@ -53,9 +53,9 @@ __all__ = [
     "NotReplayed",
     "NothingDue",
     "OpenStepChanged",
-    "Outgoing",
+    "OutboxMessage",
     "Process",
-    "Ref",
+    "RunRef",
     "RunnerProcess",
     "SampledSchedules",
     "ScenarioFailed",
@@ -66,10 +66,10 @@ __all__ = [
 
 _ROOMS = (
     "errors",
-    "lanes",
+    "cooperative",
     "clock",
     "messages",
-    "doubles",
+    "mocks",
     "runtime",
     "process",
     "instance",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from celery_durable import values
-from celery_durable.model import from_us, span_us, to_us
+from celery_durable.model import duration_us, from_us, to_us
 from celery_durable.testing.errors import HarnessMisuse
 from celery_durable.values import Duration
 
@@ -38,7 +38,7 @@ class Clock:
 
     def advance(self, span: Duration) -> None:
         """Move on by "3 days", a timedelta or a number of seconds."""
-        self._move(self._now_us + span_us(values.duration(span)))
+        self._move(self._now_us + duration_us(values.duration(span)))
 
     def set_to(self, instant: datetime) -> None:
         """Move on to an aware datetime; raises HarnessMisuse for one that has passed."""
@@ -49,7 +49,7 @@ class Clock:
 
     def call_after(self, span: timedelta, call: Callable[[], object]) -> None:
         """Have ``call`` made when the clock passes now + ``span``: what a thread of a process would do by then."""
-        heapq.heappush(self._timers, (self._now_us + span_us(span), next(self._numbers), call))
+        heapq.heappush(self._timers, (self._now_us + duration_us(span), next(self._numbers), call))
 
     def _move(self, target_us: int) -> None:
         while self._timers and self._timers[0][0] <= target_us:

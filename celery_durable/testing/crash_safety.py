@@ -160,7 +160,7 @@ def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndResult:
     """How an instance ended."""
 
     status: str
@@ -174,7 +174,7 @@ class _Observed:
     """What is seen of one run."""
 
     passed: list[str] = field(default_factory=list)
-    instances: dict[str, _Ended] = field(default_factory=dict)
+    instances: dict[str, _EndResult] = field(default_factory=dict)
     effects: Any = None
     bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
     unsent: list[str] = field(default_factory=list)
@@ -221,7 +221,7 @@ class _Trial:
             is_ours = summary.id == _ID and self.compare is not None and status.status is Status.COMPLETE
             output = self.compare(status.output) if is_ours and self.compare is not None else status.output
             steps = {step.step_key: str(step.status) for step in history.steps}
-            seen.instances[f"{summary.workflow}/{summary.id}"] = _Ended(str(status.status), output, error, steps)
+            seen.instances[f"{summary.workflow}/{summary.id}"] = _EndResult(str(status.status), output, error, steps)
         if self.side_effects is not None:
             with harness.session() as session:
                 seen.effects = _effects(self.side_effects, session)
@@ -283,7 +283,7 @@ def _simpler(schedule: CrashSchedule) -> Iterator[CrashSchedule]:
         yield replace(schedule, deliveries="once")
 
 
-def _unlike(name: str, calm: _Ended | None, seen: _Ended | None) -> list[str]:
+def _unlike(name: str, calm: _EndResult | None, seen: _EndResult | None) -> list[str]:
     if calm is None or seen is None:
         return [f"Instance {name} {'is there only undisturbed' if seen is None else 'is there only then'}."]
     found = []

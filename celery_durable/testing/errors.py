@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_durable.errors import DurableError
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 
 
 class HarnessError(DurableError):
@@ -111,7 +111,7 @@ class NotReplayed(HarnessError, AssertionError):
 
     code = "NOT_REPLAYED"
 
-    def __init__(self, ref: Ref, differences: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, ref: RunRef, differences: Sequence[tuple[str, str]]) -> None:
         self.ref, self.differences = ref, tuple(differences)
         lines = "".join(f"\n  {sentence} {remedy}" for sentence, remedy in differences)
         super().__init__(

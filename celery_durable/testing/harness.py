@@ -1,6 +1,6 @@
 """DurableHarness: a whole installation in one test, with its own clock and no broker.
 
-Ledger, runner, store, operations and sweep are those of production. What is replaced is what surrounds them: time
+ReplayState, runner, store, operations and sweep are those of production. What is replaced is what surrounds them: time
 is a `Clock` that moves when it is told to, chance comes from a seed, messages are captured, and bodies run one at
 a time, so that the same test does the same every time, to the last byte.
 """
@@ -24,7 +24,7 @@ from celery_durable import values
 from celery_durable.app import Durable, standing_in
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
-from celery_durable.model import Due, OutboundEvent, OutboxKind, Outgoing, Ref, Status
+from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, RunRef, Status
 from celery_durable.operations import Operations
 from celery_durable.runner.ticks import Ticker
 from celery_durable.store import outbox
@@ -34,11 +34,11 @@ from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Code, Codes, Deployed, definition_of
-from celery_durable.testing.doubles import Doubles
+from celery_durable.testing.cooperative import CooperativeThread
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
 from celery_durable.testing.instance import HarnessInstance
-from celery_durable.testing.lanes import Lane
 from celery_durable.testing.messages import Messages
+from celery_durable.testing.mocks import Doubles
 from celery_durable.testing.process import Process, RunnerProcess
 from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
 from celery_durable.testing.tasks import SentTasks
@@ -83,14 +83,14 @@ class DurableHarness(Doubles):
         """What would be on its way through the broker."""
         self.journal: list[str] = []
         """What happened, a line for each delivery."""
-        self.outbox: list[Outgoing] = []
+        self.outbox: list[OutboxMessage] = []
         """The tasks and outbound events that steps have sent, oldest first; none of the tasks is run."""
         self._undelivered: list[str] = []
         self.tasks = SentTasks(lambda: self.durable.operations, self, self.settings.limits)
         """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
         self._runners: list[RunnerProcess] = []
-        self._answered: set[tuple[Ref, str, datetime | None]] = set()
+        self._answered: set[tuple[RunRef, str, datetime | None]] = set()
         self._active = ExitStack()
         kind = self.settings.database_schema, self.settings.table_prefix
         self._lent = databases.compiled.setdefault(kind, {})
@@ -124,7 +124,7 @@ class DurableHarness(Doubles):
         durable.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
 
-    def _advance(self, ref: Ref, **how: Any) -> str:
+    def _advance(self, ref: RunRef, **how: Any) -> str:
         """What `Durable.tick` does with a run: by the runner of now."""
         return self._tell(self.runner, ref, self.runner.advance(ref, **how))
 
@@ -246,16 +246,16 @@ class DurableHarness(Doubles):
         left = self._sweeper.seconds_to_next()
         return None if math.isinf(left) else self.clock.now + timedelta(seconds=left)
 
-    def deliver(self, what: Due | Ref | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
+    def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a message about an instance to a runner, by default the usual one; answers with what came of it."""
-        ref = what.ref if isinstance(what, (Due, HarnessInstance)) else what
+        ref = what.ref if isinstance(what, (DueRun, HarnessInstance)) else what
         runner = to or self.runner
         if all(gate.is_open for gate in self.gates):
             said = runner.advance(ref)
         else:
-            lane = Lane(functools.partial(runner.advance, ref), name=runner.name)
-            lane.go()
-            said = lane.result or f"held at {lane.parked_at}"
+            thread = CooperativeThread(functools.partial(runner.advance, ref), name=runner.name)
+            thread.go()
+            said = thread.result or f"held at {thread.parked_at}"
         return self._tell(runner, ref, said)
 
     def run_concurrently(self, runners: int = 2) -> list[str]:
@@ -265,22 +265,28 @@ class DurableHarness(Doubles):
         """
         crew = [self.runner, *(self.second_runner() for _ in range(runners - 1))]
         due, self.messages[:] = list(self.messages), []
-        lanes = [
-            (Lane(functools.partial(runner.advance, each.ref), name=runner.name, takes_turns=True), runner, each.ref)
+        threads = [
+            (
+                CooperativeThread(functools.partial(runner.advance, each.ref), name=runner.name, takes_turns=True),
+                runner,
+                each.ref,
+            )
             for each in due
             for runner in crew
         ]
-        while going := [lane for lane, _, _ in lanes if not (lane.is_over or lane.is_held)]:
+        while going := [thread for thread, _, _ in threads if not (thread.is_over or thread.is_held)]:
             self._chance.choice(going).go()
-        return [self._tell(runner, ref, lane.result or f"held at {lane.parked_at}") for lane, runner, ref in lanes]
+        return [
+            self._tell(runner, ref, thread.result or f"held at {thread.parked_at}") for thread, runner, ref in threads
+        ]
 
-    def _tell(self, runner: RunnerProcess, ref: Ref, said: str) -> str:
+    def _tell(self, runner: RunnerProcess, ref: RunRef, said: str) -> str:
         self.journal.append(f"{self.clock.now:%Y-%m-%d %H:%M:%S} {runner.name} {ref}: {said}")
         return said
 
     def _live(self) -> Iterator[str]:
         for summary in self.durable.operations.list(status=Status.ACTIVE, limit=100).items:
-            yield str(Ref(summary.workflow, summary.id, summary.run_number))
+            yield str(RunRef(summary.workflow, summary.id, summary.run_number))
 
     def _answer_waits(self) -> None:
         """Send and emit what is mocked to whoever waits for it."""
@@ -292,7 +298,7 @@ class DurableHarness(Doubles):
             return
         waiting = self.durable.operations.list(status=Status.WAITING, limit=1000).items  # newest first
         for summary in reversed(waiting):
-            ref = Ref(summary.workflow, summary.id, summary.run_number)
+            ref = RunRef(summary.workflow, summary.id, summary.run_number)
             for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
                 wait = ref, step.step_key, step.wake_at
                 if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
@@ -314,21 +320,21 @@ class DurableHarness(Doubles):
         """
         return self.durable.outbound(name, retries=retries)
 
-    def drain_outbox(self) -> list[Outgoing]:
+    def drain_outbox(self) -> list[OutboxMessage]:
         """What steps have sent since the last call: each has an ``id``, ``kind``, ``name`` and ``content``."""
         sent, self.outbox[:] = list(self.outbox), []
         return sent
 
-    def _send(self, letters: Sequence[Outgoing]) -> PublishReport:
-        self.outbox.extend(letters)
-        for letter in letters:
-            if letter.kind is OutboxKind.TASK:
-                self.tasks.sent(letter)
-        events = [letter for letter in letters if letter.kind is OutboxKind.EVENT]
-        self._undelivered += [letter.id for letter in events if letter.name in self.durable.handlers]
-        if others := [letter.id for letter in events if letter.name not in self.durable.handlers]:
+    def _send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
+        self.outbox.extend(messages)
+        for message in messages:
+            if message.kind is OutboxKind.TASK:
+                self.tasks.sent(message)
+        events = [message for message in messages if message.kind is OutboxKind.EVENT]
+        self._undelivered += [message.id for message in events if message.name in self.durable.handlers]
+        if others := [message.id for message in events if message.name not in self.durable.handlers]:
             self._web.store.transact(lambda tx: outbox.remove(tx, others))
-        return PublishReport.of(len(letters), SendState.SENT)
+        return PublishReport.of(len(messages), SendState.SENT)
 
     # --- runners --------------------------------------------------------------------------------
 
@@ -367,7 +373,7 @@ class DurableHarness(Doubles):
     def _new_runner(self, code: Deployed | None = None) -> RunnerProcess:
         self._learn()
         name = f"runner-{len(self._runners) + 1}"
-        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, doubles=self)
+        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, mocks=self)
         runner = RunnerProcess(
             name,
             self._database.url,
@@ -391,16 +397,16 @@ class DurableHarness(Doubles):
             sa.event.listen(process.store.engine, "connect", _never_sync)
         return process
 
-    def _capture(self, runtime: HarnessRuntime | None, dues: Sequence[Due]) -> None:
+    def _capture(self, runtime: HarnessRuntime | None, due_runs: Sequence[DueRun]) -> None:
         if runtime is not None:
             runtime.checkpoint("before-publish")
-        self.messages.extend(dues)
+        self.messages.extend(due_runs)
         if runtime is not None:
             runtime.checkpoint("after-publish")
 
-    def _publish(self, dues: Sequence[Due]) -> PublishReport:
-        self.messages.extend(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+    def _publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
+        self.messages.extend(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
     def _queue_length(self, queue: str) -> int:
         return sum(due.queue == queue for due in self.messages)

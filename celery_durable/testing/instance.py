@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from celery_durable import values
 from celery_durable.handles import WorkflowInstance
-from celery_durable.model import OPEN_STEPS, ErrorInfo, EventRecord, Ref, Status, StepRecord
+from celery_durable.model import OPEN_STEPS, ErrorInfo, EventRecord, RunRef, Status, StepRecord
 from celery_durable.testing.errors import HarnessMisuse, NotEnded
 
 R_co = TypeVar("R_co", covariant=True)
@@ -16,7 +16,7 @@ class HarnessInstance(WorkflowInstance[R_co]):
     """An instance, read and changed through the real operations. Nothing that it does runs the workflow."""
 
     @property
-    def ref(self) -> Ref:
+    def ref(self) -> RunRef:
         """What a message about its current run carries."""
         return self._operations.get(self.workflow.name, self.id).instance.ref
 

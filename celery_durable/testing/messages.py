@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from celery_durable.model import Due
+from celery_durable.model import DueRun
 
 
-class Messages(list[Due]):
+class Messages(list[DueRun]):
     """The messages on their way, oldest first. A list: look at it, reorder it, delete from it."""
 
     def __init__(self, chance: random.Random) -> None:

@@ -11,17 +11,17 @@ from sqlalchemy import event
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
-from celery_durable.model import Due, Outgoing, Ref
+from celery_durable.model import DueRun, OutboxMessage, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
 from celery_durable.store.engine import Lent, Store
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
+from celery_durable.testing.cooperative import Crash
 from celery_durable.testing.errors import HeldOutside
-from celery_durable.testing.lanes import Crash
 from celery_durable.testing.runtime import HarnessRuntime
 
-Wake = Callable[[Sequence[Due]], None]
+Wake = Callable[[Sequence[DueRun]], None]
 
 
 def ends_the_process(error: BaseException) -> bool:
@@ -111,9 +111,9 @@ class RunnerProcess(Process):
     def _passing(self, send: Send) -> Send:
         """``send`` with production's checkpoints around it."""
 
-        def checked(letters: Sequence[Outgoing]) -> PublishReport:
+        def checked(messages: Sequence[OutboxMessage]) -> PublishReport:
             self.runtime.checkpoint("before-publish")
-            report = send(letters)
+            report = send(messages)
             self.runtime.checkpoint("after-publish")
             return report
 
@@ -136,7 +136,7 @@ class RunnerProcess(Process):
         """Let it go on after `suspend`."""
         self.runtime.wake_up()
 
-    def advance(self, ref: Ref, *, claimed_by: str | None = None, max_steps: int | None = None) -> str:
+    def advance(self, ref: RunRef, *, claimed_by: str | None = None, max_steps: int | None = None) -> str:
         """Run a pass on this thread, as a worker does for a message; "crashed" when the process died in it."""
         try:
             return self.runner.advance(ref, claimed_by=claimed_by or f"task@{self.name}", max_steps=max_steps)

@@ -11,7 +11,7 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.model import History
 from celery_durable.runner import Runner
-from celery_durable.runner.recorded import of_export, of_history
+from celery_durable.runner.recorded_run import from_export, from_history
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.testing.code import Code, definition_of
@@ -30,10 +30,10 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
     store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # which is asked for nothing
     try:
         runner = Runner(store, Settings(), registry, runtime, lambda _: None)
-        found = runner.rehearse(of_history(history) if isinstance(history, History) else of_export(history))
+        found = runner.check_replay(from_history(history) if isinstance(history, History) else from_export(history))
     finally:
         store.close()
-    for change in found.changes:
+    for change in found.open_step_changes:
         warnings.warn(OpenStepChanged(f"{found.ref}: {change.sentence} {change.remedy}"), stacklevel=2)
-    if not found.follows:
+    if not found.matches:
         raise NotReplayed(found.ref, [(each.sentence, each.remedy) for each in found.differences])

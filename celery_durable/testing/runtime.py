@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from celery_durable.runtime import Branch, Purpose, Runtime
+from celery_durable.runtime import ConcurrentBody, Purpose, Runtime
 from celery_durable.testing.clock import Clock
-from celery_durable.testing.doubles import Attempt, Doubles
-from celery_durable.testing.lanes import Crash, current_lane, in_body
+from celery_durable.testing.cooperative import Crash, current_cooperative_thread, in_body
+from celery_durable.testing.mocks import Attempt, Doubles
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _HOLDS_NO_LOCK = frozenset({"claimed", "before-body", "after-commit"})
 class HarnessRuntime(Runtime):
     """The runtime of one process. ``name`` and ``seed`` decide all that is left to chance."""
 
-    def __init__(self, clock: Clock, *, name: str, seed: int = 0, doubles: Doubles | None = None) -> None:
+    def __init__(self, clock: Clock, *, name: str, seed: int = 0, mocks: Doubles | None = None) -> None:
         self.clock = clock.read
         self.is_dead = False
         self.passed: list[str] = []
@@ -41,7 +41,7 @@ class HarnessRuntime(Runtime):
         """Die at the checkpoint of this number, counted from 0 in this process, or at the next one of this name."""
         self.at: dict[int | str, Callable[[], object]] = {}
         """What is to be done, once, at the checkpoint of a number, or at the next one of a name."""
-        self._clock, self._doubles = clock, doubles
+        self._clock, self._mocks = clock, mocks
         self._random = random.Random(f"{seed}/{name}")  # noqa: S311  # reproducible on purpose
         self._stopped_at: float | None = None
         self._aside = 0
@@ -103,9 +103,9 @@ class HarnessRuntime(Runtime):
         for key in (number, name):
             if (wanted := self.at.pop(key, None)) is not None:
                 wanted()
-        lane = current_lane()
-        if lane is not None and lane.takes_turns and name in _HOLDS_NO_LOCK and not lane.bodies:
-            lane.park(name)
+        thread = current_cooperative_thread()
+        if thread is not None and thread.takes_turns and name in _HOLDS_NO_LOCK and not thread.bodies:
+            thread.park(name)
 
     def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Work whenever the clock passes the time, as a thread of the process would."""
@@ -129,7 +129,7 @@ class HarnessRuntime(Runtime):
         """Never by a signal: timeouts count virtual time, and a test's own timer stays as it is."""
         return False
 
-    def run_branches(self, branches: Sequence[Branch]) -> None:
+    def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
         """Run the bodies one after the other, in an order that the seed gives, each recorded before the next.
 
         A body that moved the clock past its timeout has timed out.
@@ -140,15 +140,15 @@ class HarnessRuntime(Runtime):
             timeout = branch.timeout_seconds
             branch.on_done(None if timeout is not None and self.monotonic() - began > timeout else outcome)
 
-    def span(self, length: timedelta, *, purpose: Purpose, workflow: str, step: str) -> timedelta:
+    def wait_duration(self, length: timedelta, *, purpose: Purpose, workflow: str, step: str) -> timedelta:
         """As the author wrote, unless a double says otherwise."""
-        return length if self._doubles is None else self._doubles.span(length, purpose, workflow, step)
+        return length if self._mocks is None else self._mocks.wait_duration(length, purpose, workflow, step)
 
     def attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:
         """Run the body, or what stands in for it."""
-        if self._doubles is None:
+        if self._mocks is None:
             return body()
         attempt = Attempt(workflow, instance_id, step, number)
         with in_body():
-            result: T = self._doubles.attempt(body, attempt, die=self.die)
+            result: T = self._mocks.attempt(body, attempt, die=self.die)
         return result

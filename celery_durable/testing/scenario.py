@@ -25,10 +25,10 @@ from typing import Any
 
 from celery_durable.model import CreateOptions
 from celery_durable.testing.code import Code, Codes, listed
-from celery_durable.testing.doubles import Gate
 from celery_durable.testing.errors import HarnessMisuse, ScenarioFailed
 from celery_durable.testing.harness import DurableHarness
 from celery_durable.testing.instance import HarnessInstance
+from celery_durable.testing.mocks import Barrier
 from celery_durable.values import Duration
 
 __all__ = [
@@ -68,7 +68,7 @@ class Context:
     def __init__(self, harness: DurableHarness) -> None:
         self.harness = harness
         self.stored: dict[str, Any] = {}
-        self.gates: dict[str, Gate] = {}
+        self.gates: dict[str, Barrier] = {}
         self.instances: list[HarnessInstance[Any]] = []
 
     def __getitem__(self, name: str) -> Any:

@@ -8,43 +8,43 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound, StepInterrupted
-from celery_durable.model import ItemRef, Outgoing, Ref, TaskReference
+from celery_durable.model import ItemRef, OutboxMessage, RunRef, TaskReference
 from celery_durable.operations import Operations
-from celery_durable.testing.doubles import Doubles
 from celery_durable.testing.errors import HarnessMisuse
+from celery_durable.testing.mocks import Doubles
 from celery_durable.values import PayloadLimits
 
 
 class SentTasks:
     """What is out. A task whose step has no double never answers: its step times out."""
 
-    def __init__(self, operations: Callable[[], Operations], doubles: Doubles, limits: PayloadLimits) -> None:
-        self._operations, self._doubles, self._limits = operations, doubles, limits
-        self._out: dict[str, Outgoing] = {}
+    def __init__(self, operations: Callable[[], Operations], mocks: Doubles, limits: PayloadLimits) -> None:
+        self._operations, self._mocks, self._limits = operations, mocks, limits
+        self._out: dict[str, OutboxMessage] = {}
         self._known: set[str] = set()
 
-    def sent(self, letter: Outgoing) -> None:
+    def sent(self, message: OutboxMessage) -> None:
         """A task has left; it may do so again under its id."""
-        if letter.id not in self._known and "answers" in letter.content:
-            self._known.add(letter.id)
-            self._out[letter.id] = letter
+        if message.id not in self._known and "answers" in message.content:
+            self._known.add(message.id)
+            self._out[message.id] = message
 
     def answer(self) -> bool:
         """Have the first answer whose step has a double; False where there is none."""
-        for letter in list(self._out.values()):
-            reference = TaskReference.read(letter.content["answers"])
+        for message in list(self._out.values()):
+            reference = TaskReference.read(message.content["answers"])
             assert reference is not None
             ref = reference.ref
-            step = self._asker(letter.id, ref, reference.event_type)
+            step = self._asker(message.id, ref, reference.event_type)
             if step is None:
-                del self._out[letter.id]
-            elif (act := self._act(ref, step, letter)) is not None:
-                del self._out[letter.id]
-                self._operations().answer(reference, self._said(act, letter, step))
+                del self._out[message.id]
+            elif (act := self._act(ref, step, message)) is not None:
+                del self._out[message.id]
+                self._operations().answer(reference, self._said(act, message, step))
                 return True
         return False
 
-    def _asker(self, id_: str, ref: Ref, asked: str) -> str | None:
+    def _asker(self, id_: str, ref: RunRef, asked: str) -> str | None:
         """The name of the step that waits for what a task answers; None where none does any more."""
         try:
             row = self._operations().get(ref.workflow, ref.instance_id).instance
@@ -58,19 +58,19 @@ class SentTasks:
         steps = self._operations().history(ref.workflow, ref.instance_id).steps
         return next((step.name for step in steps if step.is_waiting and step.task_id == id_), None)
 
-    def _act(self, ref: Ref, step: str, letter: Outgoing) -> Callable[[], Any] | None:
+    def _act(self, ref: RunRef, step: str, message: OutboxMessage) -> Callable[[], Any] | None:
         """What stands in for the task."""
-        double = self._doubles.of_task(ref.workflow, step)
+        double = self._mocks.of_task(ref.workflow, step)
         if double is not None:
-            return partial(double.use, *letter.content["args"], **letter.content["kwargs"])
-        double = self._doubles.of_step(ref.workflow, step)
+            return partial(double.use, *message.content["args"], **message.content["kwargs"])
+        double = self._mocks.of_step(ref.workflow, step)
         return None if double is None else partial(double.use, _no_body, _no_runner)
 
-    def _said(self, act: Callable[[], Any], letter: Outgoing, step: str) -> str:
+    def _said(self, act: Callable[[], Any], message: OutboxMessage, step: str) -> str:
         try:
             return values.answer_of(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
         except StepInterrupted:
-            return values.answer_of_error("StepTimeout", f"Celery task {letter.name!r} did not answer in time")
+            return values.answer_of_error("StepTimeout", f"Celery task {message.name!r} did not answer in time")
         except HarnessMisuse:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise

@@ -15,7 +15,7 @@ from celery_durable.values.answers import (
 from celery_durable.values.cursors import CursorPart, Cursors, version_tag
 from celery_durable.values.durations import Duration, aware, duration
 from celery_durable.values.failures import described, forbids_retry, text_of
-from celery_durable.values.hooks import Hook, Hooks, outgoing_ending
+from celery_durable.values.hooks import Hook, Hooks, completion_message
 from celery_durable.values.labels import few_enough, label_changes, labels, read_labels
 from celery_durable.values.names import (
     LONGEST_ID,
@@ -27,15 +27,15 @@ from celery_durable.values.names import (
     storable_error,
     topic,
 )
-from celery_durable.values.outgoing import (
-    answering_task,
-    map_task,
-    outgoing_event,
-    outgoing_task,
-    route_in,
+from celery_durable.values.outbox_messages import (
+    encode_map_task,
+    event_message,
+    replying_task_message,
     stored_task,
+    task_message,
+    task_route,
 )
-from celery_durable.values.payloads import CHECKED, Codec, Misfit, PayloadLimits, encode
+from celery_durable.values.payloads import CHECKED, Codec, PayloadLimits, ValidationFailed, encode
 from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
 
 __all__ = [
@@ -50,20 +50,22 @@ __all__ = [
     "Duration",
     "Hook",
     "Hooks",
-    "Misfit",
     "PayloadLimits",
     "Retries",
     "StepConfig",
     "StepPolicy",
+    "ValidationFailed",
     "answer_of",
     "answer_of_error",
     "answer_of_termination",
-    "answering_task",
     "aware",
+    "completion_message",
     "described",
     "duration",
     "encode",
+    "encode_map_task",
     "error_in",
+    "event_message",
     "event_type",
     "few_enough",
     "forbids_retry",
@@ -72,16 +74,14 @@ __all__ = [
     "label",
     "label_changes",
     "labels",
-    "map_task",
-    "outgoing_ending",
-    "outgoing_event",
-    "outgoing_task",
     "output_in",
     "read_labels",
-    "route_in",
+    "replying_task_message",
     "storable",
     "storable_error",
     "stored_task",
+    "task_message",
+    "task_route",
     "text_of",
     "topic",
     "version_tag",

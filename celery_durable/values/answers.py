@@ -16,10 +16,10 @@ def answer_of(output: str | None) -> str:
     return f'{{"output":{output or "null"}}}'
 
 
-def answer_of_error(name: str, message: str, *, is_final: bool = False) -> str:
+def answer_of_error(name: str, message: str, *, is_non_retryable: bool = False) -> str:
     """An answer that tells of an error; ``is_final``: another attempt would come to the same."""
     name, message = storable_error(name, message)
-    final = {"final": True} if is_final else {}
+    final = {"final": True} if is_non_retryable else {}
     return encode({"error": {"name": name, "message": message, **final}}, what="Answer", limits=CHECKED)
 
 
@@ -35,7 +35,7 @@ class AnsweredError:
 
     name: str
     message: str
-    is_final: bool = False
+    is_non_retryable: bool = False
 
 
 def error_in(answer: str) -> AnsweredError | None:
@@ -43,8 +43,8 @@ def error_in(answer: str) -> AnsweredError | None:
     error = json.loads(answer).get("error")
     if error is None:
         return None
-    is_final = bool(error.get("final")) or error["name"] == NonRetryableError.__name__
-    return AnsweredError(error["name"], error["message"], is_final)
+    is_non_retryable = bool(error.get("final")) or error["name"] == NonRetryableError.__name__
+    return AnsweredError(error["name"], error["message"], is_non_retryable)
 
 
 def output_in(answer: str) -> Any:

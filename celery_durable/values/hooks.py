@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_durable.errors import DefinitionInvalid, PayloadTooLarge
-from celery_durable.model import Outgoing
+from celery_durable.model import OutboxMessage
 from celery_durable.values.names import LONGEST_ID, label
-from celery_durable.values.outgoing import outgoing_task
+from celery_durable.values.outbox_messages import task_message
 from celery_durable.values.payloads import PayloadLimits
 
 _AROUND_OUTPUT = 3
@@ -59,11 +59,11 @@ class Hooks:
         )
 
 
-def outgoing_ending(name: str, ending: Mapping[str, Any], *, id_: str, limits: PayloadLimits) -> Outgoing:
+def completion_message(name: str, ending: Mapping[str, Any], *, id_: str, limits: PayloadLimits) -> OutboxMessage:
     """The task ``name`` with ``ending`` as its argument; without its ``output`` where the whole would be too large."""
     deep = limits.depth + _AROUND_OUTPUT
     try:
-        return outgoing_task(name, (ending,), {}, id_=id_, limits=PayloadLimits(limits.size_bytes, deep))
+        return task_message(name, (ending,), {}, id_=id_, limits=PayloadLimits(limits.size_bytes, deep))
     except PayloadTooLarge:
         omitted = {} if ending["output"] is None else {"output": None, "outputOmitted": True}
-        return outgoing_task(name, ({**ending, **omitted},), {}, id_=id_, limits=PayloadLimits(2**31, deep))
+        return task_message(name, ({**ending, **omitted},), {}, id_=id_, limits=PayloadLimits(2**31, deep))

@@ -34,7 +34,7 @@ import pydantic_core
 from pydantic.errors import PydanticUserError
 
 from celery_durable.errors import DefinitionInvalid, NotSerializable, PayloadTooLarge
-from celery_durable.values.declared import readable
+from celery_durable.values.annotations import readable
 from celery_durable.values.names import UNSTORABLE
 
 logger = logging.getLogger("celery_durable")
@@ -52,7 +52,7 @@ CHECKED = PayloadLimits(2**31, 10_000)
 """Of what was held against the true limits before."""
 
 
-class Misfit(Exception):
+class ValidationFailed(Exception):
     """A value does not fit its declared type. ``problems`` are (path, message) pairs without the value."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
@@ -109,14 +109,14 @@ class Codec:
         return encode(value, what=what, limits=limits)
 
     def decode(self, text: str) -> Any:
-        """The typed value of JSON ``text``; raises Misfit."""
+        """The typed value of JSON ``text``; raises ValidationFailed."""
         if self._shape is None:
             return json.loads(text)
         names = {"by_alias": self._shape.by_alias, "by_name": not self._shape.by_alias} if self._is_ours else {}
         return _validated(self._shape.adapter.validate_json, text, **names)
 
     def check(self, value: Any) -> Any:
-        """``value`` as the declared type (a dict becomes its model); raises Misfit."""
+        """``value`` as the declared type (a dict becomes its model); raises ValidationFailed."""
         return value if self._shape is None else _validated(self._shape.adapter.validate_python, value)
 
     @functools.cached_property
@@ -146,9 +146,9 @@ def _validated(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
     try:
         return validate(value, **names)
     except pydantic.ValidationError as exc:
-        raise Misfit(_pydantic_problems(exc)) from None  # its text shows the value
+        raise ValidationFailed(_pydantic_problems(exc)) from None  # its text shows the value
     except _CODE_ERRORS as exc:
-        raise Misfit([("$", f"a validator raised {type(exc).__name__}")]) from exc
+        raise ValidationFailed([("$", f"a validator raised {type(exc).__name__}")]) from exc
 
 
 def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:

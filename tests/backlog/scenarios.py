@@ -174,7 +174,7 @@ def slow(folder: Path, *, code: float = 60.0, write: float = 90.0) -> list[Figur
             Figure(f"bodies run, {code:g} s of code between two steps", bodies["code"], "", 2),
             Figure(f"bodies run, a tx.mutate of {write:g} s", bodies["write"], "", 2),
             Figure("rows of the authors' transactions", rows, "", 2),
-            Figure("passes taken over", worker.text().count("PassStuck") + worker.text().count("superseded"), "", 0),
+            Figure("passes taken over", worker.text().count("PassStalled") + worker.text().count("superseded"), "", 0),
         ]
 
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_durable.tasks.background import Background
+from celery_durable.tasks.background_queue import BackgroundQueue
 
 
 @pytest.fixture
-def background() -> Iterator[Background]:
-    background = Background(size=2)
+def background() -> Iterator[BackgroundQueue]:
+    background = BackgroundQueue(size=2)
     yield background
     background.close(5)
 
 
-def test_jobs_run_in_order_and_not_where_they_were_submitted(background: Background) -> None:
+def test_jobs_run_in_order_and_not_where_they_were_submitted(background: BackgroundQueue) -> None:
     ran: list[object] = []
     assert background.submit(lambda: ran.append(threading.current_thread().name), what="One")
     assert background.submit(lambda: ran.append(2), what="Two")
@@ -28,7 +28,7 @@ def test_jobs_run_in_order_and_not_where_they_were_submitted(background: Backgro
 
 
 def test_a_job_that_fails_is_logged_and_the_next_one_runs(
-    background: Background, caplog: pytest.LogCaptureFixture
+    background: BackgroundQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: list[int] = []
     with caplog.at_level(logging.WARNING):
@@ -39,7 +39,7 @@ def test_a_job_that_fails_is_logged_and_the_next_one_runs(
     assert ran == [2]
 
 
-def test_what_does_not_fit_is_refused_and_logged(background: Background, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_does_not_fit_is_refused_and_logged(background: BackgroundQueue, caplog: pytest.LogCaptureFixture) -> None:
     is_at_work, may_end = threading.Event(), threading.Event()
     background.submit(lambda: (is_at_work.set(), may_end.wait(30)), what="One")
     assert is_at_work.wait(30)
@@ -51,7 +51,9 @@ def test_what_does_not_fit_is_refused_and_logged(background: Background, caplog:
     may_end.set()
 
 
-def test_closing_does_not_wait_for_a_job_that_hangs(background: Background, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_does_not_wait_for_a_job_that_hangs(
+    background: BackgroundQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     is_at_work, may_end = threading.Event(), threading.Event()
     background.submit(lambda: (is_at_work.set(), may_end.wait(30)), what="One")
     assert is_at_work.wait(30)
@@ -65,7 +67,7 @@ def test_closing_does_not_wait_for_a_job_that_hangs(background: Background, capl
     assert ran.wait(30)
 
 
-def test_a_fork_begins_with_an_empty_queue_and_a_thread_of_its_own(background: Background) -> None:
+def test_a_fork_begins_with_an_empty_queue_and_a_thread_of_its_own(background: BackgroundQueue) -> None:
     is_at_work, may_end = threading.Event(), threading.Event()
     background.submit(lambda: (is_at_work.set(), may_end.wait(30)), what="One")
     assert is_at_work.wait(30)

@@ -16,9 +16,9 @@ from celery import Celery
 from celery.beat import Service
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import Due, Ref
+from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
-from celery_durable.store import agendas, claims
+from celery_durable.store import claims, schedule
 from celery_durable.tasks import SWEEP
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState
@@ -114,7 +114,7 @@ def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: P
     for dispatcher in both:
         dispatcher.start()
     try:
-        until(lambda: (when := durable.store.read(agendas.next_poll))[0] - when[1] > timedelta(minutes=5))
+        until(lambda: (when := durable.store.read(schedule.next_poll))[0] - when[1] > timedelta(minutes=5))
     finally:
         for dispatcher in both:
             dispatcher.stop()
@@ -161,16 +161,16 @@ class Outage(Runtime):
 
 
 @pytest.fixture
-def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[Due]]:
+def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[DueRun]]:
     runtime = Outage()
     app = make_app(durable_lease_seconds=0.05, durable_grace_seconds=0.001)
     durable = Durable(app, runtime=runtime)
     runtime.install(durable.store.engine)
-    published: list[Due] = []
+    published: list[DueRun] = []
 
-    def publish(dues: Any) -> PublishReport:
-        published.extend(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+    def publish(due_runs: Any) -> PublishReport:
+        published.extend(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
     sweeper = Sweeper(durable.store, durable.settings, runtime, publish, lambda _: None)
     nap(durable).create(id="n-1")
@@ -178,7 +178,7 @@ def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[Due]]:
 
 
 def _claim(durable: Durable) -> Any:
-    ref = Ref("nap", "n-1", 1)
+    ref = RunRef("nap", "n-1", 1)
     lease = durable.settings.lease
     return durable.store.transact(lambda tx: claims.claim(tx, ref, token="t" * 36, claimed_by="task node", lease=lease))
 
@@ -212,7 +212,7 @@ def test_an_expired_claim_is_released_as_a_crash(outage: Any) -> None:
     assert _claim(durable)
     _until_due(sweeper)
     assert sweeper.sweep() == 1
-    assert published == [Due(Ref("nap", "n-1", 1), durable.settings.queue)]
+    assert published == [DueRun(RunRef("nap", "n-1", 1), durable.settings.queue)]
     assert _crashes(durable) == 1
 
 
@@ -306,5 +306,5 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
     assert len(told("The dispatcher looks after due work again")) == 1
 
 
-def _taken(dues: Any) -> PublishReport:
-    return PublishReport.of(len(dues), SendState.SENT)
+def _taken(due_runs: Any) -> PublishReport:
+    return PublishReport.of(len(due_runs), SendState.SENT)

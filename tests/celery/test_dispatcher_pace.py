@@ -35,7 +35,7 @@ def test_a_dispatcher_rests_while_full_queues_leave_work_due(make_app: Callable[
         durable.store,
         durable.settings,
         Runtime(),
-        lambda dues: PublishReport.of(len(dues), SendState.SENT),
+        lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
         lambda _: 10**6,
     )
     dispatcher = Dispatcher(sweeper, durable.settings)

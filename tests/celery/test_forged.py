@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.contrib import prometheus
-from celery_durable.model import Ref, task_type
-from celery_durable.store.identity import store_id
+from celery_durable.model import RunRef, task_type
+from celery_durable.store.database_identity import store_id
 from celery_durable.tasks import ADVANCE, DELIVER, MARKER, SWEEP, TASK_DONE, TASK_FAILED
 from tests.celery.embedded import messages, until, worker
 from tests.references import reference_of
@@ -126,7 +126,7 @@ def test_a_reference_that_is_longer_than_any_of_ours_is_malformed(
     app: Celery, durable: Durable, waits: Any, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     pk = durable.operations.get("waits", "w-1").instance.pk
-    forged = reference_of(durable.store, Ref("waits", "w-1", 1), task_type("nobody.knows.it", pk, 1, 1)).to_json()
+    forged = reference_of(durable.store, RunRef("waits", "w-1", 1), task_type("nobody.knows.it", pk, 1, 1)).to_json()
     forged[position] = 10**5000 if position in (3, 7) else "x" * 10_000
     for name, what in ((TASK_DONE, DONE), (TASK_FAILED, ERROR)):
         assert app.tasks[name].apply((what, forged)).get() == "noop: malformed message"
@@ -138,7 +138,7 @@ def test_a_forged_answer_is_counted_and_logged(
     app: Celery, durable: Durable, waits: Any, caplog: pytest.LogCaptureFixture, registry: CollectorRegistry
 ) -> None:
     pk = durable.operations.get("waits", "w-1").instance.pk
-    ref = Ref("waits", "w-1", 1)
+    ref = RunRef("waits", "w-1", 1)
     true = reference_of(durable.store, ref, task_type("nobody.knows.it", pk, 1, 1))
     assert len(true.token) == 32
     forged = dataclasses.replace(true, token="0" * 32)

@@ -16,7 +16,7 @@ from celery_durable.model import Heartbeat
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.tasks import SWEEP
-from celery_durable.tasks.pulse import SWEEP_TASK, Heart
+from celery_durable.tasks.heartbeats import SWEEP_TASK, HeartbeatThread
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
 from tests.celery.test_dispatcher import beat, nap
@@ -36,8 +36,8 @@ def rows(durable: Durable) -> tuple[Heartbeat, ...]:
     return durable.store.read(heartbeats.read)[1]
 
 
-def heart_of(durable: Durable, clock: Clock) -> Heart:
-    return Heart(lambda: durable.store, clock, queues=lambda: ["durable"], workflows=lambda: ["order"])
+def heart_of(durable: Durable, clock: Clock) -> HeartbeatThread:
+    return HeartbeatThread(lambda: durable.store, clock, queues=lambda: ["durable"], workflows=lambda: ["order"])
 
 
 def count_writes(durable: Durable) -> list[str]:
@@ -106,22 +106,22 @@ def test_the_sweep_task_says_that_due_work_was_looked_for(make_app: MakeApp, tmp
 
 def test_a_heart_writes_once_in_ten_seconds(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
-    heart = heart_of(durable, clock)
-    heart.beat()
+    heartbeat = heart_of(durable, clock)
+    heartbeat.beat()
     assert said == []  # not before it begins
-    heart.begin("worker", "w@here")
+    heartbeat.begin("worker", "w@here")
     for _ in range(400):
-        heart.beat()
+        heartbeat.beat()
         clock.seconds += 0.25
     assert said == ["INSERT"] * 10
 
 
 def test_a_dispatcher_removes_old_rows_each_ten_minutes(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
-    heart = heart_of(durable, clock)
-    heart.begin("dispatcher", "beat@here")
+    heartbeat = heart_of(durable, clock)
+    heartbeat.begin("dispatcher", "beat@here")
     for _ in range(120):
-        heart.beat(looked_ago=0.0, wakes_in=1.0)
+        heartbeat.beat(looked_ago=0.0, wakes_in=1.0)
         clock.seconds += 10
     assert (said.count("INSERT"), said.count("DELETE")) == (120, 2)
 
@@ -146,14 +146,14 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
 ) -> None:
     caplog.set_level(logging.INFO, "celery_durable")
     clock = Clock()
-    heart = heart_of(durable, clock)
-    heart.begin("worker", "w@here")
+    heartbeat = heart_of(durable, clock)
+    heartbeat.begin("worker", "w@here")
     with durable.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE workflow_heartbeat RENAME TO elsewhere")
     for _ in range(3):
-        heart.beat()
+        heartbeat.beat()
         clock.seconds += 10
-    heart.end()
+    heartbeat.end()
     told = [record for record in caplog.records if "heartbeat" in record.message]
     assert [(record.levelname, record.message.partition(":")[0]) for record in told] == [
         ("WARNING", "The heartbeat of this process cannot be written, trying on")
@@ -190,22 +190,22 @@ def test_a_worker_without_a_database_starts_all_the_same(make_app: MakeApp) -> N
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_no_heartbeat_before_it_begins_its_own(durable: Durable) -> None:
     clock = Clock()
-    heart = heart_of(durable, clock)
-    heart.begin("worker", "w@here")
-    heart.start()
+    heartbeat = heart_of(durable, clock)
+    heartbeat.begin("worker", "w@here")
+    heartbeat.start()
     until(lambda: rows(durable))
     clock.seconds += 100
     child = os.fork()
     if not child:
-        heart.beat()
-        heart.stop()
-        heart.end()
-        heart.begin("dispatcher", "beat@there")
-        heart.beat(looked_ago=0.0)
+        heartbeat.beat()
+        heartbeat.stop()
+        heartbeat.end()
+        heartbeat.begin("dispatcher", "beat@there")
+        heartbeat.beat(looked_ago=0.0)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     by_node = {found.node: found for found in rows(durable)}
     assert set(by_node) == {"w@here", "beat@there"}
     assert (by_node["w@here"].pid, by_node["beat@there"].pid) == (os.getpid(), child)
-    heart.stop()
+    heartbeat.stop()
     assert [found.node for found in rows(durable)] == ["beat@there"]

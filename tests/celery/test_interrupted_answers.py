@@ -18,7 +18,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_durable
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import ItemRef, Ref
+from celery_durable.model import ItemRef, RunRef
 from celery_durable.tasks import TASK_DONE, TASK_FAILED
 from tests.celery.embedded import messages, until, worker
 from tests.references import reference_of
@@ -61,7 +61,7 @@ def interrupted(at: int) -> Iterator[Interruption]:
 
 
 @pytest.fixture
-def out(app: Celery, durable: Durable) -> Ref:
+def out(app: Celery, durable: Durable) -> RunRef:
     """An instance whose map has all its items out."""
 
     @durable.workflow
@@ -72,7 +72,7 @@ def out(app: Celery, durable: Durable) -> Ref:
         instance = maps.create(id="m-1")
         until(lambda: instance.status().status == "waiting")
     messages(app)
-    return Ref("maps", "m-1", 1)
+    return RunRef("maps", "m-1", 1)
 
 
 def returns(app: Celery, nth: int, reference: list[Any]) -> None:
@@ -91,7 +91,7 @@ def fails(app: Celery, nth: int, reference: list[Any]) -> None:
 
 @pytest.mark.parametrize("end", [returns, fails])
 def test_a_task_that_is_interrupted_while_it_answers_answers_once(
-    app: Celery, durable: Durable, out: Ref, end: Callable[[Celery, int, list[Any]], None]
+    app: Celery, durable: Durable, out: RunRef, end: Callable[[Celery, int, list[Any]], None]
 ) -> None:
     pk = durable.operations.get(out.workflow, out.instance_id).instance.pk
     item = durable.store.tables.item.c

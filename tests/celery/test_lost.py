@@ -1,4 +1,4 @@
-"""A worker's part in the search for lost tasks: what it holds, its answers to roll calls, copies it discards."""
+"""A worker's part in the search for lost tasks: what it holds, its answers to inventories, copies it discards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from celery.exceptions import Reject
 from kombu import Connection
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import Ref, TaskReference
-from celery_durable.store import heartbeats, losses, roll_calls
-from celery_durable.store.heartbeats import Pulse
-from celery_durable.store.identity import store_id
-from celery_durable.store.roll_calls import Peer
-from celery_durable.tasks.lost import copies
+from celery_durable.model import RunRef, TaskReference
+from celery_durable.store import heartbeats, inventories, lost_tasks
+from celery_durable.store.database_identity import store_id
+from celery_durable.store.heartbeats import HeartbeatUpdate
+from celery_durable.store.inventories import Peer
+from celery_durable.tasks.lost import duplicates
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
 from tests.services import BROKERS, missing
@@ -33,7 +33,7 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
     """Send a task as a step does, of an instance that is not there any more; answers with its id."""
     reference = TaskReference(
         store or durable.store.transact(store_id),
-        Ref("gone", "i-1", 1),
+        RunRef("gone", "i-1", 1),
         f"item:1:{number}:1:gone",
         "0" * 32,
         "durable",
@@ -44,15 +44,15 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
 
 def peer(durable: Durable, node: str) -> Peer | None:
     """What the worker has said."""
-    peers = durable.store.attempt(lambda tx: roll_calls.stand(tx, CALLER))
+    peers = durable.store.attempt(lambda tx: inventories.stand(tx, CALLER))
     return next((each for each in peers if each.node == node), None)
 
 
 def call_roll(durable: Durable, node: str) -> frozenset[str]:
     """Ask all workers what they hold; answers with what this one says."""
     store = durable.store
-    store.attempt(lambda tx: heartbeats.upsert(tx, Pulse(CALLER, "dispatcher", CALLER, 1)))
-    number = store.attempt(lambda tx: roll_calls.call(tx, CALLER))
+    store.attempt(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(CALLER, "dispatcher", CALLER, 1)))
+    number = store.attempt(lambda tx: inventories.call(tx, CALLER))
     assert number is not None
     until(lambda: (found := peer(durable, node)) is not None and (found.answered or 0) >= number)
     found = peer(durable, node)
@@ -61,30 +61,30 @@ def call_roll(durable: Durable, node: str) -> frozenset[str]:
 
 
 @pytest.fixture
-def begun() -> list[int]:
+def started() -> list[int]:
     return []
 
 
 @pytest.fixture
-def tasks(app: Celery, durable: Durable, begun: list[int]) -> threading.Event:
+def tasks(app: Celery, durable: Durable, started: list[int]) -> threading.Event:
     """Tasks that note that they have begun; `work` goes on when the event is set."""
     may_end = threading.Event()
 
     @app.task(name="work", shared=False)
     def work(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         assert may_end.wait(30)
 
     @app.task(name="seldom", shared=False, rate_limit="1/h")
     def seldom(number: int) -> None:
-        begun.append(number)
+        started.append(number)
 
     return may_end
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_worker_holds_what_it_has_received_until_it_has_ended(
-    app: Celery, durable: Durable, tasks: threading.Event, begun: list[int], pool: str
+    app: Celery, durable: Durable, tasks: threading.Event, started: list[int], pool: str
 ) -> None:
     """Also what no list of Celery's names: tasks with an ETA, and those that wait for their rate."""
     if pool == "solo":
@@ -93,40 +93,40 @@ def test_a_worker_holds_what_it_has_received_until_it_has_ended(
         waiting = {send(durable, "work", 1, countdown=3600), send(durable, "seldom", 2), send(durable, "seldom", 3)}
         active = send(durable, "work", 4)
         app.send_task("work", (5,))  # of no step
-        until(lambda: {2, 4} <= set(begun))
+        until(lambda: {2, 4} <= set(started))
         held = call_roll(durable, "w@here")
         assert len(held & waiting) == 2  # one of the two that are rare has run
         assert held - waiting == ({active} if pool == "threads" else set())
         tasks.set()
-        until(lambda: 5 in begun)
+        until(lambda: 5 in started)
         until(lambda: active not in call_roll(durable, "w@here"))
         assert len(call_roll(durable, "w@here")) == 2
 
 
 def test_a_marker_is_reported_when_it_is_received(
-    app: Celery, durable: Durable, tasks: threading.Event, begun: list[int]
+    app: Celery, durable: Durable, tasks: threading.Event, started: list[int]
 ) -> None:
     """It need not run: all processes may be busy for hours."""
     with worker(app, hostname="w@here", concurrency=1):
         send(durable, "work", 1)
-        until(lambda: begun == [1])
+        until(lambda: started == [1])
         to = durable.lost_tasks._messages.destination(
             json.dumps({"name": "work", "args": [2], "kwargs": {}, "options": {}})
         )
         assert to is not None
         assert to.queue == app.conf.task_default_queue
         assert durable.lost_tasks._messages.send_marker("m-1", to)
-        until(lambda: (found := peer(durable, "w@here")) is not None and "m-1" in found.passed)
+        until(lambda: (found := peer(durable, "w@here")) is not None and "m-1" in found.received_markers)
         tasks.set()
 
 
 def test_a_worker_beats_until_its_pool_has_ended(
-    app: Celery, durable: Durable, tasks: threading.Event, begun: list[int]
+    app: Celery, durable: Durable, tasks: threading.Event, started: list[int]
 ) -> None:
     """Stopping takes as long as the tasks that it has: they are no dead worker's."""
     with worker(app, hostname="w@here"):
         send(durable, "work", 1)
-        until(lambda: begun == [1])
+        until(lambda: started == [1])
         until(lambda: peer(durable, "w@here"))
         durable.worker_stopped()  # our first step to stop; the pool's comes later
         held = call_roll(durable, "w@here")
@@ -140,24 +140,24 @@ def test_a_copy_that_nobody_waits_for_does_not_run(
     app: Celery,
     durable: Durable,
     tasks: threading.Event,
-    begun: list[int],
+    started: list[int],
     monkeypatch: pytest.MonkeyPatch,
     delivery: int,
     is_ours: bool,
     runs: bool,
 ) -> None:
     """Only a message with a delivery number, or one that comes again, is looked up; and in its own database."""
-    monkeypatch.setattr(copies, "_HELD", timedelta(seconds=6))  # a look-up may be slow where tests run
+    monkeypatch.setattr(duplicates, "_HELD", timedelta(seconds=6))  # a look-up may be slow where tests run
     tasks.set()
     with worker(app, hostname="w@here"):
         send(durable, "work", 1, delivery=delivery, store="" if is_ours else "another")
         send(durable, "work", 2, countdown=8)  # after the other
-        until(lambda: 2 in begun)
-        assert (1 in begun) is runs
+        until(lambda: 2 in started)
+        assert (1 in started) is runs
 
 
 def test_a_copy_that_a_step_waits_for_runs(
-    app: Celery, durable: Durable, tasks: threading.Event, begun: list[int]
+    app: Celery, durable: Durable, tasks: threading.Event, started: list[int]
 ) -> None:
     tasks.set()
 
@@ -168,7 +168,7 @@ def test_a_copy_that_a_step_waits_for_runs(
     with worker(app, hostname="w@here"):
         instance = flow.create(None)
         assert instance.result("20 seconds") == [None]
-        assert begun == [7]
+        assert started == [7]
 
 
 def test_a_retry_of_celerys_own_is_noted(app: Celery, durable: Durable) -> None:
@@ -198,7 +198,7 @@ def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Dura
 
     @app.task(name="other", shared=False)
     def other(number: int) -> int:
-        page = durable.store.read(lambda tx: losses.read_sent(tx, age=timedelta(0), after=None, limit=9))
+        page = durable.store.read(lambda tx: lost_tasks.read_sent(tx, age=timedelta(0), after=None, limit=9))
         outs.append(len(page.tasks))
         return number
 
@@ -216,10 +216,10 @@ def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Dura
 
 
 def test_a_message_that_redis_delivers_again_is_looked_up(
-    make_app: MakeApp, begun: list[int], monkeypatch: pytest.MonkeyPatch
+    make_app: MakeApp, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that it restores after its visibility timeout; the memory broker does not say which they are."""
-    monkeypatch.setattr(copies, "_HELD", timedelta(seconds=6))
+    monkeypatch.setattr(duplicates, "_HELD", timedelta(seconds=6))
     url = BROKERS["redis"]
     try:
         with Connection(url, connect_timeout=3) as connection:
@@ -232,16 +232,16 @@ def test_a_message_that_redis_delivers_again_is_looked_up(
 
     @app.task(name="back", shared=False, acks_late=True)
     def back(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         if number == 1:
             raise Reject("not now", requeue=True)
 
     with worker(app, hostname="w@here"):
         send(durable, "back", 1)
-        until(lambda: begun == [1])
+        until(lambda: started == [1])
         send(durable, "back", 2, countdown=8)  # after the other
-        until(lambda: 2 in begun)
+        until(lambda: 2 in started)
     with redis.Redis.from_url(url) as client:
         for key in client.scan_iter(f"{prefix}*", count=1000):
             client.delete(key)
-    assert begun == [1, 2]
+    assert started == [1, 2]

@@ -18,9 +18,9 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
-from celery_durable.model import Due, from_us, to_us
+from celery_durable.model import DueRun, from_us, to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import agendas, instances
+from celery_durable.store import instances, schedule
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.celery.conftest import MakeApp
@@ -195,7 +195,7 @@ def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> No
     assert durable.sweeper.sweep() == 0
     assert durable.sweeper.sweep() == 0
     assert [message.payload[0][1] for message in messages(app)] == ["i-0", "i-1", "i-2"]  # create's own
-    first, now = durable.store.read(agendas.next_poll)
+    first, now = durable.store.read(schedule.next_poll)
     assert first is not None
     assert (first - now).total_seconds() > 1700
 
@@ -262,13 +262,13 @@ class Refusing:
     def __init__(self) -> None:
         self.queues: set[str] = set()
         self.is_away = False
-        self.offered: list[Due] = []
+        self.offered: list[DueRun] = []
 
-    def publish(self, dues: Sequence[Due]) -> PublishReport:
-        self.offered += dues
+    def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
+        self.offered += due_runs
         if self.is_away:
-            return PublishReport.of(len(dues), SendState.UNSENT)
-        return PublishReport([SendState.REFUSED if due.queue in self.queues else SendState.SENT for due in dues])
+            return PublishReport.of(len(due_runs), SendState.UNSENT)
+        return PublishReport([SendState.REFUSED if due.queue in self.queues else SendState.SENT for due in due_runs])
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
 def _until_due(durable: Durable) -> None:
     """Until what comes next is due, and with it what comes within a second of it."""
     while True:
-        first, now = durable.store.read(agendas.next_poll)
+        first, now = durable.store.read(schedule.next_poll)
         assert first is not None
         soon = to_us(first) + 1_000_000
         last = from_us(

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import span_us
+from celery_durable.model import duration_us
 from celery_durable.store import heartbeats
-from celery_durable.store.heartbeats import Pulse
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.tasks import SWEEP
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages
@@ -36,7 +36,7 @@ def durable(app: Celery) -> Durable:
     assert len(messages(app)) == 1
     i = durable.store.tables.instance
     with durable.store.engine.begin() as connection:
-        connection.execute(sa.update(i).values(sent_at=i.c.sent_at - span_us(timedelta(seconds=10))))
+        connection.execute(sa.update(i).values(sent_at=i.c.sent_at - duration_us(timedelta(seconds=10))))
     return durable
 
 
@@ -51,18 +51,18 @@ def test_it_sends_a_lost_hint_again_at_its_first_look(app: Celery, durable: Dura
 
 
 def test_its_own_heartbeat_is_no_dispatcher(app: Celery, durable: Durable) -> None:
-    durable.sweep_heart.beat("w@here")
+    durable.sweep_heartbeat.beat("w@here")
     assert sweep(app) == "1 published"
 
 
 def test_a_dispatcher_that_is_gone_counts_no_more(app: Celery, durable: Durable) -> None:
-    long_ago = Pulse("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(minutes=5))
+    long_ago = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(minutes=5))
     durable.store.attempt(lambda tx: heartbeats.upsert(tx, long_ago))
     assert sweep(app) == "1 published"
 
 
 def test_beside_a_dispatcher_it_leaves_to_it_what_a_worker_may_hold(app: Celery, durable: Durable) -> None:
     """It looks again soon, and so can tell a hint that is lost from one that a worker took this moment."""
-    lives = Pulse("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
+    lives = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
     durable.store.attempt(lambda tx: heartbeats.upsert(tx, lives))
     assert sweep(app) == "0 published"

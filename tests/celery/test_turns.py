@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import Due, OutboxKind, Outgoing, Ref
+from celery_durable.model import DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.store import outbox
 from celery_durable.tasks.dispatcher import Sweeper
@@ -23,14 +23,14 @@ class Broker:
     """Takes everything, and writes down in which order."""
 
     def __init__(self) -> None:
-        self.taken: list[Ref | str] = []
+        self.taken: list[RunRef | str] = []
         self.lengths: dict[str, int] = {}
 
-    def publish(self, dues: Sequence[Due]) -> PublishReport:
-        self.taken += [due.ref for due in dues]
-        return PublishReport.of(len(dues), SendState.SENT)
+    def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
+        self.taken += [due.ref for due in due_runs]
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
-    def send(self, messages: Sequence[Outgoing]) -> PublishReport:
+    def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         self.taken += [message.id for message in messages]
         return PublishReport.of(len(messages), SendState.SENT)
 
@@ -55,7 +55,7 @@ def _fill(durable: Durable, *, instances: int, messages: int, queue: str = "here
     for number in range(instances):
         durable.operations.create(queue, None, id=f"{queue}-{number}")
     tables = durable.store.tables
-    rows = [Outgoing(f"m-{number}", OutboxKind.TASK, "mail", "{}") for number in range(messages)]
+    rows = [OutboxMessage(f"m-{number}", OutboxKind.TASK, "mail", "{}") for number in range(messages)]
     with durable.store.engine.begin() as connection:
         connection.execute(sa.update(tables.instance).values(sent_at=None, poll_at=tables.instance.c.run_at))
     durable.store.transact(
@@ -68,7 +68,7 @@ def test_a_full_outbox_delays_an_instance_by_one_batch(make_app: Callable[..., C
     _fill(durable, instances=25, messages=95)
     sweeper = _sweeper(durable, broker)
     assert sweeper.sweep() == 120
-    kinds = "".join("i" if isinstance(each, Ref) else "m" for each in broker.taken)
+    kinds = "".join("i" if isinstance(each, RunRef) else "m" for each in broker.taken)
     assert kinds == "i" * 10 + "m" * 10 + "i" * 10 + "m" * 10 + "i" * 5 + "m" * 75
 
 
@@ -86,7 +86,7 @@ def test_queues_share_a_turn(make_app: Callable[..., Celery]) -> None:
     _fill(durable, instances=25, messages=0, queue="many")
     _fill(durable, instances=3, messages=0, queue="few")
     _sweeper(durable, broker).sweep(most_turns=1)
-    assert [each.workflow for each in broker.taken if isinstance(each, Ref)].count("few") == 3
+    assert [each.workflow for each in broker.taken if isinstance(each, RunRef)].count("few") == 3
 
 
 def test_what_waits_for_a_full_queue_is_not_read(make_app: Callable[..., Celery]) -> None:

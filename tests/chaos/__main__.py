@@ -81,19 +81,19 @@ def _run(pair: str, folder: Path, seed: int, seconds: float, kills: int, size: i
         storm = Storm(arena, random.Random(f"{seed} {pair} storm"))
         crowd = Crowd(arena.site, random.Random(f"{seed} {pair} crowd"), size=size)
         crowd.start()
-        begun = time.monotonic()
+        started = time.monotonic()
         news = _News(pair, storm, crowd)
 
         def go_on() -> bool:
             news.tell()
-            passed = time.monotonic() - begun
+            passed = time.monotonic() - started
             return passed < seconds or (storm.tally.killed < kills and passed < seconds * _LONGER)
 
         def wants_kills() -> bool:
-            return storm.tally.killed < min(kills, kills * (time.monotonic() - begun) / seconds)
+            return storm.tally.killed < min(kills, kills * (time.monotonic() - started) / seconds)
 
         storm.blow(go_on, wants_kills)
-        passed = time.monotonic() - begun
+        passed = time.monotonic() - started
         storm.subside()
         crowd.stop()
         _await_quiet(arena, storm, news, crowd)

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, cli
 from celery_durable.cli import durable as verbs
-from celery_durable.model import Ref, to_us
+from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 
 # Commands import their modules when they run, beside the threads of a worker. pytest parses each module of a plugin
@@ -128,7 +128,7 @@ class Shop:
             raise NonRetryableError("out of \x1b]0;title\x07paper", name="NoPaper")
 
     def work(self, workflow: str, instance_id: str, run: int = 1) -> str:
-        return self.durable.runner.advance(Ref(workflow, instance_id, run), claimed_by="task-1 celery@tests")
+        return self.durable.runner.advance(RunRef(workflow, instance_id, run), claimed_by="task-1 celery@tests")
 
     def work_at_once(self) -> None:
         """From now on a verb that makes something due also has it advanced."""
@@ -146,10 +146,10 @@ class Shop:
             self._monkeypatch.delenv(name, raising=False)
         self._monkeypatch.setenv("COLUMNS", str(columns))
         self._monkeypatch.setenv("TERM", "xterm-256color")
-        with _pseudo_terminal() as (screen, shown):
-            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+        with _pseudo_terminal() as (console, shown):
+            with contextlib.redirect_stdout(console), contextlib.redirect_stderr(console):
                 verbs.main(list(words), obj=self._context(), prog_name="celery durable", standalone_mode=False)
-            screen.close()
+            console.close()
         return "\n".join(line.rstrip() for line in "".join(shown).splitlines())
 
     def _context(self) -> CLIContext:
@@ -168,8 +168,8 @@ def _pseudo_terminal() -> Iterator[tuple[Any, list[str]]]:
 
     reader = threading.Thread(target=read)
     reader.start()
-    with os.fdopen(theirs, "w", encoding="utf-8") as screen:
-        yield screen, shown
+    with os.fdopen(theirs, "w", encoding="utf-8") as console:
+        yield console, shown
     reader.join()
     os.close(ours)
 

@@ -15,7 +15,7 @@ from celery_durable.http import Access, Unauthenticated, asgi
 from tests.cli.conftest import Said, Shop
 
 
-class Door(Protocol):
+class Connection(Protocol):
     """Calls a verb."""
 
     name: str

@@ -118,16 +118,16 @@ def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, doo
     )
 
 
-@pytest.mark.parametrize("verb", [("watch",), ("logs", "-f")])
-def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, verb: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("watch",), ("logs", "-f")])
+def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, command: tuple[str, ...]) -> None:
     order.work_at_once()
     with door.when_it_waits(lambda: order.durable.operations.send_event("order", "o-1", "approval", "eve")):
-        said = door(verb[0], "order", "o-1", *verb[1:])
+        said = door(command[0], "order", "o-1", *command[1:])
     assert said.code == 0, said.err
     told = ["order received", "decided by=eve"]
     lines = [line for line in said.out.splitlines() if any(each in line for each in told)]
     assert len(lines) == 2
-    assert "decided by=eve" in (said.out.splitlines()[-1] if verb[0] == "logs" else said.out.splitlines()[-3])
+    assert "decided by=eve" in (said.out.splitlines()[-1] if command[0] == "logs" else said.out.splitlines()[-3])
 
 
 def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytest.MonkeyPatch) -> None:

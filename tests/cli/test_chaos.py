@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_durable.cli.mischief import Messenger
-from celery_durable.model import Due, Ref
+from celery_durable.cli.fault_injection import Messenger
+from celery_durable.model import DueRun, RunRef
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 from tests.cli.test_processes import Folder
@@ -106,7 +106,7 @@ def test_chaos_that_is_interrupted_ends_what_it_started_and_tells_what_it_did(st
     assert len(processes_of(chaos.pid)) > 0
     chaos.send_signal(number)
     assert chaos.wait(40) == 130, staging.log()
-    assert "Ending the workers that were started; once more ends them at once.\n" in staging.log()
+    assert "RunOutcome the workers that were started; once more ends them at once.\n" in staging.log()
     assert "violations\t0\n" in staging.log()
     for action in ("pool processes killed", "workers killed", "messages dropped", "messages repeated"):
         assert re.search(rf"^{action}\t\d+$", staging.log(), re.MULTILINE), action  # also what was not done
@@ -149,21 +149,21 @@ class Post:
     """A publisher that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.sent: list[Due] = []
+        self.sent: list[DueRun] = []
 
-    def publish(self, dues: list[Due]) -> PublishReport:
-        self.sent += dues
-        return PublishReport.of(len(dues), SendState.SENT)
+    def publish(self, due_runs: list[DueRun]) -> PublishReport:
+        self.sent += due_runs
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
 
 def test_some_messages_are_dropped_some_repeated_and_all_are_counted() -> None:
     post = Post()
     messenger = Messenger(post, random.Random(1))
-    dues = [Due(Ref("order", f"o-{number}", 1), "durable") for number in range(100)]
-    assert set(messenger.publish(dues).states) == {SendState.SENT}  # also what was dropped, as far as it can tell
-    times = [post.sent.count(due) for due in dues]
+    due_runs = [DueRun(RunRef("order", f"o-{number}", 1), "durable") for number in range(100)]
+    assert set(messenger.publish(due_runs).states) == {SendState.SENT}  # also what was dropped, as far as it can tell
+    times = [post.sent.count(due) for due in due_runs]
     assert set(times) == {0, 1, 2}
     assert messenger.done == {"dropped": times.count(0), "repeated": times.count(2)}
-    messenger.repeat(dues[0])
-    assert post.sent[-1] == dues[0]
+    messenger.repeat(due_runs[0])
+    assert post.sent[-1] == due_runs[0]
     assert messenger.done["repeated"] == times.count(2) + 1

@@ -12,7 +12,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent, values
 from celery_durable.cli.render import standing
-from celery_durable.model import Ref, to_us
+from celery_durable.model import RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.cli.doors import Direct, OverHttp, served
 from tests.references import reference_of
@@ -56,7 +56,7 @@ def answer(shop: Shop, name: str, payload: str) -> None:
     steps = shop.durable.operations.history("album", "a-1").steps
     seq, step = next((seq, step) for seq, step in enumerate(steps, start=1) if step.name == name)
     event_type = f"task:{key(shop)}:{seq}:{step.attempts}:{step.task}"
-    reference = reference_of(shop.durable.store, Ref("album", "a-1", 1), event_type)
+    reference = reference_of(shop.durable.store, RunRef("album", "a-1", 1), event_type)
     assert shop.durable.operations.answer(reference, payload).is_taken
     shop.work("album", "a-1")
 
@@ -189,8 +189,8 @@ def test_an_export_is_the_same_at_both_doors(album: Shop, door: Any) -> None:
 
 def test_whose_child_an_instance_is_is_shown(album: Shop, door: Any) -> None:
     assert ["parent", "album", "a-1", "1", "rest"] in door("show", "nap", "n-1").rows
-    begun = ["run", "active", "run 1 of nap/n-1", "Child of step rest, run 1 of album/a-1"]
-    assert begun in [row[1:] for row in door("history", "nap", "n-1").rows]
+    started = ["run", "active", "run 1 of nap/n-1", "Child of step rest, run 1 of album/a-1"]
+    assert started in [row[1:] for row in door("history", "nap", "n-1").rows]
     parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
     assert json.loads(door("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
     told = json.loads(door("export", "nap", "n-1").out)

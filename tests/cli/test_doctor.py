@@ -18,7 +18,7 @@ from celery import Celery
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import Outage
 from celery_durable.store import heartbeats
-from celery_durable.store.heartbeats import Pulse
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.tasks import ADVANCE
 from tests.celery.embedded import until, worker
 from tests.cli.conftest import Said
@@ -72,7 +72,7 @@ def one(app: Celery, about: str) -> tuple[str, str, str]:
     return found
 
 
-def live(app: Celery, *pulses: Pulse) -> None:
+def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
         app.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
@@ -270,7 +270,7 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
 
 def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Make) -> None:
     app = make("memory://")
-    app.durable.sweep_heart.beat("w@here")
+    app.durable.sweep_heartbeat.beat("w@here")
     level, sentence, fix = one(app, "dispatcher")
     assert (level, sentence, fix) == (
         "WARN",
@@ -278,7 +278,7 @@ def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Mak
         "Celery tasks of steps that are lost wait for their timeout, and outages are not reported.",
         "Set durable_dispatcher to worker or both, or see why beat has none.",
     )
-    live(app, Pulse("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0)))
+    live(app, HeartbeatUpdate("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0)))
     assert one(app, "dispatcher")[:2] == ("OK", "Due work is looked for by beat@a, w@here.")
 
 
@@ -289,7 +289,9 @@ def test_what_keeps_dispatchers_from_their_work_is_told_once_by_the_one_that_saw
     refused, gone = Outage("queue", "durable", since, words, 3), Outage("database", "database", since, "gone", 1)
     away = Outage("broker", "redis://shop", since, "ReadOnlyError: no", 2)
     lasting = [(refused, timedelta(minutes=5)), (away, timedelta(minutes=2)), (gone, timedelta(minutes=1))]
-    first = Pulse("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0), wakes_in=timedelta(0), outages=lasting)
+    first = HeartbeatUpdate(
+        "a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0), wakes_in=timedelta(0), outages=lasting
+    )
     second = replace(first, id="b", outages=[(replace(refused, error="later"), timedelta(minutes=4))])
     live(app, first, second)
     found = findings(app)
@@ -320,9 +322,9 @@ def test_without_processes_everything_that_is_missing_is_told(make: Make) -> Non
 
 def test_a_worker_of_another_queue_or_without_the_code_is_told(make: Make) -> None:
     app = make()
-    live(app, Pulse("w", "worker", "w@here", os.getpid(), queues=["celery"], workflows=["order"]))
+    live(app, HeartbeatUpdate("w", "worker", "w@here", os.getpid(), queues=["celery"], workflows=["order"]))
     assert one(app, "queue")[0] == "FAIL"
-    live(app, Pulse("w", "worker", "w@here", os.getpid(), queues=["durable"], workflows=["other"]))
+    live(app, HeartbeatUpdate("w", "worker", "w@here", os.getpid(), queues=["durable"], workflows=["other"]))
     found = findings(app)
     assert found["queue"] == [("OK", "'durable' is consumed by w@here.", "")]
     assert found["workflows"][0][:2] == ("FAIL", "No worker of queue 'durable' knows 'order'.")
@@ -360,7 +362,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
 
     with worker(app, hostname="w@here"):
         until(lambda: app.durable.store.read(heartbeats.read)[1])
-        live(app, Pulse("b", "worker", "w@here", 1, queues=["billing"], workflows=["bill"]))
+        live(app, HeartbeatUpdate("b", "worker", "w@here", 1, queues=["billing"], workflows=["bill"]))
         found = findings(app)
     assert found["queue"] == [
         ("OK", "'durable' is consumed by w@here.", ""),

@@ -20,8 +20,8 @@ VERBS = durable.list_commands(click.Context(durable))
 PROJECT = Path(celery_durable.__file__).parents[1] / "pyproject.toml"
 
 
-def help_of(*verb: str) -> str:
-    done = CliRunner().invoke(durable, [*verb, "--help"], prog_name="celery durable")
+def help_of(*command: str) -> str:
+    done = CliRunner().invoke(durable, [*command, "--help"], prog_name="celery durable")
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -30,29 +30,29 @@ def examples_in(text: str) -> list[str]:
     return re.findall(r"^ +(celery .*)$", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_what_it_does_when_to_use_it_and_how(verb: str) -> None:
-    text = help_of(verb)
+@pytest.mark.parametrize("command", VERBS)
+def test_every_verb_says_what_it_does_when_to_use_it_and_how(command: str) -> None:
+    text = help_of(command)
     assert "  Use it " in text
     assert "  Examples:\n" in text
     assert examples_in(text)
-    summary = durable.get_command(click.Context(durable), verb).get_short_help_str(80)
+    summary = durable.get_command(click.Context(durable), command).get_short_help_str(80)
     assert not summary.endswith("...")
-    assert f"{verb:<11} {summary}\n" in help_of()
+    assert f"{command:<11} {summary}\n" in help_of()
 
 
-@pytest.mark.parametrize("verb", [None, *VERBS])
-def test_every_example_can_be_typed(verb: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [None, *VERBS])
+def test_every_example_can_be_typed(command: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "order.json").write_text("{}")
     (tmp_path / "approval.json").write_text("{}")
-    for line in examples_in(help_of(verb) if verb else help_of()):
+    for line in examples_in(help_of(command) if command else help_of()):
         *prefix, name = shlex.split(line)[:5]
         assert prefix == ["celery", "-A", "proj", "durable"]
-        assert verb in (None, name)
-        command = durable.get_command(click.Context(durable), name)
-        assert command is not None, line
-        command.make_context(name, shlex.split(line)[5:])  # raises where the line is not understood
+        assert command in (None, name)
+        found = durable.get_command(click.Context(durable), name)
+        assert found is not None, line
+        found.make_context(name, shlex.split(line)[5:])  # raises where the line is not understood
 
 
 def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:

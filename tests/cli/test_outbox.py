@@ -66,7 +66,7 @@ class Letters:
 
 
 @pytest.fixture
-def letters(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Letters:
+def messages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Letters:
     return Letters(shop, monkeypatch)
 
 
@@ -74,44 +74,44 @@ GIVEN_UP = {"attempts": "1", "next": "", "error": "ValueError: the bus is full"}
 
 
 @DATABASES
-def test_what_is_not_done_with_is_listed(letters: Letters, shop: Shop) -> None:
+def test_what_is_not_done_with_is_listed(messages: Letters, shop: Shop) -> None:
     assert shop.pipe("outbox", "--given-up").err == "Nothing was given up.\n"
-    assert letters.give_up() == "given up: ValueError"
-    wanted = [letters.row("task"), letters.row("event", **GIVEN_UP)]
+    assert messages.give_up() == "given up: ValueError"
+    wanted = [messages.row("task"), messages.row("event", **GIVEN_UP)]
     assert sorted(shop.pipe("outbox").rows) == sorted(wanted)
-    assert shop.pipe("outbox", "--given-up").rows == [letters.row("event", **GIVEN_UP)]
+    assert shop.pipe("outbox", "--given-up").rows == [messages.row("event", **GIVEN_UP)]
     first = shop.pipe("outbox", "--limit", "1")
     assert (len(first.rows), first.err) == (1, "There are more: celery -A <your app> durable outbox --limit 10\n")
 
 
-def test_on_a_terminal_it_is_a_table(letters: Letters, shop: Shop) -> None:
-    letters.give_up()
+def test_on_a_terminal_it_is_a_table(messages: Letters, shop: Shop) -> None:
+    messages.give_up()
     shop.clock.advance(minutes=3)
     shop.no_color = True
     heads, row = (re.split(" {3,}", line) for line in shop.terminal("outbox", "--given-up").splitlines())
     assert heads == ["KIND", "NAME", "ID", "WORKFLOW", "INSTANCE", "RUN", "ATTEMPTS", "SINCE", "NEXT", "ERROR"]
     given_up = ["3 min ago", "given up", "ValueError: the bus is …"]
-    assert row == ["event", "OrderShipped", letters.event, "announce", "a-1", "1", "1", *given_up]
+    assert row == ["event", "OrderShipped", messages.event, "announce", "a-1", "1", "1", *given_up]
 
 
 @DATABASES
-def test_what_was_given_up_is_delivered_again_with_fresh_attempts(letters: Letters, shop: Shop) -> None:
-    letters.give_up()
-    letters.fails = False
-    assert shop.durable.deliveries.deliver(letters.event).startswith("noop")
-    said = shop.pipe("outbox", "--retry", letters.event)
-    assert said.rows == [["To be delivered again", "event", "OrderShipped", letters.event]]
+def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Letters, shop: Shop) -> None:
+    messages.give_up()
+    messages.fails = False
+    assert shop.durable.deliveries.deliver(messages.event).startswith("noop")
+    said = shop.pipe("outbox", "--retry", messages.event)
+    assert said.rows == [["To be delivered again", "event", "OrderShipped", messages.event]]
     again = {**GIVEN_UP, "attempts": "0", "next": SINCE}
-    assert letters.row("event", **again) in shop.pipe("outbox").rows
-    assert shop.durable.deliveries.deliver(letters.event) == "delivered"
-    assert [(event.id, event.attempt) for event in letters.delivered] == [(letters.event, 1)]
+    assert messages.row("event", **again) in shop.pipe("outbox").rows
+    assert shop.durable.deliveries.deliver(messages.event) == "delivered"
+    assert [(event.id, event.attempt) for event in messages.delivered] == [(messages.event, 1)]
 
 
 @DATABASES
-def test_what_is_dropped_is_gone(letters: Letters, shop: Shop) -> None:
-    letters.give_up()
-    dropped = [["Dropped", "event", "OrderShipped", letters.event], ["Dropped", "task", "shop.mail", letters.task]]
-    assert sorted(shop.pipe("outbox", "--drop", letters.event, letters.task).rows) == dropped
+def test_what_is_dropped_is_gone(messages: Letters, shop: Shop) -> None:
+    messages.give_up()
+    dropped = [["Dropped", "event", "OrderShipped", messages.event], ["Dropped", "task", "shop.mail", messages.task]]
+    assert sorted(shop.pipe("outbox", "--drop", messages.event, messages.task).rows) == dropped
     assert shop.pipe("outbox").err == "Nothing is in the outbox.\n"
 
 
@@ -119,11 +119,11 @@ def test_what_is_dropped_is_gone(letters: Letters, shop: Shop) -> None:
 @pytest.mark.parametrize("unknown", ["nothing", "x" * 300, "\udcff"])
 @DATABASES
 def test_an_id_that_is_not_there_keeps_the_others_from_it(
-    letters: Letters, shop: Shop, deed: str, unknown: str
+    messages: Letters, shop: Shop, action: str, unknown: str
 ) -> None:
-    letters.give_up()
+    messages.give_up()
     before = shop.pipe("outbox").rows
-    said = shop.pipe("outbox", deed, letters.event, unknown)
+    said = shop.pipe("outbox", action, messages.event, unknown)
     assert (said.code, said.out) == (3, "")
     assert said.err == (
         f"error: Nothing in the outbox has the id {unknown!r}.\n"
@@ -132,8 +132,8 @@ def test_an_id_that_is_not_there_keeps_the_others_from_it(
     assert shop.pipe("outbox").rows == before
 
 
-def test_what_was_not_given_up_needs_no_help(letters: Letters, shop: Shop) -> None:
-    for kind, id_, name in (("Task", letters.task, "shop.mail"), ("Outbound event", letters.event, "OrderShipped")):
+def test_what_was_not_given_up_needs_no_help(messages: Letters, shop: Shop) -> None:
+    for kind, id_, name in (("Task", messages.task, "shop.mail"), ("Outbound event", messages.event, "OrderShipped")):
         said = shop.pipe("outbox", "--retry", id_)
         assert (said.code, said.err) == (
             1,
@@ -156,22 +156,22 @@ def test_a_wrong_usage_is_told(shop: Shop, args: list[str], said: str) -> None:
     assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-def test_what_outlives_its_instance_has_no_name_of_it(letters: Letters, shop: Shop) -> None:
+def test_what_outlives_its_instance_has_no_name_of_it(messages: Letters, shop: Shop) -> None:
     shop.clock.advance(days=1)
     assert shop.pipe("prune", "--older-than", "1 hour", "--yes").rows == [["Deleted", "1"]]
     assert [row[3:6] for row in shop.pipe("outbox").rows] == [["", "", ""]] * 2
 
 
-def test_doctor_tells_what_was_given_up(letters: Letters, shop: Shop) -> None:
+def test_doctor_tells_what_was_given_up(messages: Letters, shop: Shop) -> None:
     def told() -> list[Any]:
         return [row for row in shop.pipe("doctor").rows if row[1] == "outbox"]
 
     assert told() == [["OK", "outbox", "No outbound event was given up.", ""]]
-    letters.give_up()
+    messages.give_up()
     remedy = "celery -A <your app> durable outbox --given-up tells why; then outbox --retry ID... or --drop ID..."
     one = "1 outbound event was given up: its handler failed to the last attempt."
     assert told() == [["WARN", "outbox", one, remedy]]
-    _, letters.event = letters.send("a-2")
-    letters.give_up()
+    _, messages.event = messages.send("a-2")
+    messages.give_up()
     two = "2 outbound events were given up: a handler failed to the last attempt."
     assert told() == [["WARN", "outbox", two, remedy]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from tests.cli.conftest import Shop
 
 DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -212,4 +212,4 @@ def test_a_person_sees_some_of_many_before_anything_is_done(shop: Shop) -> None:
     shown = shop.terminal("pause", "--where", "workflow=nap").splitlines()
     assert shown[:2] == ["  nap/n-11", "  nap/n-10"]
     assert shown[10:] == ["  and 2 more", "Would pause 12 instances; nothing was changed. Do it: --yes"]
-    assert shop.durable.operations.get("nap", "n-0").instance.ref == Ref("nap", "n-0", 1)
+    assert shop.durable.operations.get("nap", "n-0").instance.ref == RunRef("nap", "n-0", 1)

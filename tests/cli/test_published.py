@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, WorkflowEvent
+from celery_durable.cli.console import Bar
 from celery_durable.cli.render import progress
-from celery_durable.cli.screen import Bar
 from celery_durable.http import asgi
 from tests.cli.conftest import Shop
 from tests.cli.doors import Direct, OverHttp, served, serving
@@ -122,8 +122,8 @@ def test_a_terminal_shows_bars(packing: Shop) -> None:
 def test_watch_keeps_the_newest_bars_below_all_other_lines(packing: Shop) -> None:
     packing.no_color = True
     packing.clock.meanwhile = lambda: bring_paper(packing) if packing.clock.slept < 0.2 else None
-    screen = on_screen(packing.terminal("watch", "pack", "p-1"))
-    assert [line.partition("   ")[2].strip() for line in screen] == [
+    console = on_screen(packing.terminal("watch", "pack", "p-1"))
+    assert [line.partition("   ")[2].strip() for line in console] == [
         r'published          phase   "waits\nfor \u001b[31mpaper"',
         'step   waiting     paper   event "paper", times out in 1 d',
         "step   completed   paper",

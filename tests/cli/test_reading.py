@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_durable import NonRetryableError
+from celery_durable.cli.console import Styled
 from celery_durable.cli.follow import Follower
-from celery_durable.cli.screen import Styled
 from celery_durable.cli.stored import StoreBackend
 from tests.cli.conftest import Shop
 
@@ -241,12 +241,12 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
     assert [row[3] for row in said.rows] == ['order received cents=1999 note="two words"', "decided by=eve"]
 
 
-@pytest.mark.parametrize("verb", ["history", "logs"])
+@pytest.mark.parametrize("command", ["history", "logs"])
 def test_what_comes_between_two_reads_is_told_once_and_in_order(
-    order: Shop, monkeypatch: pytest.MonkeyPatch, verb: str
+    order: Shop, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     operations, follower = order.durable.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
-    read = getattr(operations, verb)
+    read = getattr(operations, command)
 
     def read_late(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -255,7 +255,7 @@ def test_what_comes_between_two_reads_is_told_once_and_in_order(
         order.work("order", "o-1")
         return read(*args, **options)
 
-    monkeypatch.setattr(operations, verb, read_late)
+    monkeypatch.setattr(operations, command, read_late)
     told = [cells[0] for _ in range(3) for _, cells in follower.news()]
     assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "step", "log", "step", "run"]
     assert follower.is_over

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Durable, Shown, WorkflowFailed
+from celery_durable import Durable, RedactionContext, WorkflowFailed
 from celery_durable.errors import ConfigInvalid
 from tests.cli.conftest import Shop
 
@@ -26,7 +26,7 @@ def hidden(shop: Shop) -> set[tuple[str, str | None]]:
     shop.work("bad", "b-1")
     asked: set[tuple[str, str | None]] = set()
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         asked.add((shown.kind, shown.name))
         return "***"
 

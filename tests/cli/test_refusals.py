@@ -81,10 +81,10 @@ def test_a_refusal_is_one_error_and_one_hint(
 def test_what_has_ended_is_not_steered(order: Shop) -> None:
     order.pipe("terminate", "order", "o-1")
     for words in (("pause",), ("terminate",), ("send-event", "approval")):
-        verb, *rest = words
-        said = order.pipe(verb, "order", "o-1", *rest)
+        command, *rest = words
+        said = order.pipe(command, "order", "o-1", *rest)
         assert said.code == 1
-        done = "send an event to" if rest else verb
+        done = "send an event to" if rest else command
         assert said.err.splitlines() == [
             f"error: Cannot {done} instance 'o-1' of workflow 'order': it is terminated.",
             "hint: To begin a new run of it: celery -A <your app> durable restart order o-1",

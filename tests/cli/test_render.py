@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_durable.cli.render import Times, iso, span
-from celery_durable.cli.screen import clean
+from celery_durable.cli.console import clean
+from celery_durable.cli.render import Times, format_duration, iso
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -34,7 +34,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
     ],
 )
 def test_lengths_of_time_have_at_most_two_units(seconds: float, text: str) -> None:
-    assert span(timedelta(seconds=seconds)) == text
+    assert format_duration(timedelta(seconds=seconds)) == text
 
 
 def test_instants_are_relative_for_people_and_exact_for_programs() -> None:

@@ -180,9 +180,9 @@ def test_a_pause_of_what_runs_waits_for_the_step(shop: Shop) -> None:
     assert [row[1] for row in shop.pipe("show", "busy", "b-1").rows if row[0] == "step"] == ["first"]
 
 
-@pytest.mark.parametrize("verb", ["terminate", "cancel"])
-def test_terminate_and_restart(order: Shop, verb: str) -> None:
-    assert order.pipe(verb, "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
+@pytest.mark.parametrize("command", ["terminate", "cancel"])
+def test_terminate_and_restart(order: Shop, command: str) -> None:
+    assert order.pipe(command, "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
     assert order.pipe("show", "order", "o-1").rows[1] == ["reason", "sold twice"]
     assert order.pipe("restart", "order", "o-1").rows == [["Restarted", "order/o-1", "run 2"]]
     order.work("order", "o-1", 2)

@@ -28,7 +28,7 @@ from celery_durable import (
 from celery_durable.contrib import prometheus
 from celery_durable.model import Outage
 from celery_durable.store import heartbeats
-from celery_durable.store.heartbeats import Pulse
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
 from tests.celery.embedded import worker
 from tests.docs.blocks import ROOT
@@ -209,7 +209,9 @@ def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(stor
 
         def say(id_: str, seconds: float, error: str = "no") -> None:
             refused = Outage("queue", "q", harness.clock.now, error, 1)
-            pulse = Pulse(id_, "dispatcher", id_, 1, outages=[(refused, timedelta(seconds=seconds))] if seconds else ())
+            pulse = HeartbeatUpdate(
+                id_, "dispatcher", id_, 1, outages=[(refused, timedelta(seconds=seconds))] if seconds else ()
+            )
             harness.durable.store.attempt(lambda tx: heartbeats.upsert(tx, pulse))
 
         counts = CollectorRegistry()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_durable import Durable, Step, WorkflowEvent, WorkflowNotFound, composing, durable_workflow
+from celery_durable import Durable, Step, WorkflowEvent, WorkflowNotFound, durable_workflow, packages
 from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, WorkflowNameTaken
 
 SOURCE = """
@@ -123,8 +123,8 @@ def test_installed_packages_announce_theirs_as_entry_points(
     durable: Durable, package, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     package("shop_plugin", SOURCE.format(name="plugged", key="PLUGGED"))
-    found = EntryPoints([EntryPoint("shop", value, composing.GROUP)])
-    monkeypatch.setattr(composing, "entry_points", lambda group: found.select(group=group))
+    found = EntryPoints([EntryPoint("shop", value, packages.GROUP)])
+    monkeypatch.setattr(packages, "entry_points", lambda group: found.select(group=group))
     with pytest.raises(WorkflowNotFound):
         _ = durable.workflows["plugged"]
     durable.autodiscover()
@@ -133,8 +133,8 @@ def test_installed_packages_announce_theirs_as_entry_points(
 
 def test_an_entry_point_that_leads_nowhere_is_named(durable: Durable, package, monkeypatch) -> None:
     package("shop_empty", "x = 1")
-    found = EntryPoints([EntryPoint("shop", "shop_empty.workflows", composing.GROUP)])
-    monkeypatch.setattr(composing, "entry_points", lambda group: found)
+    found = EntryPoints([EntryPoint("shop", "shop_empty.workflows", packages.GROUP)])
+    monkeypatch.setattr(packages, "entry_points", lambda group: found)
     with pytest.raises(DefinitionInvalid) as caught:
         durable.autodiscover()
     assert str(caught.value) == (

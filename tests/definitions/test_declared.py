@@ -12,7 +12,7 @@ import pytest
 from celery_durable import LinearStep, LinearWorkflow, Step, WorkflowEvent, durable_step
 from celery_durable.definitions import define, describe_step
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import CHECKED, Codec, Misfit
+from celery_durable.values import CHECKED, Codec, ValidationFailed
 
 REMEDY = (
     "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
@@ -140,9 +140,9 @@ def test_a_typed_dict_of_typing_is_read_on_every_python(annotation: Any, value: 
     ],
 )
 def test_what_a_typed_dict_requires_is_checked(annotation: Any, value: Any, where: str) -> None:
-    with pytest.raises(Misfit) as misfit:
+    with pytest.raises(ValidationFailed) as failure:
         Codec.ours(lambda: annotation).check(value)
-    assert misfit.value.problems[0][0] == where
+    assert failure.value.problems[0][0] == where
 
 
 def test_a_workflow_takes_and_returns_typed_dicts() -> None:
@@ -150,5 +150,5 @@ def test_a_workflow_takes_and_returns_typed_dicts() -> None:
 
     found = define(order)
     assert found.params.decode('{"number": "1", "name": "ada"}') == OWNER
-    with pytest.raises(Misfit):
+    with pytest.raises(ValidationFailed):
         found.output.decode("{}")

@@ -22,7 +22,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import Misfit, PayloadLimits, StepConfig
+from celery_durable.values import PayloadLimits, StepConfig, ValidationFailed
 
 if typing.TYPE_CHECKING:
     from somewhere import Elsewhere
@@ -173,9 +173,9 @@ def test_payload_and_output_types_may_stand_below_the_workflow() -> None:
 
 
 def test_parameters_that_do_not_fit_are_told_by_path() -> None:
-    with pytest.raises(Misfit) as misfit:
+    with pytest.raises(ValidationFailed) as failure:
         define(order).params.check({"amount": "much"})
-    assert misfit.value.problems == [
+    assert failure.value.problems == [
         ("$.amount", "Input should be a valid integer, unable to parse string as an integer")
     ]
 
@@ -235,7 +235,7 @@ def test_quoted_and_wrapped_annotations_are_read(fn: Any) -> None:
 def test_a_workflow_that_returns_none_has_that_as_its_type() -> None:
     found = define(quoted).output
     assert found.decode("null") is None
-    with pytest.raises(Misfit):
+    with pytest.raises(ValidationFailed):
         found.decode("1")
 
 

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 import celery_durable.app
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import agendas, migrate
+from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
 from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
 from celery_durable.testing import DurableHarness
@@ -46,7 +46,7 @@ class JumpingRuntime(Runtime):
             super().sleep(seconds)
             return
         durable = celery_durable.app.current_durable("The page")
-        due_at, now = durable.store.read(agendas.next_poll)
+        due_at, now = durable.store.read(schedule.next_poll)
         assert due_at is not None, "a result is waited for, and nothing will ever be due"
         JumpingRuntime.ahead_us += max(0, to_us(due_at) - to_us(now))
         durable.sweeper.sweep()
@@ -65,13 +65,13 @@ def stand_in_for_servers() -> None:
     def create_engine(url: Any, **options: Any) -> sa.Engine:
         return real_engine(url, **options) if str(url).startswith("sqlite") else real_engine(URL)
 
-    def publish(self: Publisher, dues: Any) -> PublishReport:
-        self.run_eagerly(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+    def publish(self: Publisher, due_runs: Any) -> PublishReport:
+        self.run_eagerly(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
-    def send(self: Publisher, letters: Any) -> PublishReport:
-        self.send_eagerly(letters)
-        return PublishReport.of(len(letters), SendState.SENT)
+    def send(self: Publisher, messages: Any) -> PublishReport:
+        self.send_eagerly(messages)
+        return PublishReport.of(len(messages), SendState.SENT)
 
     celery_durable.app.read_settings = read_settings
     celery_durable.app.Runtime = JumpingRuntime

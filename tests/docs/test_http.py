@@ -90,7 +90,7 @@ def test_the_table_of_routes_is_the_routing_table() -> None:
     rights: dict[tuple[str, str], str] = {}
 
     def hook(access: Access) -> bool:
-        rights[access.request.method, access.request.scope["path"]] = access.right.value
+        rights[access.request.method, access.request.scope["path"]] = access.permission.value
         return False
 
     app = asgi(Durable(), authorize=hook, tick=True)

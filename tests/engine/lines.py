@@ -8,7 +8,7 @@ from typing import Any
 from celery_durable import Completed, LinearContext, LinearStep, TaskType, Waiting
 from celery_durable.definitions import define_linear
 from celery_durable.values import UNSET
-from tests.engine.world import Flow, Instance, World
+from tests.engine.world import FlowControl, Instance, World
 
 ORDER = [LinearStep("VALIDATE", max_attempts=3, delay="10s", backoff="constant"), LinearStep("PAY"), LinearStep("SHIP")]
 
@@ -30,7 +30,7 @@ class Line:
         for step in steps:
             definition.handlers[step.name] = self._handler(answers.get(step.name, done))
         self.world.registry.replace(definition)
-        self.flow = Flow(self.world, definition)  # type: ignore[arg-type]
+        self.flow = FlowControl(self.world, definition)  # type: ignore[arg-type]
 
     def answer(self, **answers: Answer) -> None:
         for name, answer in answers.items():

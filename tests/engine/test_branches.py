@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import NonRetryableError, StepCancelled, StepNameReused
-from celery_durable.runner.branches import SessionGate
+from celery_durable.runner.branches import SessionLock
 from celery_durable.step import TxBuffer
 from tests.engine.world import World, on_one_database
 
@@ -645,14 +645,14 @@ def test_a_loser_that_waited_for_its_record_is_not_recorded_with_a_later_branch(
 
 
 def test_what_a_body_that_was_given_up_kept_from_being_recorded_is_recorded_in_the_end() -> None:
-    gate, given_up, recorded = SessionGate(), TxBuffer(), []
-    late = threading.Thread(target=gate.enter, args=(given_up,))
+    gate, given_up, recorded = SessionLock(), TxBuffer(), []
+    late = threading.Thread(target=gate.acquire, args=(given_up,))
     late.start()
     late.join(SECONDS)
-    gate.finish(TxBuffer(), lambda: recorded.append(1))
+    gate.run_or_defer(TxBuffer(), lambda: recorded.append(1))
     assert recorded == []
-    gate.leave(given_up)
-    gate.finish_rest()
+    gate.release(given_up)
+    gate.run_deferred()
     assert recorded == [1]
 
 

@@ -167,8 +167,8 @@ def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(wor
     give_up = Deliveries(world.store, world.settings, world.worker.runtime, {"OrderShipped": Handler.of(refuse, 0)})
     assert give_up.deliver(sent) == "given up: ValueError"
     with cut_commit(world.store, when=when) as cut:
-        (letter,) = getattr(world.operations, verb)([sent])
-    assert (cut, letter.id, letter.attempts) == ([when], sent, 1)
+        (message,) = getattr(world.operations, verb)([sent])
+    assert (cut, message.id, message.attempts) == ([when], sent, 1)
     assert [each.attempts for each in world.operations.outbox()] == ([0] if verb == "retry_outbox" else [])
 
 

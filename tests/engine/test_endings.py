@@ -14,8 +14,8 @@ from celery.local import PromiseProxy
 
 from celery_durable import Completed, Dead, LinearContext, LinearStep, Step, WorkflowEvent
 from celery_durable.definitions import define_linear
-from celery_durable.model import Outgoing
-from tests.engine.world import Flow, SerializationFailure, World
+from celery_durable.model import OutboxMessage
+from tests.engine.world import FlowControl, SerializationFailure, World
 from tests.store.cuts import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -29,7 +29,7 @@ def done(ending: dict[str, Any]) -> None:
     """Never run here."""
 
 
-def echoing(world: World, **options: Any) -> Flow:
+def echoing(world: World, **options: Any) -> FlowControl:
     """A workflow that returns what it was given, or raises it."""
 
     @world.workflow(**{"name": "order", "on_complete": done, "on_failure": "elsewhere.failed"} | options)
@@ -41,19 +41,19 @@ def echoing(world: World, **options: Any) -> Flow:
     return order
 
 
-def linear(world: World, pay: Callable[[LinearContext], Any]) -> Flow:
+def linear(world: World, pay: Callable[[LinearContext], Any]) -> FlowControl:
     """A linear workflow of one step."""
     options = {"on_complete": done, "on_failure": "elsewhere.failed"}
     definition = define_linear("order", module=__name__, version=1, steps=[LinearStep("PAY")], **options)
     definition.handlers["PAY"] = pay
     world.registry.replace(definition)
-    return Flow(world, definition)  # type: ignore[arg-type]
+    return FlowControl(world, definition)  # type: ignore[arg-type]
 
 
-def told(letter: Outgoing) -> dict[str, Any]:
+def told(message: OutboxMessage) -> dict[str, Any]:
     """What the task is called with."""
-    assert letter.content["kwargs"] == letter.content["options"] == {}
-    (ending,) = letter.content["args"]
+    assert message.content["kwargs"] == message.content["options"] == {}
+    (ending,) = message.content["args"]
     return ending
 
 
@@ -75,18 +75,18 @@ COMPLETE = {
 @everywhere
 def test_who_asked_for_it_is_told_that_a_run_is_complete(world: World) -> None:
     echoing(world).run({"sum": 7})
-    (letter,) = world.sent
-    assert (letter.name, told(letter)) == ("shop.done", COMPLETE)
+    (message,) = world.sent
+    assert (message.name, told(message)) == ("shop.done", COMPLETE)
     assert outbox(world) == []
 
 
 @everywhere
 def test_who_asked_for_it_is_told_that_a_run_failed(world: World) -> None:
     echoing(world).run("fail")
-    (letter,) = world.sent
+    (message,) = world.sent
     error = {"name": "LookupError", "message": "no such article"}
-    assert letter.name == "elsewhere.failed"
-    assert told(letter) == COMPLETE | {"status": "errored", "output": None, "error": error}
+    assert message.name == "elsewhere.failed"
+    assert told(message) == COMPLETE | {"status": "errored", "output": None, "error": error}
 
 
 @everywhere
@@ -104,8 +104,8 @@ def test_who_asked_for_it_is_told_that_a_run_took_too_long(world: World, limit: 
 
     order.run()
     world.run_after(86_400)
-    (letter,) = world.sent
-    assert told(letter) == COMPLETE | {"status": "terminated", "output": None, "reason": reason}
+    (message,) = world.sent
+    assert told(message) == COMPLETE | {"status": "terminated", "output": None, "reason": reason}
 
 
 def test_only_what_was_asked_for_is_sent(world: World) -> None:
@@ -113,7 +113,7 @@ def test_only_what_was_asked_for_is_sent(world: World) -> None:
     flow.run("fail", id="i-1")
     flow.run("fine", id="i-2")
     echoing(world, on_complete=None).run("fine", id="i-3")
-    assert [told(letter)["instanceId"] for letter in world.sent] == ["i-2"]
+    assert [told(message)["instanceId"] for message in world.sent] == ["i-2"]
 
 
 def test_who_terminates_or_restarts_a_run_knows_it(world: World) -> None:
@@ -144,8 +144,8 @@ def test_each_run_is_told_under_an_id_of_its_own(world: World) -> None:
     instance = echoing(world).run("fine")
     instance.restart()
     world.run_until_idle()
-    assert [told(letter)["runNumber"] for letter in world.sent] == [1, 2]
-    assert len({letter.id for letter in world.sent}) == 2
+    assert [told(message)["runNumber"] for message in world.sent] == [1, 2]
+    assert len({message.id for message in world.sent}) == 2
 
 
 def test_an_instance_that_is_made_again_under_its_id_is_told_under_another_id(world: World) -> None:
@@ -157,7 +157,7 @@ def test_an_instance_that_is_made_again_under_its_id_is_told_under_another_id(wo
     flow.run("fine")
     world.is_broker_away = False
     world.run_after(3600)
-    assert len({letter.id for letter in world.sent}) == len(world.sent) == 2
+    assert len({message.id for message in world.sent}) == len(world.sent) == 2
 
 
 def test_a_workflow_that_no_worker_survives_is_told_too(make_world: Any) -> None:
@@ -170,8 +170,8 @@ def test_a_workflow_that_no_worker_survives_is_told_too(make_world: Any) -> None
     order.run()
     for _ in range(10):
         world.run_after(120)
-    (letter,) = world.sent
-    assert told(letter)["error"]["name"] == "WorkerCrashLoop"
+    (message,) = world.sent
+    assert told(message)["error"]["name"] == "WorkerCrashLoop"
 
 
 # --- what gets lost on the way ------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_what_the_broker_did_not_take_at_the_end_is_sent_by_a_sweep(world: World
     assert (str(instance.status), world.sent, len(outbox(world))) == ("complete", [], 1)
     world.is_broker_away = False
     world.run_after(3600)
-    assert [told(letter) for letter in world.sent] == [COMPLETE]
+    assert [told(message) for message in world.sent] == [COMPLETE]
     assert outbox(world) == []
 
 
@@ -204,8 +204,8 @@ def test_a_worker_that_dies_at_the_end_loses_nothing(world: World, where: str, t
     assert world.tick() == ["crashed"]
     for _ in range(3):
         world.run_after(60)
-    assert [told(letter) for letter in world.sent] == [COMPLETE] * times
-    assert len({letter.id for letter in world.sent}) == 1  # at least once, under one id
+    assert [told(message) for message in world.sent] == [COMPLETE] * times
+    assert len({message.id for message in world.sent}) == 1  # at least once, under one id
     assert outbox(world) == []
 
 
@@ -227,7 +227,7 @@ def test_an_end_in_doubt_is_told_once(world: World, when: str, payload: str) -> 
     assert cuts == [[when]]
     assert instance.status == ("errored" if payload == "fail" else "complete")
     world.run_after(3600)
-    assert [told(letter)["status"] for letter in world.sent] == [instance.status]
+    assert [told(message)["status"] for message in world.sent] == [instance.status]
 
 
 @servers
@@ -243,7 +243,7 @@ def test_the_end_of_a_run_that_took_too_long_in_doubt_is_told_once(world: World,
         assert world.worker.advance(instance.ref).startswith("terminated: The run took longer")
     assert cut == [when]
     world.run_after(3600)
-    assert [told(letter)["status"] for letter in world.sent] == ["terminated"]
+    assert [told(message)["status"] for message in world.sent] == ["terminated"]
 
 
 @servers
@@ -260,7 +260,7 @@ def test_the_end_of_a_linear_run_in_doubt_is_told_once(world: World, when: str) 
         world.tick()
     assert cuts == [[when]]
     world.run_after(3600)
-    assert [told(letter)["status"] for letter in world.sent] == ["complete"]
+    assert [told(message)["status"] for message in world.sent] == ["complete"]
 
 
 def test_an_end_that_is_committed_again_is_told_once(world: World) -> None:
@@ -285,7 +285,7 @@ def test_a_worker_that_was_superseded_tells_nothing(world: World) -> None:
 
     instance = order.create()
     world.run_until_idle()
-    assert [told(letter)["runNumber"] for letter in world.sent] == [2]
+    assert [told(message)["runNumber"] for message in world.sent] == [2]
 
 
 # --- what it costs, and what it holds -----------------------------------------------------------
@@ -321,16 +321,16 @@ def test_an_output_that_is_too_large_for_the_letter_is_left_out(make_world: Any,
     output = "x" * (size - 2)
     instance = echoing(world).run(output)
     assert instance.output == output
-    (letter,) = world.sent
+    (message,) = world.sent
     has_room = size == 700
-    assert told(letter)["output"] == (output if has_room else None)
-    assert told(letter).get("outputOmitted") is (None if has_room else True)
+    assert told(message)["output"] == (output if has_room else None)
+    assert told(message).get("outputOmitted") is (None if has_room else True)
 
 
 def test_an_output_as_deep_as_outputs_may_be_is_told(make_world: Any) -> None:
     world = make_world(max_payload_depth=3)
     echoing(world).run([[["deep"]]])
-    assert [told(letter)["output"] for letter in world.sent] == [[[["deep"]]]]
+    assert [told(message)["output"] for message in world.sent] == [[[["deep"]]]]
 
 
 def test_an_error_is_told_however_small_payloads_have_to_be(make_world: Any) -> None:
@@ -353,7 +353,7 @@ def test_a_linear_workflow_tells_with_its_last_boundary(world: World, answer: An
     linear(world, pay).run()
     *sent, last = world.sent
     if isinstance(answer, Completed):
-        assert ([letter.name for letter in sent], last.name, told(last)) == (["shop.mail"], "shop.done", COMPLETE)
+        assert ([message.name for message in sent], last.name, told(last)) == (["shop.mail"], "shop.done", COMPLETE)
     else:
         error = {"name": "Dead", "message": "nobody pays"}
         assert (sent, last.name) == ([], "elsewhere.failed")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
-from celery_durable.runtime import Branch, Runtime
+from celery_durable.runtime import ConcurrentBody, Runtime
 from tests.engine.world import World
 
 ONCE = StepConfig(retries=Retries(limit=0))
@@ -89,7 +89,7 @@ def test_the_threads_of_bodies_end_with_the_thread_that_used_them() -> None:
 
     before, results = bodies(), []
     user = threading.Thread(
-        target=lambda: Runtime().run_branches([Branch(lambda: 1, results.append, None) for _ in range(3)])
+        target=lambda: Runtime().run_concurrently([ConcurrentBody(lambda: 1, results.append, None) for _ in range(3)])
     )
     user.start()
     user.join()

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_durable import CreateOptions, Durable, ResultTimeout, Step, WorkflowEvent, WorkflowFailed
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import Ref, to_us
+from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 from celery_durable.testing import START
 
@@ -60,7 +60,7 @@ def order(durable: Durable):
 
 
 def advance(durable: Durable, instance) -> None:
-    durable.runner.advance(Ref(instance.workflow.name, instance.id, 1), claimed_by="test")
+    durable.runner.advance(RunRef(instance.workflow.name, instance.id, 1), claimed_by="test")
 
 
 def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order) -> None:

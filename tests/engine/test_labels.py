@@ -24,7 +24,7 @@ from celery_durable.definitions import define_linear
 from celery_durable.errors import InvalidLabel, TooManyLabels
 from celery_durable.model import Status
 from celery_durable.operations.service import Service
-from tests.engine.world import Flow, Instance, World, insert_name, on_one_database
+from tests.engine.world import FlowControl, Instance, World, insert_name, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
@@ -66,7 +66,7 @@ def statements(*engines: sa.Engine) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def order(world: World) -> Flow:
+def order(world: World) -> FlowControl:
     """Each step sets the labels that the params say."""
 
     @world.workflow
@@ -81,7 +81,9 @@ def order(world: World) -> Flow:
 
 
 @everywhere
-def test_an_instance_is_created_with_labels_and_found_by_all_that_are_asked_for(world: World, order: Flow) -> None:
+def test_an_instance_is_created_with_labels_and_found_by_all_that_are_asked_for(
+    world: World, order: FlowControl
+) -> None:
     one = order.create(id="o-1", labels={"tenant": "acme", "stage": "new"})
     order.create(id="o-2", labels={"tenant": "acme"})
     order.create(id="o-3", labels={"tenant": "globex", "stage": "new"})
@@ -100,7 +102,7 @@ def test_an_instance_is_created_with_labels_and_found_by_all_that_are_asked_for(
 
 
 @everywhere
-def test_names_and_values_are_told_apart_to_the_last_blank(world: World, order: Flow) -> None:
+def test_names_and_values_are_told_apart_to_the_last_blank(world: World, order: FlowControl) -> None:
     written = ["acme", "ACME", "acmé", "acme ", " acme", "a=c", "ącme 🎁", "x" * 255]
     for number, value in enumerate(written):
         order.create(id=f"o-{number}", labels={"tenant": value})
@@ -113,14 +115,14 @@ def test_names_and_values_are_told_apart_to_the_last_blank(world: World, order: 
 
 
 @everywhere
-def test_a_member_of_an_enum_of_text_is_its_text(world: World, order: Flow) -> None:
+def test_a_member_of_an_enum_of_text_is_its_text(world: World, order: FlowControl) -> None:
     order.create(id="o-1", labels={"was": Status.PAUSED})
     assert found(world, labels={"was": "paused"}) == found(world, labels={"was": Status.PAUSED}) == ["o-1"]
     assert labels_of(order.of("o-1")) == {"was": "paused"}
 
 
 @everywhere
-def test_a_list_by_labels_goes_on_page_by_page(world: World, order: Flow) -> None:
+def test_a_list_by_labels_goes_on_page_by_page(world: World, order: FlowControl) -> None:
     for number in range(7):
         order.create(id=f"o-{number}", labels={"parity": "odd" if number % 2 else "even", "tenant": "acme"})
     pages, cursor = [], None
@@ -136,7 +138,7 @@ def test_a_list_by_labels_goes_on_page_by_page(world: World, order: Flow) -> Non
 
 
 @everywhere
-def test_a_batch_has_labels_for_each(world: World, order: Flow) -> None:
+def test_a_batch_has_labels_for_each(world: World, order: FlowControl) -> None:
     batch = [CreateOptions("o-1", None, {"tenant": "acme"}), CreateOptions("o-2"), CreateOptions("o-3", labels=MOST)]
     assert world.operations.create_batch("order", batch) == ["o-1", "o-2", "o-3"]
     assert [labels_of(order.of(f"o-{n}")) for n in (1, 2, 3)] == [{"tenant": "acme"}, {}, MOST]
@@ -146,7 +148,7 @@ def test_a_batch_has_labels_for_each(world: World, order: Flow) -> None:
 
 
 @everywhere
-def test_labels_commit_or_roll_back_with_the_callers_own_session(world: World, order: Flow) -> None:
+def test_labels_commit_or_roll_back_with_the_callers_own_session(world: World, order: FlowControl) -> None:
     with world.session() as session:
         insert_name("a")(session)
         world.operations.create("order", id="gone", labels={"tenant": "acme"}, session=session)
@@ -160,7 +162,7 @@ def test_labels_commit_or_roll_back_with_the_callers_own_session(world: World, o
     assert found(world, labels={"tenant": "acme"}) == ["kept"]
 
 
-def test_an_existing_instance_keeps_its_labels(world: World, order: Flow) -> None:
+def test_an_existing_instance_keeps_its_labels(world: World, order: FlowControl) -> None:
     one = order.create(id="o-1", labels={"tenant": "acme"})
     order.create(id="o-1", labels={"tenant": "globex"}, if_exists="return")
     assert labels_of(one) == {"tenant": "acme"}
@@ -170,7 +172,7 @@ def test_an_existing_instance_keeps_its_labels(world: World, order: Flow) -> Non
 
 
 @everywhere
-def test_a_step_changes_labels_with_its_commit(world: World, order: Flow) -> None:
+def test_a_step_changes_labels_with_its_commit(world: World, order: FlowControl) -> None:
     seen = []
     instance = order.create(
         [{"stage": "packed", "tenant": None, "weight": "7 kg"}], labels={"tenant": "acme", "stage": "new", "kept": "k"}
@@ -253,7 +255,7 @@ def test_branches_label_the_same_instance(world: World) -> None:
 
 
 @everywhere
-def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: Flow) -> None:
+def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: FlowControl) -> None:
     instance = order.create([{"stage": "packed"}], labels={"tenant": "acme"})
     slow = world.worker
     slow.runtime.at["after-body"] = instance.terminate
@@ -264,7 +266,7 @@ def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: Flow) 
 @everywhere
 @pytest.mark.parametrize("checkpoint", ["before-commit", "after-commit"])
 def test_a_worker_that_dies_at_the_commit_has_labelled_once_or_not_at_all(
-    world: World, order: Flow, checkpoint: str
+    world: World, order: FlowControl, checkpoint: str
 ) -> None:
     instance = order.create([{"stage": "packed", "tenant": None}], labels={"tenant": "acme"})
     victim = world.worker
@@ -285,12 +287,12 @@ def test_handlers_of_a_linear_workflow_set_labels_too(world: World) -> None:
     definition = define_linear("line", module=__name__, version=1, steps=[LinearStep("PAY")])
     definition.handlers["PAY"] = pay
     world.registry.replace(definition)
-    line = Flow(world, definition)  # type: ignore[arg-type]
+    line = FlowControl(world, definition)  # type: ignore[arg-type]
     assert labels_of(line.run(labels={"tenant": "acme"})) == {"stage": "paid"}
 
 
 @everywhere
-def test_a_step_creates_instances_with_labels(world: World, order: Flow) -> None:
+def test_a_step_creates_instances_with_labels(world: World, order: FlowControl) -> None:
     @world.workflow
     def parent(event: WorkflowEvent, step: Step):
         step.do("create", lambda tx: tx.create(order, id="child", labels={"tenant": "acme"}))
@@ -338,7 +340,7 @@ def test_restart_rewind_and_retry_keep_labels_and_a_fork_copies_them(world: Worl
 
 
 @everywhere
-def test_restart_or_create_labels_what_it_creates(world: World, order: Flow) -> None:
+def test_restart_or_create_labels_what_it_creates(world: World, order: FlowControl) -> None:
     begin = world.operations.restart_or_create
     assert begin("order", id="o-1", labels={"tenant": "acme"}).outcome == "created"
     world.run_until_idle()
@@ -393,7 +395,7 @@ VALUE_RULE = "use text of 1 to 255 characters without control characters"
     ],
 )
 def test_labels_that_cannot_be_are_refused_before_anything_is_written(
-    world: World, order: Flow, labels: Any, message: str
+    world: World, order: FlowControl, labels: Any, message: str
 ) -> None:
     operations = world.operations
     refusing = [
@@ -410,7 +412,7 @@ def test_labels_that_cannot_be_are_refused_before_anything_is_written(
 
 
 @on_one_database
-def test_none_takes_away_only_in_a_step(world: World, order: Flow) -> None:
+def test_none_takes_away_only_in_a_step(world: World, order: FlowControl) -> None:
     with pytest.raises(InvalidLabel, match="Label 'tenant' with the value None is not allowed"):
         order.create(labels={"tenant": None})
 
@@ -436,19 +438,19 @@ def test_a_step_that_would_set_too_many_fails_for_good_and_sets_none(world: Worl
     assert (ran, world.names(), labels_of(instance)) == ([1], [], MOST)
 
 
-def test_a_step_may_exchange_labels_at_the_limit(world: World, order: Flow) -> None:
+def test_a_step_may_exchange_labels_at_the_limit(world: World, order: FlowControl) -> None:
     instance = order.run([{"n0": None, "other": "y"}], labels=MOST)
     assert labels_of(instance) == {name: value for name, value in MOST.items() if name != "n0"} | {"other": "y"}
 
 
 @pytest.mark.parametrize("labels", [{"ten ant": "a"}, {"tenant": 7}, {"tenant": "\x7f"}, "tenant"])
-def test_what_a_step_sets_is_checked_where_it_says_so(world: World, order: Flow, labels: Any) -> None:
+def test_what_a_step_sets_is_checked_where_it_says_so(world: World, order: FlowControl, labels: Any) -> None:
     instance = order.run([labels])
     assert instance.error.startswith("InvalidLabel: ")
     assert (instance.step("set 0").attempts, labels_of(instance)) == (1, {})
 
 
-def test_what_a_step_creates_is_checked_where_it_says_so(world: World, order: Flow) -> None:
+def test_what_a_step_creates_is_checked_where_it_says_so(world: World, order: FlowControl) -> None:
     @world.workflow
     def parent(event: WorkflowEvent, step: Step):
         step.do("create", lambda tx: tx.create(order, id="child", labels={"tenant": ""}))

@@ -12,7 +12,7 @@ import pytest
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, Status, from_us
-from celery_durable.runner.lease import Keeper, Lease
+from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.store import instances
 from celery_durable.store.engine import Store
 from celery_durable.testing import Clock, HarnessRuntime
@@ -28,7 +28,7 @@ assert LEASE_SECONDS == 30
 
 def look(worker: Worker) -> None:
     """What the renewer does every third of a lease."""
-    worker.runner._keeper._look()
+    worker.runner._renewer._renew_all()
 
 
 # --- passes that stop moving --------------------------------------------------------------------
@@ -63,9 +63,9 @@ def test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash(
     assert (instance.output, ran) == ("done", ["worked"])
     assert instance.step("work").attempts == 1
     assert instance.lines() == [
-        f"PassStuck: The pass over {instance.ref} has not moved for 31 s, and it was not the workflow's code that ran: "
-        "it waits for something outside that does not answer. The worker's process is still stuck in it; restart it if "
-        "that does not end by itself."
+        f"PassStalled: The pass over {instance.ref} has not moved for 31 s, and it was not the workflow's code that "
+        "ran: it waits for something outside that does not answer. The worker's process is still stuck in it; restart "
+        "it if that does not end by itself."
     ]
 
 
@@ -231,8 +231,8 @@ class Held:
         self.store = Store(url, runtime=self.runtime)
         self.rows = Rows(self.store)
         self.claim: Claim = self.rows.claim(self.rows.create())
-        self.lease = Lease(self.claim, LEASE, self.runtime, asked_at=self.runtime.monotonic())
-        self.keeper = Keeper(self.store, LEASE, self.runtime)
+        self.lease = Lease(self.claim, LEASE, self.runtime, requested_at=self.runtime.monotonic())
+        self.renewer = LeaseRenewer(self.store, LEASE, self.runtime)
 
     @property
     def left(self) -> timedelta:
@@ -252,8 +252,8 @@ def held(store_url: str) -> Iterator[Held]:
 
 def test_a_lease_is_renewed_every_third_of_its_length(held: Held) -> None:
     """One renewal may fail, or find the row locked, and the next, and the lease holds all the same."""
-    with held.keeper.hold(held.lease):
-        held.lease.author_begins("body")
+    with held.renewer.hold(held.lease):
+        held.lease.enter_user_code("body")
         for _ in range(12):
             held.clock.advance(9.9)
             assert held.left > LEASE * 0.6
@@ -263,7 +263,7 @@ def test_a_lease_is_renewed_every_third_of_its_length(held: Held) -> None:
 def test_a_renewal_counts_from_before_it_was_asked_for(held: Held) -> None:
     """The database's lease begins with the statement, however late its answer comes."""
     held.runtime.at["before-commit"] = lambda: held.clock.advance(20)
-    held.keeper._renew({held.claim.token: held.lease})
+    held.renewer._renew({held.claim.token: held.lease})
     held.clock.advance(6.9)
     assert held.lease.is_valid
     held.clock.advance(0.2)

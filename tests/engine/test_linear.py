@@ -239,7 +239,7 @@ def test_what_a_handler_writes_is_committed_with_its_answer_and_dropped_with_a_r
     assert (world.booked(), world.names(), world.sent) == ([], [], [])
     world.run_after(1)
     assert (world.booked(), world.names()) == (["BOOK"], ["BOOK 2"])
-    assert [letter.content["args"] for letter in world.sent] == [[2]]
+    assert [message.content["args"] for message in world.sent] == [[2]]
 
 
 def test_writes_for_a_terminal_error_are_committed_with_it(world: World) -> None:
@@ -255,7 +255,7 @@ def test_writes_for_a_terminal_error_are_committed_with_it(world: World) -> None
 def test_outbound_events_are_sent_with_the_commit_that_waits(world: World) -> None:
     line = Line(world, PAY=waits_for(outbound_events=[("PaymentRequested", {"order": 7}), ("Audited", None)]))
     line.flow.run()
-    assert [(letter.kind, letter.name, letter.content) for letter in world.sent] == [
+    assert [(message.kind, message.name, message.content) for message in world.sent] == [
         ("event", "PaymentRequested", {"order": 7}),
         ("event", "Audited", None),
     ]
@@ -271,7 +271,7 @@ def test_what_one_step_sends_at_each_turn_has_ids_of_its_own(world: World) -> No
     world.run_until_idle()
     world.run_after(3600)
     assert state(instance) == "COMPLETED"
-    assert len({letter.id for letter in world.sent}) == 3
+    assert len({message.id for message in world.sent}) == 3
 
 
 def test_a_handlers_log_is_kept(world: World) -> None:

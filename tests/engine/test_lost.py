@@ -11,8 +11,8 @@ from celery import Celery
 
 from celery_durable import Retries, Step, StepFailed, WorkflowEvent
 from celery_durable.errors import ConfigInvalid, ValueRefused
-from celery_durable.model import Outgoing, TaskReference
-from celery_durable.store import losses
+from celery_durable.model import OutboxMessage, TaskReference
+from celery_durable.store import lost_tasks
 from tests.engine.test_tasks import answer
 from tests.engine.world import World
 
@@ -42,15 +42,15 @@ def flow(world: World, kind: str, id: str = "i-1", **options: Any) -> Any:
     return mill.run(id=id)
 
 
-def reference(letter: Outgoing) -> TaskReference:
-    found = TaskReference.read(letter.content["answers"])
+def reference(message: OutboxMessage) -> TaskReference:
+    found = TaskReference.read(message.content["answers"])
     assert found is not None
     return found
 
 
-def lose(world: World, letter: Outgoing, sent_us: int | None = None) -> int:
+def lose(world: World, message: OutboxMessage, sent_us: int | None = None) -> int:
     """Report this delivery as lost; what is sent again leaves."""
-    found = world.operations.report_lost([(reference(letter), sent_us)], why="its worker died")
+    found = world.operations.report_lost([(reference(message), sent_us)], why="its worker died")
     world.run_after(3)
     return found
 
@@ -63,8 +63,8 @@ def output(instance: Any, kind: str) -> Any:
     return [instance.output] if kind == "task" else instance.output
 
 
-def out(world: World, age: float = 0) -> list[losses.SentTask]:
-    page = world.store.read(lambda tx: losses.read_sent(tx, age=timedelta(seconds=age), after=None, limit=100))
+def out(world: World, age: float = 0) -> list[lost_tasks.SentTask]:
+    page = world.store.read(lambda tx: lost_tasks.read_sent(tx, age=timedelta(seconds=age), after=None, limit=100))
     assert page.next is None
     return list(page.tasks)
 
@@ -124,7 +124,7 @@ def test_a_loss_is_carried_out_once_however_many_report_it(world: World, kind: s
     assert [lose(world, first) for _ in range(3)] == [1, 0, 0]
     assert len(world.sent) == 2
     assert lose(world, world.sent[-1]) == 1
-    assert [reference(letter).delivery for letter in world.sent] == [0, 1, 2]
+    assert [reference(message).delivery for message in world.sent] == [0, 1, 2]
 
 
 @KINDS
@@ -165,7 +165,7 @@ def test_a_retry_of_the_task_by_itself_is_no_loss(world: World, kind: str) -> No
     (first,) = world.sent
     (seen,) = out(world)
     world.advance(5)
-    world.store.transact(lambda tx: losses.note_sent_again(tx, reference(first), sent_in=timedelta(seconds=20)))
+    world.store.transact(lambda tx: lost_tasks.note_sent_again(tx, reference(first), sent_in=timedelta(seconds=20)))
     assert lose(world, first, sent_us=seen.sent_us) == 0
     assert out(world) == []  # nobody need hold it before its countdown is over
     world.advance(20)
@@ -179,7 +179,7 @@ def test_what_was_replaced_is_not_searched_for(world: World, kind: str) -> None:
     """Its successors' messages need not name the step."""
     instance = flow(world, kind)
     (first,) = world.sent
-    world.store.transact(lambda tx: losses.note_replaced(tx, reference(first)))
+    world.store.transact(lambda tx: lost_tasks.note_replaced(tx, reference(first)))
     assert out(world) == []
     assert answer(world, first, "by others")
     world.run_until_idle()
@@ -258,12 +258,14 @@ def test_tasks_are_read_a_page_at_a_time_each_once(world: World) -> None:
     mill.run(id="two")
     found, after = [], None
     for _ in range(9):
-        page = world.store.read(lambda tx, after=after: losses.read_sent(tx, age=timedelta(0), after=after, limit=3))
+        page = world.store.read(
+            lambda tx, after=after: lost_tasks.read_sent(tx, age=timedelta(0), after=after, limit=3)
+        )
         found += [task.id for task in page.tasks]
         after = page.next
         if after is None:
             break
-    assert sorted(found) == sorted(letter.id for letter in world.sent)
+    assert sorted(found) == sorted(message.id for message in world.sent)
     assert len(found) == 14
 
 
@@ -283,12 +285,12 @@ def test_what_is_still_in_the_outbox_is_not_lost(world: World, kind: str) -> Non
     flow(world, kind)
     tasks = out(world)
     assert len(tasks) == 1
-    assert world.store.read(lambda tx: losses.left_outbox(tx, tasks)) == []
+    assert world.store.read(lambda tx: lost_tasks.left_outbox(tx, tasks)) == []
     world.is_broker_away = False
     world.run_after(30)
     assert len(world.sent) == 1
-    assert world.store.read(lambda tx: losses.left_outbox(tx, tasks)) == tasks
-    (body,) = world.store.read(lambda tx: losses.read_bodies(tx, tasks)).values()
+    assert world.store.read(lambda tx: lost_tasks.left_outbox(tx, tasks)) == tasks
+    (body,) = world.store.read(lambda tx: lost_tasks.read_bodies(tx, tasks)).values()
     assert '"name":"mill.grind"' in body
 
 

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_durable import NonRetryableError, Retries, Step, StepFailed, StepTimeout, WorkflowEvent
 from celery_durable.errors import NotSerializable, TaskRefused, ValueRefused
-from celery_durable.model import AnswerResult, Outgoing
+from celery_durable.model import AnswerResult, OutboxMessage
 from tests.engine.test_tasks import answer, answered
 from tests.engine.world import World, on_one_database
 from tests.store.cuts import cut_commit
@@ -25,8 +25,8 @@ def convert(page: int, to: str) -> str:
     """Never run here."""
 
 
-def pages(letters: list[Outgoing]) -> list[int]:
-    return [letter.content["args"][0] for letter in letters]
+def pages(messages: list[OutboxMessage]) -> list[int]:
+    return [message.content["args"][0] for message in messages]
 
 
 def mapping(world: World, count: int = 4, name: str = "press", **options: Any) -> Any:
@@ -46,12 +46,12 @@ def mapping(world: World, count: int = 4, name: str = "press", **options: Any) -
 @everywhere
 def test_each_item_is_done_by_a_task_of_its_own(world: World) -> None:
     instance = mapping(world).run()
-    assert [(letter.name, letter.content["args"]) for letter in world.sent] == [
+    assert [(message.name, message.content["args"]) for message in world.sent] == [
         ("press.convert", [page, "png"]) for page in range(4)
     ]
-    assert len({letter.id for letter in world.sent}) == 4
-    for letter in (world.sent[2], world.sent[0], world.sent[3]):
-        assert answer(world, letter, f"page {letter.content['args'][0]}")
+    assert len({message.id for message in world.sent}) == 4
+    for message in (world.sent[2], world.sent[0], world.sent[3]):
+        assert answer(world, message, f"page {message.content['args'][0]}")
         assert (world.messages, instance.status) == ([], "waiting")  # it sleeps until all have answered
     step = instance.step("convert")
     assert (step.type, step.status, step.task, step.task_id, step.items.total, step.items.done) == (
@@ -76,9 +76,9 @@ def test_so_many_are_out_at_a_time(world: World) -> None:
     world.sweeper.sweep()
     assert pages(world.sent) == [0, 1, 2]
     assert instance.row.version == version  # nobody woke the workflow for it
-    for nth, letter in enumerate(world.sent):  # more come meanwhile
+    for nth, message in enumerate(world.sent):  # more come meanwhile
         if nth != 1:
-            answer(world, letter, pages([letter])[0])
+            answer(world, message, pages([message])[0])
         world.advance(3)
         world.run_until_idle()
     assert instance.output == [0, "b", 2, 3, 4]
@@ -195,8 +195,8 @@ def test_a_map_may_win_a_race(world: World) -> None:
         return step.first("sooner", many, step.submit_sleep("nap", "1 day"))
 
     instance = press.run()
-    for letter in world.sent:
-        answer(world, letter, "done")
+    for message in world.sent:
+        answer(world, message, "done")
     world.run_until_idle()
     assert (instance.output, instance.statuses()["nap"]) == (["done", "done"], "cancelled")
 
@@ -232,8 +232,8 @@ def test_a_retry_with_code_that_leaves_out_what_failed_has_nothing_left_to_do(wo
         return press
 
     instance = press(3).run()
-    for nth, letter in enumerate(world.sent):
-        answer(world, letter, nth, error=KeyError("no page") if nth == 2 else None)
+    for nth, message in enumerate(world.sent):
+        answer(world, message, nth, error=KeyError("no page") if nth == 2 else None)
     world.run_until_idle()
     press(2)
     world.operations.retry("press", instance.id)
@@ -249,8 +249,8 @@ def test_a_rewind_beyond_a_map_keeps_its_results(world: World) -> None:
         return [*got, step.wait_for_event("ok", "ok").payload]
 
     instance = press.run()
-    for letter in world.sent:
-        answer(world, letter, f"page {pages([letter])[0]}")
+    for message in world.sent:
+        answer(world, message, f"page {pages([message])[0]}")
     world.run_until_idle()
     fork = world.operations.fork("press", instance.id, "ok", id="i-2")
     world.operations.restart("press", instance.id, from_step="ok")
@@ -310,14 +310,14 @@ def test_every_item_is_done_once_wherever_a_runner_dies(world: World, when: int)
     world.worker.runtime.crash_at = when
     world.tick()
     world.run_after(60)
-    while unanswered := [letter for letter in world.sent if answer(world, letter, pages([letter])[0])]:
+    while unanswered := [message for message in world.sent if answer(world, message, pages([message])[0])]:
         del unanswered
         world.messages.clear()
         world.worker.runtime.crash_at = when
         world.run_after(60)
     world.run_after(120)
     assert instance.output == [0, 1, 2]
-    assert len({letter.id for letter in world.sent}) == 3
+    assert len({message.id for message in world.sent}) == 3
 
 
 @everywhere
@@ -327,14 +327,14 @@ def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) ->
         return step.gather(*(step.submit_map(name, convert.s("png"), range(2)) for name in ("text", "plates")))
 
     instance = press.run()
-    for nth, letter in enumerate(world.sent):
-        answer(world, letter, nth, error=KeyError("no page") if nth in (1, 2) else None)
+    for nth, message in enumerate(world.sent):
+        answer(world, message, nth, error=KeyError("no page") if nth in (1, 2) else None)
     world.run_until_idle()
     assert instance.status == "errored"
     world.operations.retry("press", instance.id)
     world.run_until_idle()
-    for letter in world.sent[4:]:
-        answer(world, letter, "again")
+    for message in world.sent[4:]:
+        answer(world, message, "again")
     world.run_until_idle()
     assert (instance.output, len(world.sent)) == ([[0, "again"], ["again", 3]], 6)
 
@@ -432,8 +432,8 @@ def test_an_answer_whose_commit_is_in_doubt_counts_once(world: World, when: str)
 def test_a_pause_lets_items_go_on(world: World) -> None:
     instance = mapping(world, 2).run()
     instance.pause()
-    for letter in world.sent:
-        answer(world, letter, "done")
+    for message in world.sent:
+        answer(world, message, "done")
     world.run_after(timedelta(minutes=1))
     assert instance.status == "paused"
     instance.resume()

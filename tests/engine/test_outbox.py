@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery import Celery, chain
 
 from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
-from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.store.outbox import begin
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
@@ -54,7 +54,7 @@ def test_a_task_is_sent_when_its_step_has_committed(world: World) -> None:
         ]
 
     ids = sending(world, send).run().output
-    assert [(letter.id, letter.name, letter.content) for letter in world.sent] == [
+    assert [(message.id, message.name, message.content) for message in world.sent] == [
         (ids[0], "shop.mail", {"args": [7], "kwargs": {"urgent": True}, "options": {"queue": "mails", "priority": 3}}),
         (ids[1], "shop.mail", {"args": [8], "kwargs": {}, "options": {}}),
         (ids[2], "elsewhere.pack", {"args": [9], "kwargs": {"fragile": True}, "options": {}}),
@@ -72,7 +72,7 @@ def test_what_the_broker_did_not_take_is_sent_by_a_sweep(world: World) -> None:
     assert (world.sent, len(outbox(world))) == ([], 1)
     world.is_broker_away = False
     world.run_after(1)
-    assert [letter.id for letter in world.sent] == [instance.output]
+    assert [message.id for message in world.sent] == [instance.output]
     world.run_after(3600)
     assert (len(world.sent), outbox(world)) == (1, [])
 
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_while_it_sends_loses_nothing(world: World, where: st
     world.new_worker().runtime.crash_at = where
     instance = flow.run()
     world.run_after(60)
-    assert [letter.id for letter in world.sent] == [instance.output] * times  # at least once, under one id
+    assert [message.id for message in world.sent] == [instance.output] * times  # at least once, under one id
     assert outbox(world) == []
 
 
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_before_the_commit_has_sent_nothing(world: World) -> 
     instance = flow.run()
     assert world.sent == []
     world.run_after(60)
-    assert [letter.content["args"] for letter in world.sent] == [[2]]
+    assert [message.content["args"] for message in world.sent] == [[2]]
     assert instance.status == "complete"
 
 
@@ -108,7 +108,7 @@ def test_a_failed_attempt_sends_nothing_and_the_next_one_sends_under_the_same_id
     sending(world, send).run()
     assert world.sent == []
     world.run_after(10)
-    assert [(letter.id, letter.content["args"]) for letter in world.sent] == [(ids[0], [2])]
+    assert [(message.id, message.content["args"]) for message in world.sent] == [(ids[0], [2])]
     assert ids[0] == ids[1]
 
 
@@ -128,13 +128,13 @@ def test_a_boundary_that_is_committed_again_sends_once(world: World) -> None:
 def test_what_is_refused_by_itself_holds_up_nothing_and_is_offered_ever_more_rarely(world: World) -> None:
     world.refused = {"shop.mail"}
     sending(world, lambda tx: [tx.send_task("shop.mail", 7), tx.send_task("shop.pack", 8)]).run()
-    assert ([letter.name for letter in world.sent], len(outbox(world))) == (["shop.pack"], 1)
+    assert ([message.name for message in world.sent], len(outbox(world))) == (["shop.pack"], 1)
     for _ in range(3600):
         world.run_after(1)
     assert 5 <= world.offered.count("shop.mail") <= 15
     world.refused = set()
     world.run_after(600)
-    assert ([letter.name for letter in world.sent], outbox(world)) == (["shop.pack", "shop.mail"], [])
+    assert ([message.name for message in world.sent], outbox(world)) == (["shop.pack", "shop.mail"], [])
 
 
 def test_any_number_of_sweeps_send_a_row_once(world: World) -> None:
@@ -208,8 +208,8 @@ class Post:
     def deliver(self) -> list[str]:
         runtime: Runtime = self.world.worker.runtime
         worker = Deliveries(self.world.store, self.world.settings, runtime, self.handlers, ends_the_process)
-        letters, self.world.sent[:] = list(self.world.sent), []
-        return [worker.deliver(letter.id) for letter in letters]
+        messages, self.world.sent[:] = list(self.world.sent), []
+        return [worker.deliver(message.id) for message in messages]
 
 
 @pytest.fixture
@@ -264,8 +264,8 @@ def test_a_worker_that_dies_in_a_handler_has_the_event_delivered_again(world: Wo
 
 def test_an_event_that_no_worker_survives_is_given_up(world: World, post: Post) -> None:
     for attempt in range(3):  # two retries: three attempts
-        (letter,) = world.sent
-        take = functools.partial(begin, id_=letter.id, token=f"worker {attempt}", lease=timedelta(minutes=5))
+        (message,) = world.sent
+        take = functools.partial(begin, id_=message.id, token=f"worker {attempt}", lease=timedelta(minutes=5))
         assert world.store.transact(take).attempt == attempt + 1  # type: ignore[union-attr]  # and it is never heard of again
         world.sent.clear()
         world.run_after(300)
@@ -295,12 +295,12 @@ def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: boo
     sending(world, send).run()
     parts = []
 
-    def take(letters: Any) -> PublishReport:
-        parts.append((len(letters), len(outbox(world))))
-        return PublishReport.of(len(letters), SendState.UNSENT if is_lost and len(parts) == 2 else SendState.SENT)
+    def take(messages: Any) -> PublishReport:
+        parts.append((len(messages), len(outbox(world))))
+        return PublishReport.of(len(messages), SendState.UNSENT if is_lost and len(parts) == 2 else SendState.SENT)
 
     posting = Outbox(world.store, world.settings, take)
-    posting.post([Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
+    posting.post([OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
     if is_lost:
         assert (parts, len(outbox(world))) == ([(200, 450), (200, 250)], 250)
     else:

@@ -16,7 +16,7 @@ from celery_durable.definitions import define_linear
 from celery_durable.errors import InstanceNotFound, NameInvalid, NotSerializable, PayloadTooLarge, RunNotFound
 from celery_durable.model import Published
 from celery_durable.testing import START
-from tests.engine.world import Flow, Instance, World, insert_name
+from tests.engine.world import FlowControl, Instance, World, insert_name
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -591,7 +591,7 @@ def test_a_handler_publishes_too(world: World) -> None:
     definition = define_linear("parcel", module=__name__, version=1, steps=[LinearStep("PACK")])
     definition.handlers["PACK"] = pack
     world.registry.replace(definition)
-    instance = Flow(world, definition).create()
+    instance = FlowControl(world, definition).create()
     world.run_until_idle()
     assert published(instance) == {"packed": {"done": 4, "total": 5}}
     world.run_after(10)

@@ -65,7 +65,7 @@ def test_a_renewal_that_lost_the_race_changes_nothing(world: World) -> None:
             world.advance(31)
             assert fast.advance(instance.ref).startswith("waiting")
             row = instance.row
-            slow.runner._keeper._renew(dict(slow.runner._keeper._leases))  # the heartbeat that comes too late
+            slow.runner._renewer._renew(dict(slow.runner._renewer._leases))  # the heartbeat that comes too late
             assert instance.row == row
         step.sleep("rest", 60)
 

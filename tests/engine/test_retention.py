@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from celery_durable.store import instances, retention
 from celery_durable.store.retention import Ended
 from tests.engine.world import World, on_one_database
@@ -145,7 +145,7 @@ def test_a_pass_whose_instance_is_deleted_before_it_is_loaded_stops_without_an_e
         assert web.operations.prune(older_than="0 s") == 1
 
     worker.runtime.at["claimed"] = delete
-    said = worker.advance(Ref("order", instance.id, 1))
+    said = worker.advance(RunRef("order", instance.id, 1))
     assert said == "superseded: the instance was taken over, restarted or ended meanwhile"
     assert rows(world) == {}
 

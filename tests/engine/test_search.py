@@ -11,9 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.store import heartbeats, roll_calls
-from celery_durable.store.heartbeats import Pulse
-from celery_durable.store.losses import SentTask
+from celery_durable.store import heartbeats, inventories
+from celery_durable.store.heartbeats import HeartbeatUpdate
+from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.lost.search import Destination, LostTasks
 from tests.engine.test_tasks import answer
 from tests.engine.world import World
@@ -52,7 +52,7 @@ class Broker:
 
 
 class Peer:
-    """A worker that beats, and answers roll calls with what it holds."""
+    """A worker that beats, and answers inventories with what it holds."""
 
     ids = itertools.count(1)
 
@@ -61,19 +61,19 @@ class Peer:
     ) -> None:
         self.world, self.node, self.broker, self.queue = world, node, broker, queue
         self.id = f"{node}-{next(self.ids)}"
-        self.held: list[str] = [letter.id for letter in held]
+        self.held: list[str] = [message.id for message in held]
         self.answered, self.is_stuck = 0, False
-        pulse = Pulse(self.id, "worker", node, 1, queues=[queue], pool=pool)
+        pulse = HeartbeatUpdate(self.id, "worker", node, 1, queues=[queue], pool=pool)
         world.store.attempt(lambda tx: heartbeats.upsert(tx, pulse))
         self.beat()
 
     def beat(self) -> None:
         store = self.world.store
         if not self.broker.swallows and self.queue == "q":
-            store.attempt(lambda tx: roll_calls.note_passed(tx, self.id, self.broker.markers))
-        number = store.attempt(lambda tx: roll_calls.beat(tx, self.id))
+            store.attempt(lambda tx: inventories.note_passed(tx, self.id, self.broker.markers))
+        number = store.attempt(lambda tx: inventories.beat(tx, self.id))
         if number > self.answered and not self.is_stuck:
-            store.attempt(lambda tx: roll_calls.answer(tx, self.id, number, self.held))
+            store.attempt(lambda tx: inventories.answer(tx, self.id, number, self.held))
             self.answered = number
 
 
@@ -88,7 +88,7 @@ class Scene:
 
     def dispatcher(self, id_: str) -> LostTasks:
         world = self.world
-        world.store.attempt(lambda tx: heartbeats.upsert(tx, Pulse(id_, "dispatcher", id_, 1)))
+        world.store.attempt(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(id_, "dispatcher", id_, 1)))
 
         def report(lost: Sequence[SentTask]) -> int:
             self.reported += [each.id for each in lost]
@@ -139,7 +139,7 @@ def test_what_a_dead_worker_held_is_sent_again_and_nothing_else(scene: Scene) ->
     assert scene.reported == [second.id]
     assert len(scene.broker.markers) - markers >= 2  # the roll was called twice
     world.run_after(3)
-    assert [letter.id for letter in world.sent[3:]] == [second.id]
+    assert [message.id for message in world.sent[3:]] == [second.id]
 
 
 def test_a_worker_that_starts_anew_under_its_name_was_dead(scene: Scene) -> None:
@@ -166,10 +166,10 @@ def test_what_a_worker_holds_whose_loop_is_stuck_is_lost(scene: Scene, pool: str
 
 
 def test_a_queue_that_was_purged_is_found_without_a_death(scene: Scene) -> None:
-    letters = scene.world.sent
-    scene.worker("a", letters[0])
+    messages = scene.world.sent
+    scene.worker("a", messages[0])
     scene.drive(200, until=lambda: scene.reported)
-    assert sorted(scene.reported) == sorted(letter.id for letter in letters[1:])
+    assert sorted(scene.reported) == sorted(message.id for message in messages[1:])
 
 
 def test_what_is_lost_during_a_search_is_found_by_the_next_which_begins_at_once(scene: Scene) -> None:
@@ -258,7 +258,7 @@ def test_an_answer_that_comes_during_the_search_counts(scene: Scene) -> None:
 def test_a_worker_that_cannot_answer_leaves_all_to_their_timeout(scene: Scene) -> None:
     """It is of an older version, and may hold them all."""
     scene.worker("a")
-    old = Pulse("old", "worker", "old", 1, queues=["q"])
+    old = HeartbeatUpdate("old", "worker", "old", 1, queues=["q"])
     for _ in range(100):
         scene.world.store.attempt(lambda tx: heartbeats.upsert(tx, old))
         scene.drive(2)
@@ -305,7 +305,7 @@ def test_a_broker_that_is_away_gets_the_marker_later(scene: Scene) -> None:
 
 
 def test_a_clock_that_went_back_makes_no_old_answer_new(scene: Scene) -> None:
-    """Of a database that failed over: the roll call's number would be one that all have answered."""
+    """Of a database that failed over: the inventory's number would be one that all have answered."""
     first, second, third = scene.world.sent
     holder = scene.worker("a", first, second, third)
     scene.drive(100)
@@ -313,6 +313,6 @@ def test_a_clock_that_went_back_makes_no_old_answer_new(scene: Scene) -> None:
     store = scene.world.store
     number = holder.answered
     scene.world.clock._now_us -= 90_000_000
-    called = store.attempt(lambda tx: roll_calls.call(tx, "beat-1"))
+    called = store.attempt(lambda tx: inventories.call(tx, "beat-1"))
     assert called is not None
     assert called > number

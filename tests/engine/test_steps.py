@@ -507,7 +507,7 @@ def test_a_verb_inside_a_body_is_refused(world: World, verb) -> None:
 
     instance = order.run()
     assert instance.error == (
-        "StepMisuse: A step verb was called inside a step's body. Call it from the workflow function, between steps."
+        "StepMisuse: A step method was called inside a step's body. Call it from the workflow function, between steps."
     )
     assert instance.statuses() == {"outer": "errored"}
     assert instance.step("outer").attempts == 1
@@ -531,7 +531,7 @@ def test_a_verb_on_another_thread_is_refused(world: World) -> None:
 
     instance = order.run()
     assert instance.output == [
-        "A step verb was called from another thread. Use step.submit() and step.gather() for parallel steps."
+        "A step method was called from another thread. Use step.submit() and step.gather() for parallel steps."
     ]
     assert instance.statuses() == {}
 

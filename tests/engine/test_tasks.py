@@ -12,7 +12,7 @@ from celery import Celery, chain
 
 from celery_durable import Retries, Step, StepFailed, WorkflowEvent, values
 from celery_durable.errors import NonRetryableError, TaskRefused
-from celery_durable.model import AnswerResult, Outgoing, TaskReference
+from celery_durable.model import AnswerResult, OutboxMessage, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.runtime import steady
 from celery_durable.store.engine import Store
@@ -30,14 +30,16 @@ def resize(width: int, *, crop: bool = False) -> dict[str, int]:
     """Never run here."""
 
 
-def answer(world: World, letter: Outgoing, output: Any = None, *, error: Exception | None = None) -> bool:
+def answer(world: World, message: OutboxMessage, output: Any = None, *, error: Exception | None = None) -> bool:
     """What comes back from the worker that did it; False: it was not taken."""
-    return answered(world, letter, output, error=error).is_taken
+    return answered(world, message, output, error=error).is_taken
 
 
-def answered(world: World, letter: Outgoing, output: Any = None, *, error: Exception | None = None) -> AnswerResult:
+def answered(
+    world: World, message: OutboxMessage, output: Any = None, *, error: Exception | None = None
+) -> AnswerResult:
     """What becomes of what comes back from the worker that did it."""
-    reference = TaskReference.read(letter.content["answers"])
+    reference = TaskReference.read(message.content["answers"])
     assert reference is not None
     if error is None:
         payload = values.answer_of(values.encode(output, what="Result", limits=world.settings.limits))
@@ -64,32 +66,32 @@ def media(world: World) -> Any:
 @everywhere
 def test_a_task_does_a_step(world: World, media) -> None:
     instance = media.run(300)
-    (letter,) = world.sent
-    assert (letter.name, letter.content["args"], letter.content["kwargs"]) == ("media.resize", [300], {"crop": True})
+    (message,) = world.sent
+    assert (message.name, message.content["args"], message.content["kwargs"]) == ("media.resize", [300], {"crop": True})
     step = instance.step("thumb")
     assert (instance.status, step.type, step.status, step.task, step.task_id, step.attempts, step.max_attempts) == (
-        "waiting", "task", "waiting", "media.resize", letter.id, 1, 2,
+        "waiting", "task", "waiting", "media.resize", message.id, 1, 2,
     )  # fmt: skip
     assert (step.wait_event_type, step.wake_at, step.timeout) == (
         None, world.now + timedelta(hours=1), timedelta(hours=1),
     )  # fmt: skip
     world.advance(60)
-    assert answer(world, letter, {"width": 300})
+    assert answer(world, message, {"width": 300})
     world.run_until_idle()
     assert instance.output == {"width": 300}
     step = instance.step("thumb")
-    assert (step.status, step.result, step.task_id) == ("completed", {"width": 300}, letter.id)
+    assert (step.status, step.result, step.task_id) == ("completed", {"width": 300}, message.id)
     assert len(world.sent) == 1
 
 
 @everywhere
 def test_an_answer_counts_once(world: World, media) -> None:
     instance = media.run(300)
-    (letter,) = world.sent
-    assert answer(world, letter, 1)
-    assert not answer(world, letter, 2)
+    (message,) = world.sent
+    assert answer(world, message, 1)
+    assert not answer(world, message, 2)
     world.run_until_idle()
-    assert not answer(world, letter, error=KeyError("late"))
+    assert not answer(world, message, error=KeyError("late"))
     assert instance.output == 1
 
 
@@ -149,7 +151,7 @@ def test_the_message_leaves_also_when_the_broker_was_away(world: World, media) -
     assert (world.sent, instance.status) == ([], "waiting")
     world.is_broker_away = False
     world.run_after(60)
-    assert [letter.id for letter in world.sent] == [instance.step("thumb").task_id]
+    assert [message.id for message in world.sent] == [instance.step("thumb").task_id]
 
 
 @everywhere
@@ -161,7 +163,7 @@ def test_tasks_side_by_side(world: World) -> None:
         return [str(each) if isinstance(each, Exception) else each for each in got]
 
     instance = album.run()
-    assert [letter.content["args"] for letter in world.sent] == [[0], [1], [2], [3]]
+    assert [message.content["args"] for message in world.sent] == [[0], [1], [2], [3]]
     for nth in (2, 0):
         answer(world, world.sent[nth], nth * 10)
         world.run_until_idle()
@@ -217,7 +219,7 @@ def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: Worl
     world.operations.restart(instance.workflow, instance.id, from_step="b")
     world.run_until_idle()
     assert instance.status == "waiting"
-    assert [letter.content["args"] for letter in world.sent] == [[1], [2], [2]]
+    assert [message.content["args"] for message in world.sent] == [[1], [2], [2]]
     answer(world, world.sent[2], "second")
     world.run_until_idle()
     assert instance.output == ["first", "second"]
@@ -261,7 +263,7 @@ def test_a_runner_that_dies_at_the_commit_sends_it_once(world: World, media, pla
     world.worker.runtime.crash_at = place if place == "before-commit" else 3
     world.tick()
     world.run_after(60)
-    assert len({letter.id for letter in world.sent}) == 1
+    assert len({message.id for message in world.sent}) == 1
     answer(world, world.sent[0], "done")
     world.run_until_idle()
     assert instance.output == "done"
@@ -299,8 +301,8 @@ def test_a_race_whose_commit_was_in_doubt_is_decided(world: World, kind: str) ->
         return "decided"
 
     instance = media.run()
-    for letter in world.sent:
-        answer(world, letter, 1)
+    for message in world.sent:
+        answer(world, message, 1)
     if kind == "child":
         world.instance("kid", "kid-1").send("go", 1)
         world.messages[:] = [due for due in world.messages if due.ref.workflow == "kid"]
@@ -358,8 +360,8 @@ def test_a_pause_keeps_the_answer(world: World, media) -> None:
 # --- who may answer -----------------------------------------------------------------------------
 
 
-def referred(letter: Outgoing) -> TaskReference:
-    reference = TaskReference.read(letter.content["answers"])
+def referred(message: OutboxMessage) -> TaskReference:
+    reference = TaskReference.read(message.content["answers"])
     assert reference is not None
     return reference
 
@@ -427,7 +429,7 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     url = sa.make_url(world.url)
     proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=world.worker.runtime)
-    operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda dues: None)
+    operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda due_runs: None)
     try:
         for ask in (operations.store_id, lambda: operations.answer(reference, "1", is_patient=False)):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())

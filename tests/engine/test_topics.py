@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery_durable import EventPayloadInvalid, EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import EmissionMismatch, InvalidTopic, NameInvalid, NotSerializable, PayloadTooLarge
 from celery_durable.store import emissions
-from celery_durable.testing.lanes import Crash
+from celery_durable.testing.cooperative import Crash
 from tests.engine.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -370,10 +370,10 @@ def test_a_step_emits_when_it_commits(world: World, watch) -> None:
         return "told"
 
     @world.workflow
-    def teller(event: WorkflowEvent, step: Step):
+    def notify(event: WorkflowEvent, step: Step):
         return step.do("tell", StepConfig(retries=Retries(limit=1, delay=1)), tell)
 
-    telling = teller.run(id="t-1")
+    telling = notify.run(id="t-1")
     assert (watched.status, left(world)) == ("waiting", 1)  # an attempt that failed has emitted nothing
     world.run_after(1)
     assert telling.output == "told"
@@ -383,10 +383,10 @@ def test_a_step_emits_when_it_commits(world: World, watch) -> None:
 
 def test_what_a_step_emits_is_checked(world: World) -> None:
     @world.workflow
-    def teller(event: WorkflowEvent, step: Step):
+    def notify(event: WorkflowEvent, step: Step):
         step.do("tell", StepConfig(retries=0), lambda tx: tx.emit("no spaces"))
 
-    assert teller.run().error.startswith("InvalidTopic: Topic 'no spaces' is not allowed")
+    assert notify.run().error.startswith("InvalidTopic: Topic 'no spaces' is not allowed")
 
 
 # --- many ---------------------------------------------------------------------------------------

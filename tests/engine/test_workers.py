@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.definitions import Registry
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from tests.engine.world import SerializationFailure, World
 
 NOT_DUE = "noop: not due, or another worker is at it"
@@ -66,14 +66,14 @@ def test_a_message_for_another_run_changes_nothing(world: World, order, run_numb
     instance = order.create()
     instance.restart()
     before = instance.row
-    assert world.worker.advance(Ref("order", "i-1", run_number)) == NOT_DUE
+    assert world.worker.advance(RunRef("order", "i-1", run_number)) == NOT_DUE
     assert instance.row == before
     world.run_until_idle()
     assert instance.status == "waiting"
 
 
 def test_a_message_for_nobody_changes_nothing(world: World, order) -> None:
-    assert world.worker.advance(Ref("order", "nobody", 1)) == NOT_DUE
+    assert world.worker.advance(RunRef("order", "nobody", 1)) == NOT_DUE
 
 
 def test_messages_in_the_wrong_order_end_in_the_same_place(world: World) -> None:
@@ -332,7 +332,7 @@ def test_a_renewal_that_was_skipped_does_not_make_a_worker_believe_in_its_lease(
             with world.store.engine.begin() as somebody:
                 somebody.execute(sa.select(i.c.id).with_for_update())
                 world.advance(20)
-                slow.runner._keeper._renew(dict(slow.runner._keeper._leases))  # a heartbeat that finds the row locked
+                slow.runner._renewer._renew(dict(slow.runner._renewer._leases))  # a heartbeat that finds the row locked
             world.advance(11)
             assert fast.advance(instance.ref) == "complete"
         step.do("work", lambda: ran.append(1))

@@ -19,12 +19,12 @@ import sqlalchemy.orm
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry, WorkflowDefinition, define
-from celery_durable.model import Due, InstanceStatus, LogRecord, Outgoing, Ref, Status, StepRecord, from_us
+from celery_durable.model import DueRun, InstanceStatus, LogRecord, OutboxMessage, RunRef, Status, StepRecord, from_us
 from celery_durable.operations import Operations
 from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
-from celery_durable.store import agendas
+from celery_durable.store import schedule
 from celery_durable.store.engine import Lent
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
@@ -74,7 +74,7 @@ class WorldRuntime(HarnessRuntime):
     sleep = Runtime.sleep
     repeat = Runtime.repeat
     can_interrupt = Runtime.can_interrupt
-    run_branches = Runtime.run_branches
+    run_concurrently = Runtime.run_concurrently
 
 
 def _current_time() -> int:
@@ -100,7 +100,7 @@ class Worker(RunnerProcess):
             send=world.take,
         )
 
-    def advance(self, ref: Ref) -> str:
+    def advance(self, ref: RunRef) -> str:
         """Deliver a message; a crash kills this worker, and the world goes on."""
         self.runtime.thread = threading.get_ident()
         try:
@@ -133,7 +133,7 @@ class Beat(Process):
 
 
 @dataclass(frozen=True)
-class Flow:
+class FlowControl:
     """A workflow of this world."""
 
     world: World
@@ -167,8 +167,8 @@ class Instance:
     id: str
 
     @property
-    def ref(self) -> Ref:
-        return Ref(self.workflow, self.id, self.row.run_number)
+    def ref(self) -> RunRef:
+        return RunRef(self.workflow, self.id, self.row.run_number)
 
     @property
     def row(self) -> sa.Row[Any]:
@@ -256,8 +256,8 @@ class World:
         World.current = self
         self.url, self.clock = url, Clock()
         self.settings = Settings(**settings)
-        self.messages: list[Due] = []
-        self.sent: list[Outgoing] = []
+        self.messages: list[DueRun] = []
+        self.sent: list[OutboxMessage] = []
         self.offered: list[str] = []
         self.refused: set[str] = set()
         """Names of what the broker, or the app, would not take."""
@@ -310,9 +310,9 @@ class World:
             span = self.settings.lease
         if span > SLACK:
             self.clock.advance(span - SLACK)
-            agenda = self.store.read(agendas.read)
+            agenda = self.store.read(schedule.read)
             for queue in agenda.queues:
-                self.sweeper._flow.room(queue, agenda.now)
+                self.sweeper._flow.capacity(queue, agenda.now)
             span = SLACK
         self.clock.advance(span)
 
@@ -321,10 +321,10 @@ class World:
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a workflow for the code of all workers."""
 
-        def register(fn: Callable[..., Any]) -> Flow:
+        def register(fn: Callable[..., Any]) -> FlowControl:
             definition = define(fn, **options)
             self.registry.replace(definition)
-            return Flow(self, definition)
+            return FlowControl(self, definition)
 
         return register if fn is None else register(fn)
 
@@ -356,19 +356,19 @@ class World:
     def queue_length(self, queue: str) -> int:
         return sum(due.queue == queue for due in self.messages)
 
-    def publish(self, dues: Sequence[Due]) -> PublishReport:
+    def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
         """A broker that takes everything."""
-        self.messages.extend(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+        self.messages.extend(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
-    def take(self, letters: Sequence[Outgoing]) -> PublishReport:
+    def take(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """The same for what was in the outbox; a broker that is away takes nothing, and never what is `refused`."""
         if self.is_broker_away:
-            return PublishReport.of(len(letters), SendState.UNSENT)
-        refused = [each for each in letters if each.name in self.refused]
-        self.offered.extend(each.name for each in letters)
-        self.sent.extend(each for each in letters if each not in refused)
-        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in letters])
+            return PublishReport.of(len(messages), SendState.UNSENT)
+        refused = [each for each in messages if each.name in self.refused]
+        self.offered.extend(each.name for each in messages)
+        self.sent.extend(each for each in messages if each not in refused)
+        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in messages])
 
     def tick(self) -> list[str]:
         """Sweep once and deliver the messages that are there, each once; answers with what came of them."""

@@ -23,7 +23,7 @@ for _name in ("CELERY_BROKER_URL", "DURABLE_DATABASE_URL", "PAYMENTS_DATABASE_UR
 from celery_durable import Durable  # noqa: E402
 from celery_durable.model import StepStatus, to_us  # noqa: E402
 from celery_durable.runtime import Runtime  # noqa: E402
-from celery_durable.store import agendas  # noqa: E402
+from celery_durable.store import schedule  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +61,7 @@ class World:
         """Let this time go by; what comes due meanwhile is dispatched at its time, one after the other."""
         end = self.runtime.now_us + timedelta(**span) // timedelta(microseconds=1)
         while True:
-            due_at, _ = self.durable.store.read(agendas.next_poll)
+            due_at, _ = self.durable.store.read(schedule.next_poll)
             if due_at is None or to_us(due_at) > end:
                 break
             self.runtime.now_us = max(self.runtime.now_us, to_us(due_at))

@@ -13,9 +13,9 @@ from celery import Celery
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotFound
 from celery_durable.explain import Code
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from celery_durable.store import heartbeats
-from celery_durable.store.heartbeats import Pulse
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
 
 
@@ -74,13 +74,13 @@ def ran(world: DurableHarness, what: str) -> Any:
     return instance
 
 
-def live(world: DurableHarness, *pulses: Pulse) -> None:
+def live(world: DurableHarness, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
         world.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
 
-BEAT = Pulse("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
-WORKER = Pulse("w", "worker", "celery@here", 2, queues=["durable"], workflows=["explained"])
+BEAT = HeartbeatUpdate("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
+WORKER = HeartbeatUpdate("w", "worker", "celery@here", 2, queues=["durable"], workflows=["explained"])
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_a_failure_is_told_with_its_step(world: DurableHarness) -> None:
 
 def test_a_task_is_told_until_it_answers(world: DurableHarness) -> None:
     instance = ran(world, "task")
-    [letter] = world.outbox
+    [message] = world.outbox
     world.advance("10 minutes")
     found = instance.explain()
     assert (found.code, found.sentence, found.actions) == (
         Code.WAITING_TASKS,
-        f"Waits for Celery task media.resize ({letter.id}), under way for 10 min, "
+        f"Waits for Celery task media.resize ({message.id}), under way for 10 min, "
         'at step "thumb"; times out in 50 min.',
-        (f"celery -A <your app> inspect query_task {letter.id}",),
+        (f"celery -A <your app> inspect query_task {message.id}",),
     )
     world.mock_step_result("thumb", "small")
     world.run_until_idle()
@@ -169,7 +169,7 @@ def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
     durable = Durable(app)
     durable.workflow(name="explained")(explained.definition.fn)
     instance = durable.workflows["explained"].create("tasks", id="e-1")
-    durable.runner.advance(Ref("explained", "e-1", 1), claimed_by="task-1 celery@here")
+    durable.runner.advance(RunRef("explained", "e-1", 1), claimed_by="task-1 celery@here")
     found = instance.explain()
     durable.close()
     app.close()
@@ -182,7 +182,7 @@ def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
 
 def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarness) -> None:
     instance = ran(world, "tasks")
-    first, second = (letter.id for letter in world.outbox)
+    first, second = (message.id for message in world.outbox)
     world.advance("10 minutes")
     assert instance.explain().sentence == (
         f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for 10 min, "
@@ -259,9 +259,9 @@ def test_what_is_due_is_told_by_who_is_missing(world: DurableHarness) -> None:
     live(world, BEAT)
     live(world, WORKER)
     assert instance.explain().code is Code.DISPATCHED_NOT_CLAIMED
-    live(world, Pulse("w", "worker", "celery@here", 2, queues=["durable"], workflows=["order"]))
+    live(world, HeartbeatUpdate("w", "worker", "celery@here", 2, queues=["durable"], workflows=["order"]))
     assert instance.explain().code is Code.NOT_REGISTERED
-    live(world, Pulse("w", "worker", "celery@here", 2, queues=["celery"], workflows=["explained"]))
+    live(world, HeartbeatUpdate("w", "worker", "celery@here", 2, queues=["celery"], workflows=["explained"]))
     found = instance.explain()
     assert found.code is Code.DISPATCHED_NOT_CLAIMED
     assert found.sentence == ("It has been due for 6 s and was sent once, but no worker consumes queue 'durable'.")

@@ -19,12 +19,12 @@ from celery_durable.http import (
     Authorize,
     Forbidden,
     NoAuthorization,
-    Right,
+    Permission,
     Unauthenticated,
     asgi,
     router,
 )
-from celery_durable.http.access import Gate, guarded
+from celery_durable.http.access import AccessControl, guarded
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -86,7 +86,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
 
 
 def test_a_route_that_does_not_say_what_it_needs_cannot_be_made() -> None:
-    gate = Gate(with_key, allow_anonymous=False, max_body_bytes=lambda: 1)
+    gate = AccessControl(with_key, allow_anonymous=False, max_body_bytes=lambda: 1)
     made = APIRouter(route_class=guarded(gate))
     with pytest.raises(TypeError, match="does not say what it needs"):
         made.add_api_route("/open", lambda: "sesame")
@@ -123,7 +123,7 @@ class ByObject:
     """Hooks may be objects, too."""
 
     async def __call__(self, access: Access) -> bool:
-        return access.right is Right.HEALTH
+        return access.permission is Permission.HEALTH
 
 
 def test_hooks_may_be_functions_coroutines_or_objects(shop: Shop) -> None:
@@ -139,33 +139,33 @@ def test_hooks_may_be_functions_coroutines_or_objects(shop: Shop) -> None:
 # --- rights -------------------------------------------------------------------------------------
 
 WANTED = {
-    "GET /healthz": Right.HEALTH,
-    "GET /readyz": Right.HEALTH,
-    "GET /openapi.json": Right.READING,
-    "GET /workflows": Right.READING,
-    "GET /workflows/o-1/instances": Right.READING,
-    "GET /workflows/o-1/instances/o-1": Right.READING,
-    "GET /workflows/o-1/instances/o-1/explain": Right.READING,
-    "GET /workflows/o-1/instances/o-1/history": Right.READING,
-    "GET /workflows/o-1/instances/o-1/published": Right.READING,
-    "GET /workflows/o-1/instances/o-1/stream": Right.READING,
-    "GET /topics/o-1/waiters": Right.READING,
-    "POST /_runner/tick": Right.TICK,
-    "POST /topics/o-1/emit": Right.EVENTS,
-    "POST /workflows/o-1/instances": Right.CREATION,
-    "POST /workflows/o-1/instances/batch": Right.CREATION,
-    "POST /workflows/o-1/instances/o-1/events": Right.EVENTS,
-    "POST /workflows/o-1/instances/o-1/fork": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/pause": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/resume": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/restart": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/restart-or-create": Right.CREATION,
-    "POST /workflows/o-1/instances/o-1/retry": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/rewind": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/set-result": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/skip": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/terminate": Right.MANAGEMENT,
-    "POST /workflows/o-1/instances/o-1/cancel": Right.MANAGEMENT,
+    "GET /healthz": Permission.HEALTH,
+    "GET /readyz": Permission.HEALTH,
+    "GET /openapi.json": Permission.READING,
+    "GET /workflows": Permission.READING,
+    "GET /workflows/o-1/instances": Permission.READING,
+    "GET /workflows/o-1/instances/o-1": Permission.READING,
+    "GET /workflows/o-1/instances/o-1/explain": Permission.READING,
+    "GET /workflows/o-1/instances/o-1/history": Permission.READING,
+    "GET /workflows/o-1/instances/o-1/published": Permission.READING,
+    "GET /workflows/o-1/instances/o-1/stream": Permission.READING,
+    "GET /topics/o-1/waiters": Permission.READING,
+    "POST /_runner/tick": Permission.TICK,
+    "POST /topics/o-1/emit": Permission.EVENTS,
+    "POST /workflows/o-1/instances": Permission.CREATION,
+    "POST /workflows/o-1/instances/batch": Permission.CREATION,
+    "POST /workflows/o-1/instances/o-1/events": Permission.EVENTS,
+    "POST /workflows/o-1/instances/o-1/fork": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/pause": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/resume": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/restart": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/restart-or-create": Permission.CREATION,
+    "POST /workflows/o-1/instances/o-1/retry": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/rewind": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/set-result": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/skip": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/terminate": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/cancel": Permission.MANAGEMENT,
 }
 WANTS_ANOTHER = {"POST /topics/o-1/emit"}
 """An emission reaches instances of all workflows: who sends it must be allowed to manage them too."""
@@ -174,7 +174,7 @@ WANTS_ANOTHER = {"POST /topics/o-1/emit"}
 def test_each_route_needs_one_right_and_nothing_passes_for_another(shop: Shop) -> None:
     table = {f"{method} {path}": (method, path) for method, path in routes(shop.client())}
     assert table.keys() == WANTED.keys()
-    for right in Right:
+    for right in Permission:
         hooks: dict[str, Callable[[Access], bool]] = {right.value: lambda access: True}
         api = shop.client(authorize=Authorize(**hooks), tick=True)
         for name, (method, path) in table.items():
@@ -206,7 +206,7 @@ def test_hooks_are_told_exactly_what_is_wanted(shop: Shop) -> None:
     asked: list[tuple[Any, ...]] = []
 
     def hook(access: Access) -> bool:
-        asked.append((access.right.value, access.operation, access.workflow, access.instance_id))
+        asked.append((access.permission.value, access.operation, access.workflow, access.instance_id))
         return True
 
     api = shop.client(authorize=hook)

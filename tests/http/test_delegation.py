@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable import Shown, Step, WorkflowEvent, values
-from celery_durable.model import Ref
+from celery_durable import RedactionContext, Step, WorkflowEvent, values
+from celery_durable.model import RunRef
 from tests.http.conftest import Shop
 from tests.references import reference_of
 
@@ -35,7 +35,7 @@ def album(shop: Shop) -> Shop:
 def answer(shop: Shop, seq: int, payload: str) -> None:
     """What comes back from the worker of the task at this place."""
     key = shop.durable.operations.get("album", "a-1").instance.pk
-    reference = reference_of(shop.durable.store, Ref("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize")
+    reference = reference_of(shop.durable.store, RunRef("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize")
     assert shop.durable.operations.answer(reference, payload).is_taken
 
 
@@ -75,7 +75,7 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     album.work()
     answer(album, 2, values.answer_of('{"key":"secret"}'))
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         return "***" if (shown.kind, shown.name) in {("result", "back"), ("error", "cover")} else value
 
     album.durable.redact = redact
@@ -108,7 +108,7 @@ def test_they_are_settled_by_hand_while_they_are_out(
         ("cover", {"status": "waiting", "attempts": 1}),
         ("print", {"status": "waiting", "attempts": 1}),
     ]
-    ref = Ref("album", "a-1", 1)
+    ref = RunRef("album", "a-1", 1)
     late = reference_of(album.durable.store, ref, "task:1:1:media.resize")
     assert not album.durable.operations.answer(late, values.answer_of("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import asgi
 from celery_durable.http.following import Followers
-from celery_durable.model import Look
+from celery_durable.model import VersionedInstance
 from tests.http.conftest import Shop
 from tests.http.test_bounds import ask
 from tests.http.test_routes import refused
@@ -51,7 +51,7 @@ async def stream(app: Any) -> AsyncIterator[asyncio.Queue[Any]]:
         await task
 
 
-async def begun(sent: asyncio.Queue[Any]) -> int:
+async def started(sent: asyncio.Queue[Any]) -> int:
     """Its status, once the stream has told where the instance stands."""
     first = await sent.get()
     while first["status"] == 200 and b"event: status" not in (await sent.get())["body"]:
@@ -65,7 +65,7 @@ def test_streams_beyond_the_limit_are_refused_until_one_has_gone(shop: Shop, ord
     async def work() -> None:
         for _ in range(2):
             async with stream(app) as first, stream(app) as second:
-                assert [await begun(first), await begun(second)] == [200, 200]
+                assert [await started(first), await started(second)] == [200, 200]
                 async with stream(app) as third:
                     assert (await third.get())["status"] == 429
                     assert json.loads((await third.get())["body"])["code"] == "TOO_MANY_STREAMS"
@@ -87,7 +87,7 @@ def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
     real = type(operations).look
 
     class Counted(type(operations)):  # type: ignore[misc]
-        def look(self, workflow: str, instance_id: str) -> Look:
+        def look(self, workflow: str, instance_id: str) -> VersionedInstance:
             looks.append(instance_id)
             assert may_look.wait(30)
             return real(operations, workflow, instance_id)
@@ -102,8 +102,10 @@ def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
         await asyncio.sleep(0)
         may_look.set()
         found = await asyncio.gather(*many, return_exceptions=True)
-        assert {each.tag for each in found if isinstance(each, Look)} == {operations.look("order", "o-1").tag}
-        assert sum(isinstance(each, Look) for each in found) == 499
+        assert {each.tag for each in found if isinstance(each, VersionedInstance)} == {
+            operations.look("order", "o-1").tag
+        }
+        assert sum(isinstance(each, VersionedInstance) for each in found) == 499
         await followers.look(counted, "order", "o-1", within=-1)
         with pytest.raises(InstanceNotFound):
             await followers.look(counted, "order", "o-2", within=60)

@@ -76,7 +76,7 @@ def test_the_models_of_datamodel_codegen_read_what_the_server_says(
         (order, "InstanceView"),
         (f"{order}/history?includeRun=true&includeLogs=true", "HistoryView"),
         (f"{order}/explain", "Explanation"),
-        (f"{order}/published", "PublishedValues"),
+        (f"{order}/published", "PublishedValuesResponse"),
         ("/workflows/order/instances/o-9", "Problem"),
         ("/topics/news/waiters", "WaiterList"),
         ("/healthz", "Healthy"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.http import Access, Authorize, Right, asgi, bounds
+from celery_durable.http import Access, Authorize, Permission, asgi, timeouts
 from tests.docs.blocks import ROOT
 from tests.http.conftest import Shop
 from tests.http.test_bounds import ask
@@ -18,11 +18,11 @@ from tests.http.test_routes import refused
 
 @pytest.mark.parametrize("hooks", ["one", "of each right"])
 def test_hooks_that_hang_hold_up_no_probe(shop: Shop, monkeypatch: pytest.MonkeyPatch, hooks: str) -> None:
-    monkeypatch.setattr(bounds, "HOOK_SECONDS", 60)
+    monkeypatch.setattr(timeouts, "HOOK_SECONDS", 60)
     has_hung, may_return = threading.Event(), threading.Event()
 
     def hang(access: Access) -> bool:
-        if access.right is not Right.HEALTH:
+        if access.permission is not Permission.HEALTH:
             has_hung.set()
             may_return.wait(60)
         return True
@@ -44,7 +44,7 @@ def test_hooks_that_hang_hold_up_no_probe(shop: Shop, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_hook_that_does_not_return_refuses(shop: Shop, monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
-    monkeypatch.setattr(bounds, "HOOK_SECONDS", 0.2)
+    monkeypatch.setattr(timeouts, "HOOK_SECONDS", 0.2)
     may_return = threading.Event()
 
     def hang(_: Access) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import celery_durable.http
-from celery_durable import Shown
+from celery_durable import RedactionContext
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -184,7 +184,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
     shop.work()
     seen: list[tuple[str, str, str, str | None]] = []
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         seen.append((shown.kind, shown.workflow, shown.instance_id, shown.name))
         return "***"
 
@@ -213,7 +213,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
 
 
 def test_where_the_redaction_hook_fails_nothing_is_shown(shop: Shop, api: TestClient, order: str) -> None:
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         return value["card"] if shown.kind == "params" else 5 if shown.kind == "message" else value
 
     shop.durable.redact = redact

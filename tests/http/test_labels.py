@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable import Shown
+from celery_durable import RedactionContext
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -82,7 +82,7 @@ def test_values_of_labels_pass_the_redaction_hook(shop: Shop, api: TestClient) -
     api.post(ECHO, json={"id": "e-1", "params": 7, "labels": {"tenant": "acme", "stage": "new"}})
     seen: list[tuple[str, str | None]] = []
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         seen.append((shown.kind, shown.name))
         return None if shown.name == "tenant" else value
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable import Shown, Step, WorkflowEvent
+from celery_durable import RedactionContext, Step, WorkflowEvent
 from celery_durable.http import Access, Authorize
 from tests.http.conftest import Shop
 from tests.http.test_stream import messages
@@ -91,7 +91,7 @@ def test_values_are_for_who_may_read(shop: Shop, order: str) -> None:
     client = shop.client(authorize=Authorize(reading=note))
     assert client.get(f"{order}/published").status_code == 200
     assert client.get("/workflows/order/instances/o-2/published").status_code == 403
-    assert [(str(each.right), each.operation, each.workflow) for each in asked] == [
+    assert [(str(each.permission), each.operation, each.workflow) for each in asked] == [
         ("reading", "published", "order"),
         ("reading", "published", "order"),
     ]
@@ -99,9 +99,9 @@ def test_values_are_for_who_may_read(shop: Shop, order: str) -> None:
 
 
 def test_values_pass_the_redaction_hook(shop: Shop, packing: Packing) -> None:
-    seen: list[Shown] = []
+    seen: list[RedactionContext] = []
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         if shown.kind == "published":
             seen.append(shown)
         return "[secret]" if shown.name == "box no" else value
@@ -110,15 +110,15 @@ def test_values_pass_the_redaction_hook(shop: Shop, packing: Packing) -> None:
     found = client.get(f"{PATH}/published").json()["published"]
     assert {key: each["value"] for key, each in found.items()} == {"progress": HALF["value"], "box no": "[secret]"}
     assert sorted(seen, key=lambda each: each.name) == [
-        Shown("published", "pack", "p-1", "box no"),
-        Shown("published", "pack", "p-1", "progress"),
+        RedactionContext("published", "pack", "p-1", "box no"),
+        RedactionContext("published", "pack", "p-1", "progress"),
     ]
     packing.end()
     assert "secret 7" not in client.get(f"{PATH}/stream").text
 
 
 def test_the_stream_tells_each_value_as_it_comes(shop: Shop, packing: Packing, api: TestClient) -> None:
-    def go_on_when_it_is_shown(value: Any, shown: Shown) -> Any:
+    def go_on_when_it_is_shown(value: Any, shown: RedactionContext) -> Any:
         if shown.name == "progress":
             (packing.goes_on if value["done"] == 5 else packing.may_end).set()
         return value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.http import Access, Authorize, Right
+from celery_durable.http import Access, Authorize, Permission
 from tests.http.conftest import Shop
 from tests.http.test_routes import everywhere, refused
 
@@ -166,7 +166,7 @@ def test_who_it_was_is_what_the_application_knows_whatever_the_client_says(shop:
     names: list[Any] = ["ada", None, 7]
 
     async def who(access: Access) -> Any:
-        assert (access.right, access.instance_id) == (Right.MANAGEMENT, "o-1")
+        assert (access.permission, access.instance_id) == (Permission.MANAGEMENT, "o-1")
         return names.pop(0)
 
     api = shop.client(authorize=Authorize(lambda access: True, actor=who))
@@ -195,21 +195,21 @@ def test_the_audit_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
 
 def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: str) -> None:
     asked: list[tuple[str, str | None]] = []
-    denied: set[Right] = set()
+    denied: set[Permission] = set()
 
     def hook(access: Access) -> bool:
-        asked.append((access.right.value, access.instance_id))
-        return access.right not in denied
+        asked.append((access.permission.value, access.instance_id))
+        return access.permission not in denied
 
     api = shop.client(authorize=hook)
     fork = {"step": "step 1", "id": "c-2"}
     either = {"id": "e-1", "ifExists": "return"}
     for right, path, body in [
-        (Right.CREATION, f"{counted}/fork", fork),
-        (Right.MANAGEMENT, f"{counted}/fork", fork),
-        (Right.CREATION, f"{counted}/restart-or-create", {}),
-        (Right.MANAGEMENT, f"{counted}/restart-or-create", {}),
-        (Right.READING, "/workflows/echo/instances", either),
+        (Permission.CREATION, f"{counted}/fork", fork),
+        (Permission.MANAGEMENT, f"{counted}/fork", fork),
+        (Permission.CREATION, f"{counted}/restart-or-create", {}),
+        (Permission.MANAGEMENT, f"{counted}/restart-or-create", {}),
+        (Permission.READING, "/workflows/echo/instances", either),
     ]:
         denied = {right}
         refused(api.post(path, json=body), 403, "FORBIDDEN")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.http import Access, Authorize, Right, Scope
+from celery_durable.http import Access, Authorize, Permission, Scope
 from tests.http.conftest import Shop
 from tests.http.test_access import routes
 from tests.http.test_routes import refused
@@ -38,8 +38,8 @@ BODIES: dict[str, Any] = {
 
 
 def scope_of(access: Access, kind: str) -> bool | Scope:
-    if access.right in (Right.HEALTH, Right.TICK):
-        return access.right is Right.HEALTH
+    if access.permission in (Permission.HEALTH, Permission.TICK):
+        return access.permission is Permission.HEALTH
     tenant = access.request.headers["X-Tenant"]
     return Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
 
@@ -157,7 +157,7 @@ def test_a_cursor_is_good_for_the_tenant_it_was_given_to(shop: Shop, tenants: di
 
 @everywhere
 def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
-    from celery_durable.operations.emitting import go_on_emitting
+    from celery_durable.operations.topics import go_on_emitting
     from celery_durable.store import emissions
 
     @shop.durable.workflow(name="listen")

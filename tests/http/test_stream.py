@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from celery_durable import Shown
-from celery_durable.http import asgi, bounds
+from celery_durable import RedactionContext
+from celery_durable.http import asgi, timeouts
 from tests.http.conftest import Shop
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
@@ -158,15 +158,15 @@ def test_a_step_that_was_open_is_told_again_to_a_client_that_comes_again(site: s
 def test_a_long_poll_answers_when_the_instance_changes_and_when_it_ends(shop: Shop, site: str, order: str) -> None:
     with httpx2.Client(base_url=site, timeout=20) as client:
         before = client.get(order)
-        begun = time.monotonic()
+        started = time.monotonic()
         same = client.get(order, params={"wait": 0.2}, headers={"If-None-Match": before.headers["etag"]})
-        assert (same.status_code, time.monotonic() - begun > 0.15) == (304, True)
+        assert (same.status_code, time.monotonic() - started > 0.15) == (304, True)
         threading.Timer(0.1, lambda: httpx2.post(f"{site}{order}/pause")).start()
         changed = client.get(order, params={"wait": 20}, headers={"If-None-Match": before.headers["etag"]})
         assert changed.json()["details"] == {"status": "paused"}
         threading.Timer(0.1, lambda: httpx2.post(f"{site}{order}/terminate")).start()
         assert client.get(order, params={"wait": 20}).json()["details"] == {"status": "terminated"}
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - started < 15
         assert client.get(order, params={"wait": 61}).status_code == 400
 
 
@@ -182,9 +182,9 @@ def test_those_who_wait_hold_neither_a_thread_nor_a_connection(shop: Shop, site:
         ):
             polls = [asyncio.create_task(client.get(order, params={"wait": 30})) for _ in range(60)]
             await asyncio.sleep(0.5)
-            begun = time.monotonic()
+            started = time.monotonic()
             assert (await client.get(order)).status_code == 200
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - started < 5
             await client.post(f"{order}/terminate")
             return [(await poll).status_code for poll in polls]
 
@@ -198,8 +198,8 @@ def test_a_long_poll_may_wait_longer_than_requests_have(
     shop: Shop, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bounds are of each look, not of what goes by between two."""
-    monkeypatch.setattr(bounds, "_DATABASE_SECONDS", 1.5)
-    monkeypatch.setattr(bounds, "_ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(timeouts, "_DATABASE_SECONDS", 1.5)
+    monkeypatch.setattr(timeouts, "_ANSWER_SECONDS", 2.0)
     api, before = shop.client(), time.monotonic()
     assert api.get(order, params={"wait": 4}).json()["details"] == {"status": "waiting"}
     assert time.monotonic() - before > 2.0
@@ -214,7 +214,7 @@ def test_followers_leave_the_threads_to_all_other_requests(shop: Shop, api: Test
         assert api.post("/workflows/order/instances", json=made).status_code == 201
     shop.work()
 
-    def redact(value: Any, shown: Shown) -> Any:
+    def redact(value: Any, shown: RedactionContext) -> Any:
         looking.release()
         held.wait(60)
         return value

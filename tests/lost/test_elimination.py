@@ -1,4 +1,4 @@
-"""The roll call against a model of a queue and its workers: nothing alive counts as lost, all that is lost does."""
+"""The inventory against a model of a queue and its workers: nothing alive counts as lost, all that is lost does."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_durable.tasks.lost import elimination
-from celery_durable.tasks.lost.elimination import (
+from celery_durable.tasks.lost import detection
+from celery_durable.tasks.lost.detection import (
     Abandon,
-    Ask,
-    Conclude,
-    Facts,
+    Observations,
+    ReportLost,
+    RequestInventory,
     Search,
     SendMarker,
     Wait,
     Worker,
     advance,
-    asked,
+    with_inventory_request,
 )
 
 LIVE = Worker(frozenset({"q"}), answered=0)
 
 
-def facts(*workers: Worker, passed: str = "", seen: float = 100.0) -> Facts:
-    return Facts(workers, frozenset(passed.split()), seen)
+def facts(*workers: Worker, received_markers: str = "", seen: float = 100.0) -> Observations:
+    return Observations(workers, frozenset(received_markers.split()), seen)
 
 
-def step(search: Search, known: Facts, waited: float = 0.0) -> tuple[Search, elimination.Action]:
+def step(search: Search, known: Observations, waited: float = 0.0) -> tuple[Search, detection.Action]:
     return advance(search, known, next_marker="m2", waited_seconds=waited)
 
 
 SEARCH = Search("q", frozenset({"a", "b"}), "m1")
-CALLED = asked(SEARCH, 7)
-LAST = asked(Search("q", frozenset({"a", "b"}), "m2", round=2), 9)
+CALLED = with_inventory_request(SEARCH, 7)
+LAST = with_inventory_request(Search("q", frozenset({"a", "b"}), "m2", round=2), 9)
 
 
 # --- one rule at a time -------------------------------------------------------------------------
@@ -44,7 +44,7 @@ LAST = asked(Search("q", frozenset({"a", "b"}), "m2", round=2), 9)
 
 def test_nobody_is_asked_before_the_marker_has_come_back() -> None:
     assert step(SEARCH, facts(LIVE)) == (SEARCH, Wait("the marker is in the queue"))
-    assert step(SEARCH, facts(LIVE, passed="m0 m1"))[1] == Ask()
+    assert step(SEARCH, facts(LIVE, received_markers="m0 m1"))[1] == RequestInventory()
 
 
 def test_a_queue_that_nobody_consumes_is_left_alone() -> None:
@@ -55,11 +55,11 @@ def test_a_queue_that_nobody_consumes_is_left_alone() -> None:
 def test_a_worker_that_cannot_answer_ends_the_search() -> None:
     old = Worker(frozenset({"q"}), answered=None)
     for search in (SEARCH, CALLED, LAST):
-        action = step(search, facts(LIVE, old, passed="m1"))[1]
-        assert action == Abandon("a worker that consumes the queue cannot answer a roll call")
+        action = step(search, facts(LIVE, old, received_markers="m1"))[1]
+        assert action == Abandon("a worker that consumes the queue cannot answer a inventory")
 
 
-def test_each_living_worker_has_to_answer_this_roll_call_or_a_later_one() -> None:
+def test_each_living_worker_has_to_answer_this_inventory_or_a_later_one() -> None:
     late = Worker(frozenset({"q"}), answered=6)
     assert step(CALLED, facts(Worker(LIVE.queues, 8), late))[1] == Wait("1 workers have not answered")
     assert step(CALLED, facts(Worker(LIVE.queues, 8), late), waited=19)[1] == Wait("1 workers have not answered")
@@ -69,8 +69,8 @@ def test_a_worker_whose_loop_is_stuck_is_waited_for_only_so_long() -> None:
     """Its heartbeat goes on, and what it has received will never run."""
     stuck = Worker(frozenset({"q"}), answered=6, held=frozenset({"a"}))
     search, action = step(CALLED, facts(Worker(LIVE.queues, 8), stuck), waited=20)
-    assert (search.suspects, action) == (frozenset({"a", "b"}), SendMarker())
-    assert step(LAST, facts(Worker(LIVE.queues, 9), stuck), waited=20)[1] == Conclude(frozenset({"a", "b"}))
+    assert (search.candidates, action) == (frozenset({"a", "b"}), SendMarker())
+    assert step(LAST, facts(Worker(LIVE.queues, 9), stuck), waited=20)[1] == ReportLost(frozenset({"a", "b"}))
 
 
 def test_a_loop_that_runs_the_bodies_itself_may_answer_hours_later() -> None:
@@ -83,21 +83,21 @@ def test_a_worker_of_other_queues_is_waited_for_only_so_long() -> None:
     elsewhere = Worker(frozenset({"other"}), answered=0, runs_bodies=True)
     known = facts(Worker(LIVE.queues, 9), elsewhere)
     assert step(LAST, known, waited=59)[1] == Wait("1 workers have not answered")
-    assert step(LAST, known, waited=60)[1] == Conclude(frozenset({"a", "b"}))
+    assert step(LAST, known, waited=60)[1] == ReportLost(frozenset({"a", "b"}))
 
 
 def test_what_is_held_by_anybody_is_not_lost() -> None:
     holder = Worker(frozenset({"other"}), 9, frozenset({"a"}))
-    assert step(LAST, facts(Worker(LIVE.queues, 9), holder))[1] == Conclude(frozenset({"b"}))
+    assert step(LAST, facts(Worker(LIVE.queues, 9), holder))[1] == ReportLost(frozenset({"b"}))
 
 
 def test_what_is_missing_once_is_searched_for_a_second_time() -> None:
     search, action = step(CALLED, facts(Worker(LIVE.queues, 7, frozenset({"a"}))))
-    assert (search, action) == (Search("q", frozenset({"b"}), "m2", round=2, roll_call=7), SendMarker())
+    assert (search, action) == (Search("q", frozenset({"b"}), "m2", round=2, inventory=7), SendMarker())
 
 
 def test_a_search_whose_suspects_are_all_held_is_over_at_once() -> None:
-    assert step(CALLED, facts(Worker(LIVE.queues, 7, frozenset({"a", "b"}))))[1] == Conclude(frozenset())
+    assert step(CALLED, facts(Worker(LIVE.queues, 7, frozenset({"a", "b"}))))[1] == ReportLost(frozenset())
 
 
 @pytest.mark.parametrize("search", [CALLED, LAST])
@@ -133,7 +133,7 @@ class Model:
     queue: list[str]
     peers: list[Peer]
     ended: set[str] = field(default_factory=set)
-    passed: set[str] = field(default_factory=set)
+    received_markers: set[str] = field(default_factory=set)
     called: int = 0
 
     def receive(self, peer: Peer) -> None:
@@ -144,8 +144,8 @@ class Model:
         """The worker's loop comes round; a marker that it finds is in nobody's way any more."""
         if peer.lives:
             peer.read()
-            self.passed.update(each for each in peer.held if each.startswith("m"))
-            peer.held -= self.passed
+            self.received_markers.update(each for each in peer.held if each.startswith("m"))
+            peer.held -= self.received_markers
 
     def end(self, peer: Peer) -> None:
         if peer.lives and peer.held:
@@ -171,10 +171,10 @@ class Model:
                 there |= {*peer.socket, *peer.held}
         return {f"t{n}" for n in range(6)} - there
 
-    def facts(self) -> Facts:
+    def facts(self) -> Observations:
         living = [peer for peer in self.peers if peer.lives]
         told = [Worker(frozenset({"q"}), peer.answered, peer.told) for peer in living]
-        return Facts(told, frozenset(self.passed), 100.0)
+        return Observations(told, frozenset(self.received_markers), 100.0)
 
 
 @dataclass
@@ -191,10 +191,10 @@ class Run:
         match action:
             case SendMarker():
                 self.model.queue.append(self.search.marker)
-            case Ask():
+            case RequestInventory():
                 self.model.called += 1
-                self.search = asked(self.search, self.model.called)
-            case Conclude(lost):
+                self.search = with_inventory_request(self.search, self.model.called)
+            case ReportLost(lost):
                 self.concluded = lost - self.model.ended
                 assert self.concluded <= self.model.lost(), "in somebody's hands"
 
@@ -212,10 +212,10 @@ def test_what_is_concluded_is_lost_and_what_was_lost_is_concluded(
     moves: list[Callable[[Peer], None]] = [model.receive, model.read, model.end, model.kill, model.answer]
     for move, peer in before:
         moves[move](model.peers[peer])
-    suspects = frozenset(f"t{n}" for n in range(6)) - model.ended
+    candidates = frozenset(f"t{n}" for n in range(6)) - model.ended
     was_lost = model.lost()
     model.queue.append("m1")
-    run = Run(model, Search("q", suspects, "m1"))
+    run = Run(model, Search("q", candidates, "m1"))
     for move, peer in after:
         if move < len(moves):
             moves[move](model.peers[peer])
@@ -228,4 +228,4 @@ def test_what_is_concluded_is_lost_and_what_was_lost_is_concluded(
             model.answer(peer)
         run.look()
     assert run.concluded is not None
-    assert run.concluded >= (was_lost & suspects)
+    assert run.concluded >= (was_lost & candidates)

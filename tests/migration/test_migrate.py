@@ -17,8 +17,8 @@ from celery import Celery
 from celery_durable import Durable
 from celery_durable.errors import SchemaOutdated
 from celery_durable.store import instances, migrate
+from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store
-from celery_durable.store.identity import store_id
 from celery_durable.store.schema import REVISION, build_tables
 
 TABLES = {

@@ -31,9 +31,9 @@ def _m(name: str, *edits: tuple[str, str, str], caught_by: str | None = None) ->
     return Mutant(name, tuple(Edit(*edit) for edit in edits), caught_by)
 
 
-_LET_GO = "runner.boundary:Committer.let_go"
-_WAIT = "runner.boundary:Committer.commit_wait"
-_LINEAR_WAIT = "runner.linear:LinearPass._wait"
+_LET_GO = "runner.step_commit:Committer.release"
+_WAIT = "runner.step_commit:Committer.commit_wait"
+_LINEAR_WAIT = "runner.linear_pass:LinearPass._wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _POST = "tasks.outbox:Outbox._post_part"
 _MAPS = "tests/engine/test_maps.py::"
@@ -49,9 +49,9 @@ _LEASES = "tests/engine/test_leases.py::"
 _BOUNDS = "tests/publishing/test_bounds.py::"
 _REFUSALS = "tests/publishing/test_refusals.py::"
 _ANSWERS = "tests/celery/test_answers.py::"
-_SETTLE = "runner.boundary:Committer.settle"
+_SETTLE = "runner.step_commit:Committer.end_run"
 _ANSWER_ITEM = "store.task_answers:_answer_item"
-_IN_ORDER = "runner.boundary:Committer._in_order"
+_IN_ORDER = "runner.step_commit:Committer._write_in_lock_order"
 
 MUTANTS = (
     # --- the fence ------------------------------------------------------------------------------
@@ -61,14 +61,18 @@ MUTANTS = (
     ),
     _m(
         "letting go has no fence",
-        (_LET_GO, "claims.guard(tx, self.claim, ", "(lambda *_, **__: claims.Guarded(self.claim.claimed_at, False))("),
+        (
+            _LET_GO,
+            "claims.guard(tx, self.claim, ",
+            "(lambda *_, **__: claims.GuardResult(self.claim.claimed_at, False))(",
+        ),
         ("store.claims:_release", ', i.c.claim_token == param("token")', ""),
     ),
     _m("settling has no fence", ("store.claims:_end", ', i.c.claim_token == param("token", type_=sa.String)', "")),
     _m(
         "the fused step has no fence",
         (
-            "store.journal:_fused_insert",
+            "store.step_rows:_fused_insert",
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + '
             'param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
@@ -80,7 +84,7 @@ MUTANTS = (
     _m(
         "a takeover keeps the old token",
         (
-            "store.claims:_take",
+            "store.claims:_claim_run",
             '(i.claim_token, param("token"))',
             '(i.claim_token, sa.func.coalesce(i.claim_token, param("token")))',
         ),
@@ -105,21 +109,21 @@ MUTANTS = (
     _m("a claim ignores the number of the run", ("store.claims:_claimable", 'i.run_number == param("run"),', "")),
     _m(
         "crashes are not counted",
-        ("store.claims:_take", "i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)", "i.crash_count"),
+        ("store.claims:_claim_run", "i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)", "i.crash_count"),
         ("store.sweeps:_release", "row.crash_count + 1", "row.crash_count"),
     ),
     # --- commits in doubt -----------------------------------------------------------------------
     _m(
         "a commit in doubt is taken for done",
         (
-            "runner.boundary:Committer._resolver",
+            "runner.step_commit:Committer._resolver",
             "return None",
             "return Committed([journal._as_row(w, journal._Times(0, 0, 0, None, 0)) for w in boundary.writes])",
         ),
     ),
     _m(
         "a commit in doubt is taken for not done",
-        ("runner.boundary:Committer._resolver", "if len(found) == len(boundary.writes)", "if len(found) < 0"),
+        ("runner.step_commit:Committer._resolver", "if len(found) == len(step_commit.writes)", "if len(found) < 0"),
     ),
     _m(
         "a restart in doubt is done again",
@@ -137,11 +141,11 @@ MUTANTS = (
     _m(
         "a hint is sent again for as long as it waits",
         ("redispatch:Redispatch.is_lost", "age = now - sent_at", "age = now - sent_at\n    return True"),
-        caught_by="tests/ledger/test_redispatch.py::test_only_lost_hints_are_sent_again_and_all_of_them_soon",
+        caught_by="tests/replay_state/test_redispatch.py::test_only_lost_hints_are_sent_again_and_all_of_them_soon",
     ),
     _m(
         "only one sight of an empty queue is remembered until it counts",
-        ("tasks.flow:_Queue.emptiness", "at + slack > now]", "at + slack > now][:1]"),
+        ("tasks.flow_control:_Queue.empty_times", "at + slack > now]", "at + slack > now][:1]"),
         caught_by="tests/engine/test_workers.py::"
         "test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance[sqlite]",
     ),
@@ -153,18 +157,18 @@ MUTANTS = (
     ),
     _m(
         "an empty queue says nothing of the hints that it had",
-        ("tasks.flow:Flow.room", "if length == 0:", "if False:"),
+        ("tasks.flow_control:FlowControl.capacity", "if length == 0:", "if False:"),
         caught_by="tests/engine/test_create.py::test_an_instance_whose_message_was_lost_is_found_by_the_sweep[sqlite]",
     ),
     _m(
         "a claim of just now makes the hints before it lost",
-        ("store.queues:claimed", "row.noted_at <= row.now_us - span_us(SLACK)", "True"),
+        ("store.queues:claimed", "row.noted_at <= row.now_us - duration_us(SLACK)", "True"),
         caught_by="tests/store/test_queues.py::"
         "test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old[sqlite]",
     ),
     _m(
         "a queue that refuses is offered everything each time",
-        ("tasks.flow:Flow.room", "if steady < queue.rest_until:", "if False:"),
+        ("tasks.flow_control:FlowControl.capacity", "if steady < queue.backoff_until:", "if False:"),
         caught_by="tests/celery/test_publishing.py::"
         "test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other[sqlite]",
     ),
@@ -189,27 +193,31 @@ MUTANTS = (
     # --- events and waits -----------------------------------------------------------------------
     _m(
         "an event is consumed after the boundary",
-        (_WAIT, "journal.consume(tx, self.claim, guarded, event, key=key)", "taken[:] = [(guarded, event)]"),
+        (
+            _WAIT,
+            "step_rows.consume(tx, self.claim, guard_result, event, key=key)",
+            "taken[:] = [(guard_result, event)]",
+        ),
         (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
         (
             _WAIT,
             "committed = self._store.transact(work, resolve=resolve, bound=PASS)",
             "committed = self._store.transact(work, resolve=resolve, bound=PASS)\n"
-            "    for guarded, event in taken:\n"
-            "        self._store.transact(lambda tx: journal.consume(tx, self.claim, guarded, event, key=key))",
+            "    for guard_result, event in taken:\n"
+            "        self._store.transact(lambda tx: step_rows.consume(tx, self.claim, guard_result, event, key=key))",
         ),
     ),
     _m(
         "an event is not marked as consumed",
-        (_WAIT, "journal.consume(tx, self.claim, guarded, event, key=key)", "pass"),
+        (_WAIT, "step_rows.consume(tx, self.claim, guard_result, event, key=key)", "pass"),
     ),
     _m(
         "an event at the deadline is too late",
-        ("store.journal:_oldest", 'e.created_at <= param("deadline_us")', 'e.created_at < param("deadline_us")'),
+        ("store.step_rows:_oldest", 'e.created_at <= param("deadline_us")', 'e.created_at < param("deadline_us")'),
     ),
     _m(
         "the newest event is consumed first",
-        ("store.journal:_oldest", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
+        ("store.step_rows:_oldest", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
     ),
     _m(
         "an event does not wake who waits for it",
@@ -225,10 +233,13 @@ MUTANTS = (
         "a suspended run wakes for the first of its waits, not the earliest",
         ("store.claims:suspend", "min(wait.due_at for wait in waits)", "waits[0].due_at"),
     ),
-    _m("a sleep ends when it is next looked at", ("ledger:Ledger.decide_timer", "if row.wake_at <= now", "if True")),
+    _m(
+        "a sleep ends when it is next looked at",
+        ("replay_state:ReplayState.decide_timer", "if row.wake_at <= now", "if True"),
+    ),
     _m(
         "a retry does not wait",
-        ("ledger:Ledger.decide_do", "row.next_retry_at is not None and row.next_retry_at > now", "False"),
+        ("replay_state:ReplayState.decide_do", "row.next_retry_at is not None and row.next_retry_at > now", "False"),
         ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
     ),
     # --- from outside ---------------------------------------------------------------------------
@@ -245,16 +256,16 @@ MUTANTS = (
         "a restart takes the events along",
         (
             "store.instances:restart",
-            "    return Due(",
+            "    return DueRun(",
             "    e = tx.t.event\n"
             "    old = sa.and_(e.c.instance_pk == row.pk, e.c.run_number == row.run_number)\n"
             "    tx.execute(sa.update(e).where(old).values(run_number=number))\n"
-            "    return Due(",
+            "    return DueRun(",
         ),
     ),
     _m(
         "a rewind copies its target too",
-        ("lineage:before", "row.seq < place", "row.seq <= place"),
+        ("ancestry:kept_before", "row.seq < seq", "row.seq <= seq"),
     ),
     _m(
         "a rewind leaves all events consumed",
@@ -262,31 +273,31 @@ MUTANTS = (
     ),
     _m(
         "a rewind keeps what is open",
-        ("lineage:before", "row.is_settled and ", ""),
+        ("ancestry:kept_before", "row.is_finished and ", ""),
     ),
     _m(
         "a rewind keeps what was cancelled",
-        ("lineage:_whole", "row.status is not StepStatus.CANCELLED", "True"),
+        ("ancestry:_without_undecided_losers", "row.status is not StepStatus.CANCELLED", "True"),
         caught_by="tests/engine/test_rewinding.py::test_what_terminate_cancelled_is_open_again[sqlite]",
     ),
     _m(
         "a rewound run sees its own time and chance from the beginning",
-        ("lineage:Lineage.until", "if place > 0 else ()", "if False else ()"),
+        ("ancestry:Ancestry.until", "if seq > 0 else ()", "if False else ()"),
         caught_by="tests/engine/test_rewinding.py::test_time_and_chance_are_those_that_the_kept_steps_saw[sqlite]",
     ),
     _m(
         "a retried linear step has lost its event",
-        ("operations.seeds:_linear_from_failure", "event_seq=step.event_seq,", "event_seq=None,"),
+        ("operations.fork_specs:_linear_from_failure", "event_seq=step.event_seq,", "event_seq=None,"),
         caught_by="tests/engine/test_linear_interventions.py::test_a_retried_step_is_called_with_the_event_that_it_had[sqlite]",
     ),
     _m(
         "a retried linear step speaks under a new key",
-        ("operations.seeds:_linear_from_failure", "carry=[step.step_key]", "carry=[]"),
+        ("operations.fork_specs:_linear_from_failure", "retried=[step.step_key]", "retried=[]"),
         caught_by="tests/engine/test_linear_interventions.py::test_a_retried_run_can_be_retried_and_keeps_the_key_of_its_step[sqlite]",
     ),
     _m(
         "a linear run begins ahead of where the other stands",
-        ("operations.seeds:_linear_before", "standing.seq < step.seq", "standing.seq < 0"),
+        ("operations.fork_specs:_linear_before", "standing.seq < step.seq", "standing.seq < 0"),
     ),
     _m(
         "a linear step that is settled leaves the next one where it was",
@@ -360,7 +371,7 @@ MUTANTS = (
     _m(
         "of an id that is twice in a batch the last counts",
         (
-            "operations.starting:Starting.create_batch",
+            "operations.create:CreateOperations.create_batch",
             "rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, "
             "item=instance_id))",
             "rows[instance_id] = self._row(definition, instance_id, item.params, item.labels, item=instance_id)",
@@ -368,55 +379,55 @@ MUTANTS = (
     ),
     _m(
         "a batch returns what existed before it",
-        ("operations.starting:Starting.create_batch", "if key in created]", "]"),
+        ("operations.create:CreateOperations.create_batch", "if key in created]", "]"),
     ),
     _m(
         "a batch in doubt does not know what it created",
         (
-            "operations.starting:Starting.create_batch",
+            "operations.create:CreateOperations.create_batch",
             "instances.insert(tx, **rows[key])",
             'instances.insert(tx, **{**rows[key], "commit_id": self._runtime.new_token()})',
         ),
     ),
     _m(
         "restart_or_create restarts what has not ended",
-        ("operations.starting:Starting.restart_or_create", "if row.status not in wanted:", "if False:"),
+        ("operations.create:CreateOperations.restart_or_create", "if row.status not in wanted:", "if False:"),
     ),
     _m(
         "restart_or_create in doubt begins again",
-        ("operations.starting:Starting.restart_or_create", "resolve=was_applied", "resolve=None"),
+        ("operations.create:CreateOperations.restart_or_create", "resolve=was_applied", "resolve=None"),
     ),
     # --- interventions --------------------------------------------------------------------------
     _m(
         "an intervention in doubt is done again",
-        ("operations.intervening:Intervening._intervene", "resolve=was_applied", "resolve=None"),
+        ("operations.interventions:InterventionOperations._intervene", "resolve=was_applied", "resolve=None"),
     ),
     _m(
         "a step that has ended is settled by hand",
-        ("operations.intervening:Intervening._take_over", "if step.is_settled or", "if False and"),
+        ("operations.interventions:InterventionOperations._take_over", "if step.is_finished or", "if False and"),
     ),
     _m(
         "an intervention is not recorded",
-        ("operations.intervening:_settle", "interventions.record(", "(lambda *_, **__: None)("),
+        ("operations.interventions:_settle", "interventions.record(", "(lambda *_, **__: None)("),
     ),
     # --- labels and hooks -----------------------------------------------------------------------
     _m("a label keeps its first value", ("store.labels:merge", "and old[name] != value", "and False")),
     _m("a label is never taken away", ("store.labels:merge", "for name in old if name not in new", "for name in ()")),
     _m(
         "who is to hear of an end is not written down",
-        ("runner.boundary:Committer._leave", "outbox.insert(", "(lambda *_, **__: None)("),
+        ("runner.step_commit:Committer._insert_messages", "outbox.insert(", "(lambda *_, **__: None)("),
     ),
     _m(
         "an end is told before it is committed",
         (
-            "runner.boundary:Committer._end",
+            "runner.step_commit:Committer._commit_end",
             "ended = self._store.transact(",
             "tell(); ended = self._store.transact(",
         ),
     ),
     _m(
         "a page of waiters skips the other waits of its last instance",
-        ("store.waiters:page", "w.c.step_key > key", "sa.false()"),
+        ("store.topic_waits:page", "w.c.step_key > key", "sa.false()"),
         caught_by="tests/engine/test_topics.py::test_a_page_of_waiters_ends_between_two_waits_of_one_instance[sqlite]",
     ),
     # --- ends and branches ----------------------------------------------------------------------
@@ -427,7 +438,7 @@ MUTANTS = (
     ),
     _m(
         "who is told of an end is not in its transaction",
-        (_SETTLE, "self._leave(tx, letters)", "None"),
+        (_SETTLE, "self._insert_messages(tx, messages)", "None"),
         caught_by="tests/engine/test_endings.py::"
         "test_what_the_broker_did_not_take_at_the_end_is_sent_by_a_sweep[sqlite]",
     ),
@@ -441,14 +452,15 @@ MUTANTS = (
     ),
     _m(
         "a gather runs finished siblings again",
-        ("runner.passage:Pass._advance", "if branch.row is not None:", "if branch.row is not None and sole:"),
-        ("ledger:Ledger.decide_do", "row.is_settled", "row.is_settled and alone"),
+        ("runner.replay:ReplayContext._advance", "if branch.row is not None:", "if branch.row is not None and sole:"),
+        ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and alone"),
     ),
     _m(
         "a race leaves its losers open",
         (
-            "runner.progress:Progress.race_writes",
-            "return [verdict, *(self.write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]",
+            "runner.execution:ExecutionContext.race_writes",
+            "return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
+            "for branch in losers)]",
             "return [verdict]",
         ),
     ),
@@ -461,12 +473,12 @@ MUTANTS = (
     ),
     _m(
         "a replay publishes again",
-        ("runner.progress:Progress.publish", "elif not self.ledger.is_replaying:", "else:"),
+        ("runner.execution:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
         caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
     ),
     _m(
         "letting go forgets what is kept",
-        (_LET_GO, "self.board.ride(tx)", "pass"),
+        (_LET_GO, "self.published.flush(tx)", "pass"),
         caught_by="tests/engine/test_publish.py::"
         "test_the_last_value_of_a_tight_loop_is_written_with_what_comes_next[a pause-sqlite]",
     ),
@@ -474,32 +486,33 @@ MUTANTS = (
     _m(
         "a linear result is written without the guard",
         (
-            "runner.boundary:Committer._in_order",
-            "guarded = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=boundary.is_progress)",
-            "guarded = (\n"
-            "            claims.Guarded(self.claim.claimed_at, False)\n"
-            "            if boundary.writes[0].status is StepStatus.DONE and boundary.ending is None\n"
+            "runner.step_commit:Committer._write_in_lock_order",
+            "guard_result = claims.guard(tx, self.claim, lease=self._lease.length, "
+            "is_progress=step_commit.is_progress)",
+            "guard_result = (\n"
+            "            claims.GuardResult(self.claim.claimed_at, False)\n"
+            "            if step_commit.writes[0].status is StepStatus.DONE and step_commit.run_outcome is None\n"
             "            else claims.guard(tx, self.claim, lease=self._lease.length)\n"
             "        )",
         ),
-        ("store.journal:write_step", "raise Superseded(str(claim.ref))", "pass"),
+        ("store.step_rows:write_step", "raise Superseded(str(claim.ref))", "pass"),
     ),
     _m(
         "an expired lease costs a linear step no attempt",
-        ("runner.linear:LinearPass._recover", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
+        ("runner.linear_pass:LinearPass._recover", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
     ),
     _m(
         "an event that came before a linear step waits is consumed for nothing",
         (
             _LINEAR_WAIT,
-            "return [replace(self._woken(row, event.seq), commit_id=waiting.commit_id)]",
+            "return [replace(self._ready_write(row, event.seq), commit_id=waiting.commit_id)]",
             "return [waiting]",
         ),
     ),
     _m(
         "all linear steps are made ready at once",
         (
-            "runner.linear:LinearPass._complete",
+            "runner.linear_pass:LinearPass._complete",
             "[done, self._write(following, StepStatus.READY, retry_in=_NOW)]",
             "[done, *(self._write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
         ),
@@ -512,20 +525,20 @@ MUTANTS = (
     ),
     _m(
         "a linear wait is over when it is next looked at",
-        ("runner.linear:LinearPass._wake", "if due_at <= guarded.now else []", "if True else []"),
+        ("runner.linear_pass:LinearPass._check_wait", "if due_at <= guard_result.now else []", "if True else []"),
     ),
     _m(
         "a linear step gets its event, which is not marked as consumed",
         (
-            "runner.linear:LinearPass._wake",
-            "journal.consume(tx, self._lease.claim, guarded, event, key=row.step_key)",
+            "runner.linear_pass:LinearPass._check_wait",
+            "step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)",
             "pass",
         ),
     ),
     _m(
         "a linear retry does not wait",
         (
-            "runner.linear:LinearPass.run",
+            "runner.linear_pass:LinearPass.run",
             "row.next_retry_at is not None and row.next_retry_at > self._now",
             "False",
         ),
@@ -534,7 +547,7 @@ MUTANTS = (
     _m(
         "a linear step has one attempt more than it may",
         (
-            "runner.linear:LinearPass._is_last",
+            "runner.linear_pass:LinearPass._is_last_attempt",
             "row.attempts + 1 >= row.max_attempts",
             "row.attempts >= row.max_attempts",
         ),
@@ -558,15 +571,15 @@ MUTANTS = (
         "an emission moves on in a commit of its own, and is handed out twice after a crash",
         (
             "store.emissions:hand_out",
-            "tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=span_us(lease))",
+            "tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))",
             "pass",
         ),
-        ("store.emissions:_serve", "waiters.close_many(tx, gone)", "pass"),
+        ("store.emissions:_serve", "topic_waits.close_many(tx, gone)", "pass"),
         ("store.emissions:_serve", "elif wait.had is None:", "else:"),
         ("store.emissions:_event", "if nth == 1 else", "if False else"),
         ("store.emissions:_event", "{_AGAIN}{nth}", "{_AGAIN}{owner.version + nth}"),
         (
-            "operations.emitting:Emitting._hand_out",
+            "operations.topics:TopicOperations._hand_out",
             "return self._store.transact(work, resolve=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
@@ -575,7 +588,7 @@ MUTANTS = (
             "    return progress",
         ),
         (
-            "operations.emitting:go_on_emitting",
+            "operations.topics:go_on_emitting",
             "if progress is not None:",
             "if progress is not None:\n"
             "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 0}\n"
@@ -601,11 +614,11 @@ MUTANTS = (
     ),
     _m(
         "a wait on a topic is not written down",
-        (_WAIT, "waiters.open_wait(tx, self.claim, guarded, key=key, topic=topic)", "pass"),
+        (_WAIT, "topic_waits.open_wait(tx, self.claim, guard_result, key=key, topic=topic)", "pass"),
     ),
     _m(
         "what a step emits is lost",
-        ("runner.boundary:Committer._in_order", "self._makings.emit(tx, boundary.emissions)", "pass"),
+        ("runner.step_commit:Committer._write_in_lock_order", "self._effects.emit(tx, step_commit.emissions)", "pass"),
     ),
     _m(
         "a rewind takes along what was emitted to waits that it opens anew",
@@ -634,17 +647,17 @@ MUTANTS = (
     ),
     _m(
         "a task that is to be sent again waits for the answer that it had",
-        ("runner.delegation:Delegation._answer_of_task", ", event_type=None", ""),
+        ("runner.remote_steps:RemoteSteps._answer_of_task", ", event_type=None", ""),
     ),
     _m(
         "a task that failed is sent again at once",
-        ("ledger:Ledger.decide_delegated", "if row.next_retry_at > now", "if False"),
+        ("replay_state:ReplayState.decide_remote", "if row.next_retry_at > now", "if False"),
         ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
     ),
     _m(
         "a task is sent once more than it may",
         (
-            "runner.delegation:Delegation._answer_of_task",
+            "runner.remote_steps:RemoteSteps._answer_of_task",
             "row.attempts >= policy.max_attempts",
             "row.attempts > policy.max_attempts",
         ),
@@ -652,7 +665,7 @@ MUTANTS = (
     _m(
         "all attempts of a task have the time of the first",
         (
-            "runner.delegation:Delegation._send",
+            "runner.remote_steps:RemoteSteps._send",
             "wake_in=timeout",
             "wake_in=timeout if attempt == 1 else None, "
             "wake_at=None if attempt == 1 else branch.entry.row.created_at + branch.policy.timeout",
@@ -660,27 +673,35 @@ MUTANTS = (
     ),
     _m(
         "the letter of a task is not kept with its step",
-        ("runner.delegation:Delegation._send", "boundary.outgoing = [letter]", "self._at.env.post([letter])"),
+        (
+            "runner.remote_steps:RemoteSteps._send",
+            "step_commit.messages = [message]",
+            "self._context.env.post([message])",
+        ),
     ),
     _m(
         "the end of a child is told nobody",
-        (_SETTLE, "_Ended(self._answer(tx, ending))", "_Ended([])"),
+        (_SETTLE, "_EndResult(self._answer_parent(tx, run_outcome))", "_EndResult([])"),
     ),
     _m(
         "the end of a child is told after its commit",
-        (_SETTLE, "return _Ended(self._answer(tx, ending))", "return _Ended([])"),
+        (_SETTLE, "return _EndResult(self._answer_parent(tx, run_outcome))", "return _EndResult([])"),
         (
             _SETTLE,
-            "    self._end(work, letters, tell, single=is_single)",
-            "    self._end(work, letters, tell, single=is_single)\n"
-            "    self._store.transact(lambda tx: self._answer(tx, ending))",
+            "    self._commit_end(work, messages, notify_end, single=is_single)",
+            "    self._commit_end(work, messages, notify_end, single=is_single)\n"
+            "    self._store.transact(lambda tx: self._answer_parent(tx, run_outcome))",
         ),
         # Seen by the simulation too, but in one schedule of a thousand.
         caught_by="tests/engine/test_children.py::test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies",
     ),
     _m(
         "the end of a linear child is told nobody",
-        ("runner.boundary:Committer._in_order", "dues += self._answer(tx, boundary.ending)", "pass"),
+        (
+            "runner.step_commit:Committer._write_in_lock_order",
+            "due_runs += self._answer_parent(tx, step_commit.run_outcome)",
+            "pass",
+        ),
     ),
     _m(
         "the end of a child and its answer are two commits",
@@ -690,49 +711,53 @@ MUTANTS = (
     _m(
         "the termination of a child is told nobody",
         (
-            "operations.steering:Steering.terminate",
+            "operations.lifecycle:LifecycleOperations.terminate",
             "answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)",
             "[]",
         ),
     ),
     _m(
         "the end of a child that took too long is told nobody",
-        ("runner.boundary:Committer.terminate", "_Ended(self._answer(tx, ending, reason=reason))", "_Ended([])"),
+        (
+            "runner.step_commit:Committer.terminate",
+            "_EndResult(self._answer_parent(tx, run_outcome, reason=reason))",
+            "_EndResult([])",
+        ),
         caught_by="tests/engine/test_children.py::"
         "test_a_child_that_is_ended_since_it_took_too_long_fails_its_step[sqlite]",
     ),
     _m(
         "a child that failed is taken for done",
-        ("runner.endings:answer", "case Status.COMPLETE:", "case Status.COMPLETE | Status.ERRORED:"),
+        ("runner.completion:child_answer", "case Status.COMPLETE:", "case Status.COMPLETE | Status.ERRORED:"),
     ),
     _m(
         "a child does not know which run has made it",
-        ("runner.makings:Makings.create", "self._claim.ref.run_number, by_step", "1, by_step"),
+        ("runner.step_effects:StepEffects.create", "self._claim.ref.run_number, by_step", "1, by_step"),
     ),
     _m(
         "a retried step has the child that it had",
-        ("runner.delegation:Delegation._create", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
+        ("runner.remote_steps:RemoteSteps._create", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
         caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
     ),
     # --- maps -----------------------------------------------------------------------------------
     _m(
         "an item takes what an earlier attempt answers",
         ("store.task_answers:_answer", 'item.c.attempts == param("attempt", sa.Integer),', ""),
-        ("store.attempts:of_item", 'item.attempts == param("attempt", sa.Integer),', ""),
+        ("store.sent_attempts:of_item", 'item.attempts == param("attempt", sa.Integer),', ""),
         ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by=_MAPS + "test_an_item_that_failed_is_tried_again_later_under_a_new_id[sqlite]",
     ),
     _m(
         "an item is answered as often as somebody likes",
         ("store.task_answers:_answer", "item.c.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
-        ("store.attempts:_are_out", "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
+        ("store.sent_attempts:_are_out", "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
         caught_by=_MAPS + "test_an_item_is_answered_once[sqlite]",
     ),
     _m(
         "nobody is woken when the last item has answered",
         (
             "store.task_answers:_answer_item",
-            "wants = status is ItemStatus.FAILED or (not letters and items.is_over(tx, *over))",
+            "wants = status is ItemStatus.FAILED or (not messages and items.all_finished(tx, *over))",
             "wants = False",
         ),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
@@ -744,7 +769,7 @@ MUTANTS = (
     ),
     _m(
         "an answer sends nothing after it",
-        ("store.task_answers:_answer_item", "[] if is_paused else items.send(tx, map_, room=1)", "[]"),
+        ("store.task_answers:_answer_item", "[] if is_paused else items.send(tx, step, room=1)", "[]"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
@@ -754,12 +779,20 @@ MUTANTS = (
     ),
     _m(
         "an item that is lost is not missed",
-        ("store.items:_has_fallen", "sa.or_(_in(s, ItemStatus.FAILED), is_late)", "_in(s, ItemStatus.FAILED)"),
+        (
+            "store.items:_has_failed_or_timed_out",
+            "sa.or_(_in(s, ItemStatus.FAILED), is_late)",
+            "_in(s, ItemStatus.FAILED)",
+        ),
         caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
     ),
     _m(
         "what came while a map was about to sleep is not seen",
-        ("store.claims:suspend", " or any(wait.look(tx, guarded.now) for wait in waits if wait.look)", ""),
+        (
+            "store.claims:suspend",
+            "wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied",
+            "False for wait in waits",
+        ),
         caught_by="tests/store/test_claims.py::test_a_wait_may_look_for_itself_under_the_lock[sqlite-True-After.DUE]",
     ),
     _m(
@@ -811,7 +844,7 @@ MUTANTS = (
     ),
     _m(
         "an answer sends two items after it",
-        (_ANSWER_ITEM, "items.send(tx, map_, room=1)", "items.send(tx, map_, room=2)"),
+        (_ANSWER_ITEM, "items.send(tx, step, room=1)", "items.send(tx, step, room=2)"),
     ),
     _m(
         "an item that is to be tried again later is sent at once",
@@ -819,7 +852,7 @@ MUTANTS = (
     ),
     _m(
         "the message of an item that an answer sends is not kept",
-        (_ANSWER_ITEM, "outbox.insert(tx, letters, ", "outbox.insert(tx, (), "),
+        (_ANSWER_ITEM, "outbox.insert(tx, messages, ", "outbox.insert(tx, (), "),
     ),
     # --- lost tasks -----------------------------------------------------------------------------
     _m(
@@ -833,40 +866,40 @@ MUTANTS = (
     ),
     _m(
         "a loss that is reported for an older copy counts",
-        ("store.losses:report", "row is None or row.losses != reference.delivery or", "row is None or"),
-        ("store.losses:_lose", 'item.c.losses == param("delivery", sa.Integer),', ""),
+        ("store.lost_tasks:report", "row is None or row.losses != reference.delivery or", "row is None or"),
+        ("store.lost_tasks:_lose", 'item.c.losses == param("delivery", sa.Integer),', ""),
         caught_by=_LOST + "test_a_loss_is_carried_out_once_however_many_report_it[map-sqlite]",
     ),
     _m(
         "a retry of the task by itself counts as its loss",
-        ("store.losses:report", " or sent_us not in (None, row.sent_at)", ""),
-        ("store.losses:_lose_unmoved", '.where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))', ""),
+        ("store.lost_tasks:report", " or sent_us not in (None, row.sent_at)", ""),
+        ("store.lost_tasks:_lose_unmoved", '.where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))', ""),
         caught_by=_LOST + "test_a_retry_of_the_task_by_itself_is_no_loss[map-sqlite]",
     ),
     _m(
         "a lost task is sent again for ever",
-        ("store.losses:report", " or row.losses + 1 >= limit", ""),
+        ("store.lost_tasks:report", " or row.losses + 1 >= limit", ""),
         caught_by=_LOST + "test_a_task_that_is_lost_too_often_is_given_up[task-sqlite]",
     ),
     _m(
-        "what is in no list at the first roll call is lost",
-        ("tasks.lost.elimination:_call", "search.round == ROUNDS", "search.round >= 1"),
+        "what is in no list at the first inventory is lost",
+        ("tasks.lost.detection:_call", "search.round == ROUNDS", "search.round >= 1"),
         caught_by="tests/lost/test_elimination.py::test_what_is_concluded_is_lost_and_what_was_lost_is_concluded",
     ),
     _m(
         "the roll is called before the marker has passed",
-        ("tasks.lost.elimination:advance", "if search.marker in facts.passed:", "if search.marker:"),
+        ("tasks.lost.detection:advance", "if search.marker in facts.received_markers:", "if search.marker:"),
         caught_by="tests/lost/test_elimination.py::test_nobody_is_asked_before_the_marker_has_come_back",
     ),
     _m(
         "a worker whose loop is stuck is waited for without end",
-        ("tasks.lost.elimination:_waits_for", "return UNRESPONSIVE_SECONDS", "return math.inf"),
+        ("tasks.lost.detection:_waits_for", "return UNRESPONSIVE_SECONDS", "return math.inf"),
         caught_by="tests/engine/test_search.py::"
         "test_what_a_worker_holds_whose_loop_is_stuck_is_lost[sqlite-prefork-True]",
     ),
     _m(
         "workers that an outage has silenced are dead",
-        ("tasks.lost.elimination:_call", "facts.seen_seconds < SEEN_SECONDS", "False"),
+        ("tasks.lost.detection:_call", "facts.seen_seconds < SEEN_SECONDS", "False"),
         caught_by="tests/engine/test_search.py::"
         "test_nothing_is_lost_before_the_database_was_seen_for_long_enough[sqlite]",
     ),
@@ -874,7 +907,7 @@ MUTANTS = (
         "a message that is still in the outbox is lost",
         (
             "tasks.lost.search:LostTasks._begin",
-            "self._store.read(lambda tx: losses.left_outbox(tx, page.tasks)) if page.tasks else []",
+            "self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []",
             "list(page.tasks)",
         ),
         caught_by="tests/engine/test_search.py::test_what_has_not_left_the_outbox_is_not_searched_for[sqlite]",
@@ -887,7 +920,7 @@ MUTANTS = (
     ),
     _m(
         "a copy of what was answered runs",
-        ("tasks.lost.copies:Copies._look_up", "state.revoked.add(task_id)", "pass"),
+        ("tasks.lost.duplicates:DuplicateFilter._look_up", "state.revoked.add(task_id)", "pass"),
         caught_by="tests/celery/test_lost.py::test_a_copy_that_nobody_waits_for_does_not_run[sqlite-1-True-False]",
     ),
     # --- how tasks end --------------------------------------------------------------------------
@@ -903,7 +936,11 @@ MUTANTS = (
     ),
     _m(
         "an answer is neither committed where its task ran nor sent",
-        ("tasks.ends:TaskEnds._committing", "reference.ref, exc)\n            return False", "reference.ref, exc)"),
+        (
+            "tasks.completions:TaskCompletions._committing",
+            "reference.ref, exc)\n            return False",
+            "reference.ref, exc)",
+        ),
         caught_by=_ANSWERS + "test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
     ),
     _m(
@@ -918,13 +955,13 @@ MUTANTS = (
     ),
     _m(
         "a task that ends without a callback answers nobody",
-        ("tasks.ends:TaskEnds._ran", "self.failed(error_of_exception(retval), reference)", "pass"),
+        ("tasks.completions:TaskCompletions._ran", "self.failed(error_of_exception(retval), reference)", "pass"),
         caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too[sqlite]",
     ),
     _m(
         "a failure that the result backend does not take answers nobody",
         (
-            "tasks.ends:TaskEnds._broke",
+            "tasks.completions:TaskCompletions._broke",
             "self.failed(error_of_exception(error), reference)",
             "pass",
         ),
@@ -935,19 +972,19 @@ MUTANTS = (
         "a letter is forgotten before it is sent",
         (
             _POST,
-            "report = self._send(letters)",
-            "tasks = [each.id for each in letters if each.kind is OutboxKind.TASK]\n"
+            "report = self._send(messages)",
+            "tasks = [each.id for each in messages if each.kind is OutboxKind.TASK]\n"
             "    self._store.transact(lambda tx: outbox.remove(tx, tasks))\n"
-            "    report = self._send(letters)",
+            "    report = self._send(messages)",
         ),
     ),
     _m(
         "a letter that the broker refused is forgotten",
-        (_POST, "report.with_state(letters, SendState.SENT)", "letters"),
+        (_POST, "report.with_state(messages, SendState.SENT)", "messages"),
     ),
     _m(
         "a letter is sent and not kept with its step",
-        ("runner.boundary:Committer._in_order", "boundary.outgoing,\n        pk=", "(),\n        pk="),
+        ("runner.step_commit:Committer._write_in_lock_order", "step_commit.messages,\n        pk=", "(),\n        pk="),
     ),
     _m(
         "an outbound event is forgotten when it is sent",
@@ -966,20 +1003,21 @@ MUTANTS = (
         "a claim is looked up by the index that others lock first",
         (
             "store.claims:claim",
-            "_as_claim(tx.run(_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)",
+            "_as_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), "
+            "ref, token, lease)",
             "find_claim(tx, ref, token=token, lease=lease)",
         ),
         caught_by=_PAIR + "[mariadb-claim, held at its lock, commits before send_event]",
     ),
     _m(
         "whoever lets go decides by what it read before whether to pause",
-        (_LET_GO, "claims.guard(tx, self.claim, lease=self._lease.length, is_progress=got_further)", "guarded"),
+        (_LET_GO, "claims.guard(tx, self.claim, lease=self._lease.length, is_progress=makes_progress)", "guard_result"),
         (
             _LET_GO,
-            "def work(tx: Tx) -> After:",
-            "guarded = claims.Guarded(self._store.transact(lambda tx: claims.guard(\n"
-            "        tx, self.claim, lease=self._lease.length, is_progress=got_further)).now, False)\n\n"
-            "    def work(tx: Tx) -> After:",
+            "def work(tx: Tx) -> ReleaseOutcome:",
+            "guard_result = claims.GuardResult(self._store.transact(lambda tx: claims.guard(\n"
+            "        tx, self.claim, lease=self._lease.length, is_progress=makes_progress)).now, False)\n\n"
+            "    def work(tx: Tx) -> ReleaseOutcome:",
         ),
         caught_by=_PAIR + "[postgresql-pause, held at its commit, commits before suspend]",
     ),
@@ -1002,18 +1040,18 @@ MUTANTS = (
     ),
     _m(
         "the termination of a child locks the child before its parent",
-        ("operations.steering:Steering.terminate", "answers.lock_parent(tx, parent)", "pass"),
+        ("operations.lifecycle:LifecycleOperations.terminate", "answers.lock_parent(tx, parent)", "pass"),
         caught_by=_ORDER + "[postgresql-the termination of a child-parent first]",
     ),
     _m(
         "the end of a child that overstays locks the child before its parent",
-        ("runner.boundary:Committer.terminate", "answers.lock_parent(tx, self.claim.parent)", "pass"),
+        ("runner.step_commit:Committer.terminate", "answers.lock_parent(tx, self.claim.parent)", "pass"),
         caught_by=_ORDER + "[postgresql-a child that overstays-parent first]",
     ),
     _m(
         "the end of a run that overstays locks its row twice, by two indexes",
         (
-            "runner.boundary:Committer.terminate",
+            "runner.step_commit:Committer.terminate",
             "row = instances.lock(",
             "claims.guard(tx, self.claim, lease=self._lease.length)\n        row = instances.lock(",
         ),
@@ -1028,7 +1066,7 @@ MUTANTS = (
     ),
     _m(
         "whoever had an outbound event gives it back also where another has it by now",
-        ("store.outbox:give_back", ", o.c.token == delivery.token", ""),
+        ("store.outbox:release_delivery", ", o.c.token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[give_back-mariadb]",
     ),
     _m(
@@ -1058,7 +1096,11 @@ MUTANTS = (
             "return left if left > 0 or published else self._settings.poll_seconds",
             "return left",
         ),
-        ("tasks.flow:Flow.blocked_for", "return max(full, queue.rest_until - now, 0.0)", "return 0.0"),
+        (
+            "tasks.flow_control:FlowControl.queue_backoff",
+            "return max(full, queue.backoff_until - now, 0.0)",
+            "return 0.0",
+        ),
         caught_by="tests/celery/test_dispatcher_pace.py::"
         "test_a_dispatcher_rests_while_full_queues_leave_work_due[sqlite]",
     ),
@@ -1091,15 +1133,15 @@ MUTANTS = (
     # --- leases and deadlines -------------------------------------------------------------------
     _m(
         "the renewer renews once per lease",
-        ("runner.lease:Keeper.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
+        ("runner.lease:LeaseRenewer.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
         caught_by=_LEASES + "test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
     ),
     _m(
         "a renewal is believed from after the answer",
         (
-            "runner.lease:Keeper._renew",
-            "lease.renewed(asked_at=asked_at)",
-            "lease.renewed(asked_at=self._runtime.monotonic())",
+            "runner.lease:LeaseRenewer._renew",
+            "lease.renewed(requested_at=requested_at)",
+            "lease.renewed(requested_at=self._runtime.monotonic())",
         ),
         caught_by=_LEASES + "test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
     ),
@@ -1107,17 +1149,17 @@ MUTANTS = (
         "a lease that was made sure of is believed from after the answer",
         (
             "runner.lease:Lease.check",
-            "self.renewed(asked_at=asked_at)",
-            "self.renewed(asked_at=self._runtime.monotonic())",
+            "self.renewed(requested_at=requested_at)",
+            "self.renewed(requested_at=self._runtime.monotonic())",
         ),
         caught_by=_LEASES + "test_a_lease_that_was_made_sure_of_counts_from_before_it_was_asked_for[sqlite]",
     ),
     _m(
         "a boundary is believed to renew the lease from after the answer",
         (
-            "runner.boundary:Committer.commit",
-            "self._lease.renewed(asked_at=asked_at)",
-            "self._lease.renewed(asked_at=self._lease.moved())",
+            "runner.step_commit:Committer.commit",
+            "self._lease.renewed(requested_at=requested_at)",
+            "self._lease.renewed(requested_at=self._lease.mark_progress())",
         ),
         caught_by=_LEASES + "test_a_boundary_renews_the_lease_from_before_it_was_asked_for[sqlite]",
     ),
@@ -1129,33 +1171,33 @@ MUTANTS = (
     ),
     _m(
         "the lease of a pass that is stuck is renewed for ever",
-        ("runner.lease:Lease.stuck_for", "if self._authors:", "if True:"),
+        ("runner.lease:Lease.stalled_for", "if self._user_code_owners:", "if True:"),
         caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
     ),
     _m(
         "an author's code is taken for a pass that is stuck",
-        ("runner.lease:Lease.stuck_for", "if self._authors:", "if False:"),
+        ("runner.lease:Lease.stalled_for", "if self._user_code_owners:", "if False:"),
         caught_by=_LEASES + "test_an_authors_code_may_take_any_time_within_one_attempt[sqlite-body]",
     ),
     _m(
         "an author's transaction is taken for a pass that is stuck",
         (
-            "runner.boundary:Committer._commit_authors",
-            "self._lease.author_begins(boundary.writes[0].commit_id)",
+            "runner.step_commit:Committer._commit_with_user_writes",
+            "self._lease.enter_user_code(step_commit.writes[0].commit_id)",
             "pass",
         ),
         caught_by=_LEASES + "test_an_authors_transaction_may_take_any_time_within_one_attempt[postgresql]",
     ),
     _m(
         "a body that was left behind keeps the lease",
-        ("runner.bodies:Body.abandon", "self._lease.author_ends(self)", "pass"),
+        ("runner.step_attempt:StepAttempt.abandon", "self._lease.exit_user_code(self)", "pass"),
         caught_by=_LEASES + "test_a_body_that_was_left_behind_keeps_no_lease[sqlite]",
     ),
     _m(
         "a pass that was stuck counts as a dead worker",
         (
-            "runner.lease:_give_up",
-            "claims.release(tx, lease.claim, guarded, grace=timedelta(0), rest=rest)",
+            "runner.lease:_release_stalled",
+            "claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)",
             "pass",
         ),
         caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
@@ -1167,18 +1209,18 @@ MUTANTS = (
     ),
     _m(
         "a task waits for a silent database as loops do",
-        ("operations.steering:Steering.answer", ", bound=DIRECT", ""),
+        ("operations.lifecycle:LifecycleOperations.answer", ", bound=DIRECT", ""),
         caught_by=_TASKS + "test_where_a_task_ends_nobody_waits_for_a_silent_database[postgresql]",
     ),
     _m(
         "a long poll has the time of one look",
-        ("http.bounds:pause", "limit.until = steady() + _DATABASE_SECONDS", "pass"),
+        ("http.timeouts:pause", "limit.until = steady() + _DATABASE_SECONDS", "pass"),
         caught_by=_STREAM + "test_a_long_poll_may_wait_longer_than_requests_have[sqlite]",
     ),
     _m(
         "those who follow take the threads of all requests",
         (
-            "http.bounds:look",
+            "http.timeouts:look",
             "_limiter(_look_threads, _LOOK_THREADS)",
             "_limiter(_request_threads, _REQUEST_THREADS)",
         ),
@@ -1187,7 +1229,7 @@ MUTANTS = (
     # --- publishing -----------------------------------------------------------------------------
     _m(
         "a process forks while a connection is made",
-        ("tasks.publishing.sender:Sender._opened", "with self.may_work:", "with contextlib.nullcontext():"),
+        ("tasks.publishing.sender:Sender._opened", "with self.fork_lock:", "with contextlib.nullcontext():"),
         caught_by="tests/publishing/test_forks.py::test_no_child_is_forked_while_a_connection_is_made[redis]",
     ),
     _m(
@@ -1197,7 +1239,11 @@ MUTANTS = (
     ),
     _m(
         "callers wait for a broker that is known to be away",
-        ("tasks.publishing.circuit:Circuits.is_open", "record is not None and not record.answers", "False"),
+        (
+            "tasks.publishing.circuit_breakers:CircuitBreakers.is_open",
+            "record is not None and not record.answers",
+            "False",
+        ),
         caught_by=_BOUNDS + "test_an_outage_of_the_outbox_is_bounded_too[redis]",
     ),
     _m(
@@ -1218,7 +1264,7 @@ MUTANTS = (
         "RabbitMQ confirms what no queue takes",
         (
             "tasks.publishing.transports.amqp:AmqpTransport._write",
-            "any(isinstance(entity, Queue) for entity in lane.declare)",
+            "any(isinstance(entity, Queue) for entity in batch.declare)",
             "False",
         ),
         caught_by=_REFUSALS + "test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[queue]",
@@ -1241,38 +1287,42 @@ MUTANTS = (
     ),
     _m(
         "an interrupted answer is not tried again",
-        ("tasks.ends:_despite_limit", "reference.ref)\n        return end()", "reference.ref)\n        raise"),
+        ("tasks.completions:_despite_limit", "reference.ref)\n        return end()", "reference.ref)\n        raise"),
         caught_by="tests/celery/test_interrupted_answers.py",
     ),
     _m(
         "an acknowledged task that puts itself back is awaited",
-        ("tasks.lost.held:goes_back", " and task.acks_late", ""),
+        ("tasks.lost.held:is_requeued", " and task.acks_late", ""),
         caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too",
     ),
     _m(
         "a step's task subscribes to its result when it is sent",
-        ("tasks.publishing.compose:Composer.outgoing", "keep_off_backend(self._app)", "pass"),
+        ("tasks.publishing.message_builder:MessageBuilder.outgoing", "keep_off_backend(self._app)", "pass"),
         caught_by="tests/publishing/test_result_backends.py::"
         "test_a_redis_result_backend_that_refuses_does_not_keep_a_message_back",
     ),
     _m(
         "a step gets the error of the result backend",
-        ("tasks.ends:TaskEnds._broke", "_raised_by_task(exception)", "(exception.__context__ or exception)"),
+        (
+            "tasks.completions:TaskCompletions._broke",
+            "_raised_by_task(exception)",
+            "(exception.__context__ or exception)",
+        ),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a step gets the error that its task caught",
-        ("tasks.ends:_raised_by_task", ".f_code.co_filename == trace.__file__", ""),
+        ("tasks.completions:_raised_by_task", ".f_code.co_filename == trace.__file__", ""),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a retry that is not stored fails its step",
-        ("tasks.ends:TaskEnds._broke", "not isinstance(error, Retry)", "True"),
+        ("tasks.completions:TaskCompletions._broke", "not isinstance(error, Retry)", "True"),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a result committed raw",
-        ("tasks.ends:TaskEnds.returned", "done(plain, ", "done(result, "),
+        ("tasks.completions:TaskCompletions.returned", "done(plain, ", "done(result, "),
         caught_by=_ANSWERS + "test_a_result_is_the_same_committed_where_its_task_ran_or_sent",
     ),
     _m(
@@ -1282,7 +1332,7 @@ MUTANTS = (
     ),
     _m(
         "a cursor is good for any tenant",
-        ("operations.verbs:Verbs._cursors", "(*of, self.scope_text)", "of"),
+        ("operations.base:OperationsBase._cursors", "(*of, self.scope_text)", "of"),
         caught_by="tests/http/test_scope.py::test_a_cursor_is_good_for_the_tenant_it_was_given_to",
     ),
     _m(
@@ -1297,7 +1347,7 @@ MUTANTS = (
     ),
     _m(
         "a start can be put off for ever",
-        ("operations.starting:Starting.create", "starts is not None and starts - ", "False and starts - "),
+        ("operations.create:CreateOperations.create", "starts is not None and starts - ", "False and starts - "),
         caught_by="tests/engine/test_create.py::test_a_start_can_be_put_off_as_long_as_a_sleep_may_be",
     ),
 )

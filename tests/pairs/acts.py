@@ -82,7 +82,7 @@ class Act:
             self._gate = ""
             self._stop()
 
-    def begun(self) -> None:
+    def started(self) -> None:
         self._is_locking = False
 
     def executed(self, statement: str, rows: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_durable.errors import DurableError, InstanceTerminal
-from celery_durable.model import Claim, Outgoing, Ref, Status, TaskReference
+from celery_durable.model import Claim, OutboxMessage, RunRef, Status, TaskReference
 from celery_durable.store import outbox
 from tests.engine import invariants
 from tests.engine.world import Instance
@@ -60,13 +60,13 @@ class Role:
     scene: Scene
     operation: Operation
     party: Party
-    letter: Outgoing | None = None
+    message: OutboxMessage | None = None
     act: Act | None = None
     outcome: Any = None
     error: BaseException | None = None
 
     @property
-    def ref(self) -> Ref:
+    def ref(self) -> RunRef:
         return self.scene.ref
 
     @property
@@ -78,12 +78,12 @@ class Role:
         return getattr(self.party.operations, name)(self.ref.workflow, self.ref.instance_id, *args, **options)
 
     def answer(self, task: str) -> bool:
-        letter = self.letter or next(each for each in self.scene.letters if each.name == task)
-        return self.scene.stage.answer(self.party, letter)
+        message = self.message or next(each for each in self.scene.messages if each.name == task)
+        return self.scene.stage.answer(self.party, message)
 
     def lose(self, task: str) -> int:
-        letter = next(each for each in self.scene.letters if each.name == task)
-        reference = TaskReference.read(letter.content["answers"])
+        message = next(each for each in self.scene.messages if each.name == task)
+        reference = TaskReference.read(message.content["answers"])
         assert reference is not None
         return self.party.operations.report_lost([(reference, None)], why="its worker has died")
 
@@ -117,7 +117,7 @@ class Scene:
     roles: tuple[Role, Role] = field(init=False)
     owner: Party = field(init=False)
     claim: Claim | None = None
-    letters: list[Outgoing] = field(default_factory=list)
+    messages: list[OutboxMessage] = field(default_factory=list)
     bystander: Act | None = None
     has_waited: bool = False
     """Whether the second one waited for a lock of the first one."""
@@ -131,8 +131,8 @@ class Scene:
         self._prepare()
 
     @property
-    def ref(self) -> Ref:
-        return Ref(self.instance.workflow, self.instance.id, 1)
+    def ref(self) -> RunRef:
+        return RunRef(self.instance.workflow, self.instance.id, 1)
 
     @property
     def operations(self) -> list[Operation]:
@@ -151,11 +151,11 @@ class Scene:
         world.accepted.append((flow, "i-1"))
         self.instance = Instance(world, flow, "i-1")
         self._set_off()
-        self.letters = stage.letters()
+        self.messages = stage.messages()
         self._deal_answers()
         if any(operation.needs_sent for operation in self.operations):
-            left = [letter.id for letter in stage.letters()]
-            world.store.transact(lambda tx: outbox.recall(tx, left))
+            left = [message.id for message in stage.messages()]
+            world.store.transact(lambda tx: outbox.delete_unsent(tx, left))
         if "resume" in self.names:
             self.instance.pause()
         for role in self.roles:
@@ -190,14 +190,14 @@ class Scene:
         """Which item each of them answers, and which are answered before."""
         stage, world = self.stage, self.stage.world
         answering = [role for role in self.roles if role.operation.answers]
-        pages = [letter for letter in self.letters if letter.name == "pairs.page"]
+        pages = [message for message in self.messages if message.name == "pairs.page"]
         if any(role.operation.answers == "last" for role in answering):
             stage.answer(world, pages[0])
-            pages = [letter for letter in stage.letters() if letter.name == "pairs.page"][1:]
+            pages = [message for message in stage.messages() if message.name == "pairs.page"][1:]
             if len(answering) == 1:
                 stage.answer(world, pages.pop())
-        for role, letter in zip(answering, pages, strict=False):
-            role.letter = letter
+        for role, message in zip(answering, pages, strict=False):
+            role.message = message
 
     # --- the pair -------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Scene:
         invariants.check(self.stage.world)
         self._judge_pause()
         self._judge_answers()
-        sent = [letter.id for party in self.stage.parties for letter in party.sent]
+        sent = [message.id for party in self.stage.parties for message in party.sent]
         assert len(set(sent)) == len(sent), "a message was sent twice"
 
     def _judge_pause(self) -> None:
@@ -268,16 +268,16 @@ class Scene:
             instance.resume()
             with contextlib.suppress(InstanceTerminal):
                 world.operations.send_event(instance.workflow, instance.id, "ok", "at the end", id="at the end")
-            for letter in self._all_letters():
-                stage.answer(world, letter)
+            for message in self._all_letters():
+                stage.answer(world, message)
             stage.advance(61)
             world.run_until_idle()
         self._judge_end()
         invariants.check(world)
 
-    def _all_letters(self) -> list[Outgoing]:
-        found = [*self.letters, *self.stage.letters(), *self.stage.world.sent]
-        return found + [letter for party in self.stage.parties for letter in party.sent]
+    def _all_letters(self) -> list[OutboxMessage]:
+        found = [*self.messages, *self.stage.messages(), *self.stage.world.sent]
+        return found + [message for party in self.stage.parties for message in party.sent]
 
     def _judge_end(self) -> None:
         instance = self.instance

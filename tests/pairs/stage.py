@@ -12,9 +12,9 @@ from celery import Celery
 from sqlalchemy import event
 
 from celery_durable import Retries, Step, WorkflowEvent
-from celery_durable.model import Claim, Due, OutboxKind, Outgoing, Ref
+from celery_durable.model import Claim, DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.operations import Operations
-from celery_durable.runtime import Branch
+from celery_durable.runtime import ConcurrentBody
 from celery_durable.step import StepTx
 from celery_durable.store import claims
 from celery_durable.tasks.dispatcher import Sweeper
@@ -60,7 +60,7 @@ class PartyRuntime(WorldRuntime):
     def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         self.renew = work
 
-    def run_branches(self, branches: Sequence[Branch]) -> None:
+    def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
         """One after the other on this thread, in the order of the calls."""
         for branch in branches:
             branch.on_done(branch.run())
@@ -71,8 +71,8 @@ class Party(RunnerProcess):
 
     def __init__(self, stage: Stage, name: str) -> None:
         world = stage.world
-        self.wakes: list[Due] = []
-        self.sent: list[Outgoing] = []
+        self.wakes: list[DueRun] = []
+        self.sent: list[OutboxMessage] = []
         self.settings = world.settings
         super().__init__(
             name,
@@ -88,7 +88,7 @@ class Party(RunnerProcess):
         self.outbox = Outbox(self.store, world.settings, self._send)
         self.stage = stage
         self._stretch_statements()
-        event.listen(self.store.engine, "begin", lambda _: (act := current_act()) and act.begun())
+        event.listen(self.store.engine, "begin", lambda _: (act := current_act()) and act.started())
         event.listen(self.store.engine, "after_cursor_execute", _executed)
 
     def _stretch_statements(self) -> None:
@@ -100,14 +100,14 @@ class Party(RunnerProcess):
 
         self.store.transact = stretched
 
-    def _publish(self, dues: Sequence[Due]) -> PublishReport:
-        self.wakes.extend(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+    def _publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
+        self.wakes.extend(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
-    def _send(self, letters: Sequence[Outgoing]) -> PublishReport:
+    def _send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         pass_gate("sent")
-        self.sent.extend(letters)
-        return PublishReport.of(len(letters), SendState.SENT)
+        self.sent.extend(messages)
+        return PublishReport.of(len(messages), SendState.SENT)
 
     def renew(self) -> bool:
         """What the thread of the lease renewer does every third of a lease."""
@@ -229,16 +229,16 @@ class Stage:
             for sweeper in (self.world.sweeper, *(party.sweeper for party in self.parties)):
                 sweeper.seconds_to_next()
 
-    def letters(self) -> list[Outgoing]:
+    def messages(self) -> list[OutboxMessage]:
         """What is in the outbox, in the order of the calls that made it."""
         o = self.world.store.tables.outbox.c
         rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.body))
-        found = [Outgoing(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
-        return sorted(found, key=lambda letter: (letter.name, letter.content["args"]))
+        found = [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+        return sorted(found, key=lambda message: (message.name, message.content["args"]))
 
-    def answer(self, party: Any, letter: Outgoing) -> bool:
+    def answer(self, party: Any, message: OutboxMessage) -> bool:
         """What the worker that did it makes of it."""
-        return answer(party, letter, f"{letter.name} {letter.content['args']}")
+        return answer(party, message, f"{message.name} {message.content['args']}")
 
     def repeats(self) -> int:
         """How many transactions had to begin again: each is a deadlock that the database has broken."""
@@ -248,7 +248,7 @@ class Stage:
         row = instance.row
         if row.claim_token is None:
             return None
-        ref = Ref(row.workflow, row.instance_id, row.run_number)
+        ref = RunRef(row.workflow, row.instance_id, row.run_number)
         return self.world.store.transact(
             lambda tx: claims.find_claim(tx, ref, token=row.claim_token, lease=self.world.settings.lease)
         )

@@ -13,12 +13,12 @@ import pytest
 
 from celery_durable import Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import InstanceTerminal
-from celery_durable.model import Ref
+from celery_durable.model import RunRef
 from tests.engine import invariants
 from tests.pairs.acts import START, Act, HoldAt, pass_gate
 from tests.pairs.stage import Party, Stage
 
-PARENT, KID = Ref("parent", "p-1", 1), Ref("kid", "k-1", 1)
+PARENT, KID = RunRef("parent", "p-1", 1), RunRef("kid", "k-1", 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def test_a_step_that_sends_its_own_instance_an_event_does_not_wait_for_another_s
         pass_gate("note")
         tx.send_event(alone, "a-1", "note", "to myself")
 
-    ref = Ref("alone", stage.world.operations.create("alone", id="a-1"), 1)
+    ref = RunRef("alone", stage.world.operations.create("alone", id="a-1"), 1)
     notes = stage.start(lambda: stage.first.advance(ref), gate="note")
     notes.hold(at)
     sends = meet_an_event(stage, notes, ref)
@@ -139,7 +139,7 @@ def test_a_step_that_sends_its_own_instance_an_event_does_not_wait_for_another_s
     invariants.check(stage.world)
 
 
-def meet_an_event(stage: Stage, holder: Act, ref: Ref) -> Act:
+def meet_an_event(stage: Stage, holder: Act, ref: RunRef) -> Act:
     """An event that is sent while somebody holds the lock, who then goes on."""
     sends = stage.start(lambda: stage.second.operations.send_event(ref.workflow, ref.instance_id, "note", id="e-1"))
     holder.go()

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu import Connection
 from kombu.utils.url import parse_url
 
-from celery_durable.model import Due, Ref
+from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import Publisher
 from tests.services import BROKERS, missing
@@ -62,14 +62,14 @@ class Line:
         self.queues.add(full)
         return full
 
-    def dues(self, queue: str, count: int = 1, prefix: str = "i") -> list[Due]:
-        return [Due(Ref("order", f"{prefix}-{number}", 1), self.queue(queue)) for number in range(count)]
+    def due_runs(self, queue: str, count: int = 1, prefix: str = "i") -> list[DueRun]:
+        return [DueRun(RunRef("order", f"{prefix}-{number}", 1), self.queue(queue)) for number in range(count)]
 
     def publish(self, queue: str = "ok", count: int = 1) -> tuple[list[str], float]:
         """Publish, with new ids each time; answers with the states, and how long the caller waited."""
         self.calls += 1
         began = time.monotonic()
-        report = self.publisher.publish(self.dues(queue, count, f"c{self.calls}"))
+        report = self.publisher.publish(self.due_runs(queue, count, f"c{self.calls}"))
         return [state.value for state in report.states], time.monotonic() - began
 
     def until_sent(self, seconds: float, queue: str = "ok") -> float:
@@ -143,5 +143,5 @@ def line(make_line: Callable[..., Line], broker: str) -> Line:
     return make_line(broker)
 
 
-def instances(dues: Sequence[Due]) -> list[str]:
-    return [due.ref.instance_id for due in dues]
+def instances(due_runs: Sequence[DueRun]) -> list[str]:
+    return [due.ref.instance_id for due in due_runs]

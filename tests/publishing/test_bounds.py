@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.tasks.publishing import sender
 from tests.publishing.conftest import Line
 from tests.smoke.fault_proxy import FaultProxy, Mode
@@ -56,7 +56,7 @@ def test_a_fail_over_is_noticed_within_10_s(line: Line) -> None:
 
 
 def test_an_outage_of_the_outbox_is_bounded_too(line: Line) -> None:
-    message = Outgoing("id-1", OutboxKind.TASK, "mail", '{"args": [1], "kwargs": {}, "options": {}}')
+    message = OutboxMessage("id-1", OutboxKind.TASK, "mail", '{"args": [1], "kwargs": {}, "options": {}}')
     line.queues.add(line.name)
     assert [state.value for state in line.publisher.send([message]).states] == ["sent"]
     line.proxy.set(Mode.STALL)
@@ -169,9 +169,9 @@ def test_100_threads_that_publish_at_once_share_round_trips(line: Line) -> None:
     lock = threading.Lock()
 
     def publish(number: int) -> None:
-        dues = line.dues("ok", 1, f"t{number}")
+        due_runs = line.due_runs("ok", 1, f"t{number}")
         barrier.wait(30)
-        report = line.publisher.publish(dues)
+        report = line.publisher.publish(due_runs)
         with lock:
             states.extend(state.value for state in report.states)
 

@@ -15,10 +15,10 @@ from celery._state import _task_stack
 from celery.app.routes import Router
 from kombu import Exchange, Producer, Queue
 
-from celery_durable.model import Due, Ref
+from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.publishing.compose import Composer
-from celery_durable.tasks.publishing.templates import Filled
+from celery_durable.tasks.publishing.message_builder import MessageBuilder
+from celery_durable.tasks.publishing.templates import FilledTemplate
 from tests.publishing.conftest import Line
 
 WORKFLOWS = ["order", "o'rd\"er", "50%-off %s %(id)s", "back\\slash", "line\u2028separator", "Bestellung-äöü", "w" * 60]
@@ -111,8 +111,8 @@ def inside_a_task(line: Line, *, is_inside: bool) -> Iterator[None]:
         task.pop_request()
 
 
-def send_by_celery(line: Line, dues: list[Due]) -> None:
-    for number, due in enumerate(dues, 1):
+def send_by_celery(line: Line, due_runs: list[DueRun]) -> None:
+    for number, due in enumerate(due_runs, 1):
         args = (due.ref.workflow, due.ref.instance_id, due.ref.run_number)
         with line.app.connection_for_write(url=line.url) as connection, Producer(connection.channel()) as producer:
             line.app.send_task(
@@ -165,23 +165,25 @@ def raw_rabbitmq(line: Line, queue: str) -> list[Any]:
 def test_the_bytes_are_those_of_send_task(line: Line, name: str, *, is_inside: bool) -> None:
     line.app.conf.update(CONFIGURATIONS[name](line))
     queue = line.queue("hints")
-    dues = [Due(Ref(workflow, id_, run), queue) for workflow in WORKFLOWS for id_ in INSTANCES for run in (1, 2**40)]
+    due_runs = [
+        DueRun(RunRef(workflow, id_, run), queue) for workflow in WORKFLOWS for id_ in INSTANCES for run in (1, 2**40)
+    ]
     line.publisher._composer._runtime = Counted()
     with inside_a_task(line, is_inside=is_inside):
-        assert {state.value for state in line.publisher.publish(dues).states} == {"sent"}
+        assert {state.value for state in line.publisher.publish(due_runs).states} == {"sent"}
         ours = raw(line, queue)
-        send_by_celery(line, dues)
+        send_by_celery(line, due_runs)
         theirs = raw(line, queue)
-    assert len(ours) == len(dues)
+    assert len(ours) == len(due_runs)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_templates_are_used_where_they_fit(line: Line, name: str) -> None:
     line.app.conf.update(CONFIGURATIONS[name](line))
-    composer: Composer = line.publisher._composer
-    (message, *_) = composer.hints(can_fill=True)(line.dues("hints")[0])
-    assert isinstance(message, Filled) == (name not in RECORDED)
+    composer: MessageBuilder = line.publisher._composer
+    (message, *_) = composer.hints(can_fill=True)(line.due_runs("hints")[0])
+    assert isinstance(message, FilledTemplate) == (name not in RECORDED)
 
 
 # --- who watches is heard -----------------------------------------------------------------------

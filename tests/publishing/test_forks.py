@@ -22,7 +22,7 @@ def child_of(line: Line, number: int, first: Callable[[], object] = lambda: None
         signal.alarm(20)  # a child that hangs is ended
         try:
             first()
-            states = line.publisher.publish(line.dues("ok", 3, f"child{number}")).states
+            states = line.publisher.publish(line.due_runs("ok", 3, f"child{number}")).states
             code = 0 if [state.value for state in states] == ["sent"] * 3 else 2
             line.publisher.close()
         finally:
@@ -33,7 +33,7 @@ def child_of(line: Line, number: int, first: Callable[[], object] = lambda: None
 def test_children_publish_and_do_not_disturb_their_parent(line: Line) -> None:
     for _ in range(5):  # others that have been closed are in nobody's way
         other = line.make_publisher(line.app)
-        other.publish(line.dues("other"))
+        other.publish(line.due_runs("other"))
         other.close()
     assert line.publish()[0] == ["sent"]
     stop, states = threading.Event(), Counter[str]()
@@ -43,9 +43,9 @@ def test_children_publish_and_do_not_disturb_their_parent(line: Line) -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            dues = line.dues("ok", 5, f"parent{number}")
-            states.update(state.value for state in line.publisher.publish(dues).states)
-            sent.extend(instances(dues))
+            due_runs = line.due_runs("ok", 5, f"parent{number}")
+            states.update(state.value for state in line.publisher.publish(due_runs).states)
+            sent.extend(instances(due_runs))
 
     thread = threading.Thread(target=publish)
     thread.start()

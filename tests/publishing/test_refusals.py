@@ -12,14 +12,14 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from celery_durable.model import Due
+from celery_durable.model import DueRun
 from celery_durable.tasks.publishing import SendState
 from tests.publishing.conftest import Line, instances
 from tests.services import missing
 from tests.smoke.proc import RabbitmqServer, RedisServer, until
 
 
-def published(line: Line, *parts: list[Due]) -> dict[str, list[str]]:
+def published(line: Line, *parts: list[DueRun]) -> dict[str, list[str]]:
     """Publish the parts as one batch; answers with the states by queue, without the line's name."""
     batch = [due for part in parts for due in part]
     states: dict[str, list[str]] = {}
@@ -67,8 +67,8 @@ def test_on_rabbitmq_each_refusal_stays_with_its_queue(rabbit: Line) -> None:
     refused = ("poison", "excl", "missing")
     names = ("ok1", *refused, "full", "gone", "x404", "ok2")
     with holding(line, "excl"):
-        forbidden = [Due(line.dues("ok1")[0].ref, "amq.forbidden")]
-        states = published(line, *(line.dues(name, 100) for name in names), forbidden)
+        forbidden = [DueRun(line.due_runs("ok1")[0].ref, "amq.forbidden")]
+        states = published(line, *(line.due_runs(name, 100) for name in names), forbidden)
         assert states["amq.forbidden"] == ["refused"]
         for name in ("ok1", "ok2", "gone", "x404"):
             assert states[name] == ["sent"] * 100
@@ -76,7 +76,7 @@ def test_on_rabbitmq_each_refusal_stays_with_its_queue(rabbit: Line) -> None:
             assert states[name] == ["refused"] * 100
         assert (states["full"].count("sent"), states["full"].count("refused")) == (10, 90)
         for name in ("ok1", "ok2", "gone", "x404"):
-            assert line.taken(name) == instances(line.dues(name, 100))
+            assert line.taken(name) == instances(line.due_runs(name, 100))
         errors = {
             str(name).removeprefix(f"{line.name}-"): each.error for name, each in line.publisher.outages().items()
         }
@@ -126,20 +126,20 @@ def test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost(rabbit
             connection.channel().exchange_delete(name)
         else:
             connection.channel().queue_unbind(name, name, "a.b")
-    states = line.publisher.publish([*line.dues("topic", 100, "n"), *line.dues("ok", 100)]).states
+    states = line.publisher.publish([*line.due_runs("topic", 100, "n"), *line.due_runs("ok", 100)]).states
     assert set(states) == {SendState.SENT}
     assert [each for each in line.taken("topic") if each.startswith("n")] == [f"n-{number}" for number in range(100)]
-    assert line.taken("ok") == instances(line.dues("ok", 100))
+    assert line.taken("ok") == instances(line.due_runs("ok", 100))
     assert line.publisher.outages() == {}
 
 
 def test_a_long_body_travels_in_many_frames(rabbit: Line) -> None:
-    from celery_durable.model import OutboxKind, Outgoing
+    from celery_durable.model import OutboxKind, OutboxMessage
 
     rabbit.queues.add(rabbit.name)
     text = "ä%" * 400_000
     body = f'{{"args": ["{text}"], "kwargs": {{}}, "options": {{}}}}'
-    messages = [Outgoing(f"id-{number}", OutboxKind.TASK, "mail", body) for number in range(3)]
+    messages = [OutboxMessage(f"id-{number}", OutboxKind.TASK, "mail", body) for number in range(3)]
     assert set(rabbit.publisher.send(messages).states) == {SendState.SENT}
     with rabbit.direct() as connection:
         channel = connection.channel()
@@ -149,8 +149,8 @@ def test_a_long_body_travels_in_many_frames(rabbit: Line) -> None:
 
 
 def test_a_name_too_long_for_amqp_refuses_only_its_own_queue(rabbit: Line) -> None:
-    dues = [Due(rabbit.dues("ok")[0].ref, "q" * 300), *rabbit.dues("ok", 3)]
-    states = [state.value for state in rabbit.publisher.publish(dues).states]
+    due_runs = [DueRun(rabbit.due_runs("ok")[0].ref, "q" * 300), *rabbit.due_runs("ok", 3)]
+    states = [state.value for state in rabbit.publisher.publish(due_runs).states]
     assert states == ["refused", "sent", "sent", "sent"]
 
 
@@ -211,10 +211,10 @@ def test_on_redis_each_refusal_stays_with_its_queue(own_line: tuple[Line, Any]) 
         "ACL", "SETUSER", "default", "resetkeys", f"~{line.queue('ok')}*", f"~{line.queue('wrong')}*", "~_kombu*"
     )
     try:
-        states = published(line, *(line.dues(name, 100) for name in ("ok1", "wrong", "forbidden", "ok2")))
+        states = published(line, *(line.due_runs(name, 100) for name in ("ok1", "wrong", "forbidden", "ok2")))
         for name in ("ok1", "ok2"):
             assert states[name] == ["sent"] * 100
-            assert line.taken(name) == instances(line.dues(name, 100))
+            assert line.taken(name) == instances(line.due_runs(name, 100))
         for name in ("wrong", "forbidden"):
             assert states[name] == ["refused"] * 100
         outages = line.publisher.outages()
@@ -310,5 +310,5 @@ def test_a_transport_that_cannot_count_says_so(make_line: Callable[..., Line], t
     folders = {key: str(tmp_path) for key in ("data_folder_in", "data_folder_out", "control_folder")}
     app.conf.broker_transport_options = folders
     publisher = line.make_publisher(app)
-    assert [state.value for state in publisher.publish(line.dues("ok")).states] == ["sent"]
+    assert [state.value for state in publisher.publish(line.due_runs("ok")).states] == ["sent"]
     assert publisher.queue_length(line.queue("ok")) is None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.publishing.recorder import Recorder
@@ -16,7 +16,7 @@ from tests.celery.embedded import messages
 
 pytestmark = pytest.mark.timeout(60)
 
-MAIL = Outgoing("id-1", OutboxKind.TASK, "mail", '{"args": [1], "kwargs": {}, "options": {}}')
+MAIL = OutboxMessage("id-1", OutboxKind.TASK, "mail", '{"args": [1], "kwargs": {}, "options": {}}')
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_durable.model import OutboundEvent, OutboxKind, Outgoing
+from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.simulation import witnesses
 from tests.simulation.processes import Emitter, Sender
@@ -34,31 +34,31 @@ class Errands:
         """Let no lane outlive its schedule."""
         for process in (*self._emitting, *self._sending):
             process.runtime.is_dead = True
-            assert process.lane is not None
-            process.lane.kill()
+            assert process.thread is not None
+            process.thread.kill()
         self._emitting.clear()
         self._sending.clear()
 
     # --- letters --------------------------------------------------------------------------------
 
-    def send(self, letters: Sequence[Outgoing]) -> PublishReport:
+    def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """A broker for what was in the outbox: at times away, at times it refuses some."""
         committed = {id_ for (id_,) in self._world.raw.execute("SELECT id FROM author_letter")}
-        early = [each for each in letters if each.id not in committed]
+        early = [each for each in messages if each.id not in committed]
         self._story.wrongs += [f"O2 {each} is sent, and was not committed" for each in early]
         is_calm = self._schedule.is_calm
         if not is_calm and self._dice.random() < 0.2:
-            self._story.stats["letters lost"] += len(letters)
-            return PublishReport.of(len(letters), SendState.UNSENT)
-        refused = [each for each in letters if not is_calm and self._dice.random() < 0.1]
-        for each in letters:
+            self._story.stats["letters lost"] += len(messages)
+            return PublishReport.of(len(messages), SendState.UNSENT)
+        refused = [each for each in messages if not is_calm and self._dice.random() < 0.1]
+        for each in messages:
             if each not in refused:
                 self._story.sent[each.id] += 1
                 self._schedule.foreign.sent(each)
                 if each.kind is OutboxKind.EVENT and (is_calm or self._dice.random() >= self._schedule.losses):
                     self._letters.append(each.id)
-        self._story.stats["letters sent"] += len(letters) - len(refused)
-        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in letters])
+        self._story.stats["letters sent"] += len(messages) - len(refused)
+        return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in messages])
 
     def sweep_outbox(self) -> None:
         """Dispatchers send what is due; two of them at once, and each gets its turns."""
@@ -72,13 +72,13 @@ class Errands:
         self._send_on(sender)
 
     def _send_on(self, sender: Sender) -> None:
-        assert sender.lane is not None
-        sender.lane.go()
-        if sender.lane.result is None:
-            self._schedule.tell(f"{sender.name} at {sender.lane.parked_at}")
+        assert sender.thread is not None
+        sender.thread.go()
+        if sender.thread.result is None:
+            self._schedule.tell(f"{sender.name} at {sender.thread.parked_at}")
             self._story.stats["senders at once"] += len(self._sending) > 1
             return
-        self._schedule.tell(f"{sender.name}: {sender.lane.result}")
+        self._schedule.tell(f"{sender.name}: {sender.thread.result}")
         self._sending.remove(sender)
         if sender.runtime.is_dead:
             self._story.stats["sender crashed"] += 1
@@ -117,16 +117,16 @@ class Errands:
         free = [emitter for emitter in self._world.emitters if emitter not in self._emitting]
         if not free:
             return "nobody is free"
-        begun = "SELECT count(*) FROM author_emission"
+        started = "SELECT count(*) FROM author_emission"
         (waiting,) = self._world.raw.execute(witnesses.WAITING, (topic,)).fetchone()
-        (before,) = self._world.raw.execute(begun).fetchone()
+        (before,) = self._world.raw.execute(started).fetchone()
         (under_way,) = self._world.raw.execute("SELECT count(*) FROM workflow_emission WHERE id = ?", (id_,)).fetchone()
         lost = self._story.stats["cut, lost"]
         emitter = self._dice.choice(free)
         emitter.emit(topic, payload, id_)
         self._emitting.append(emitter)
         has_died = self._go_on(emitter)
-        (after,) = self._world.raw.execute(begun).fetchone()
+        (after,) = self._world.raw.execute(started).fetchone()
         is_put_off = self._story.stats["cut, lost"] > lost  # it looks what became of its commit, and begins later
         if waiting and not (has_died or under_way or is_put_off) and after == before:
             self._story.wrongs.append(
@@ -140,12 +140,12 @@ class Errands:
 
     def _go_on(self, emitter: Emitter) -> bool:
         """Its turn; answers whether it died in it."""
-        assert emitter.lane is not None
-        emitter.lane.go()
-        if emitter.lane.result is None:
-            self._schedule.tell(f"{emitter.name} at {emitter.lane.parked_at}")
+        assert emitter.thread is not None
+        emitter.thread.go()
+        if emitter.thread.result is None:
+            self._schedule.tell(f"{emitter.name} at {emitter.thread.parked_at}")
             return False
-        said = emitter.lane.result
+        said = emitter.thread.result
         self._schedule.tell(f"{emitter.name}: {said}")
         self._story.stats[f"emission {said.partition(' ')[2] or said}"] += 1
         self._emitting.remove(emitter)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_durable.model import Outgoing
+from celery_durable.model import OutboxMessage
 from tests.simulation import maps
 from tests.simulation.story import Story
 
@@ -19,15 +19,15 @@ class Foreign:
     def __init__(self, schedule: Any) -> None:
         self._schedule, self._world, self._dice = schedule, schedule.world, schedule.dice
         self._story: Story = schedule.story
-        self._tasks: list[Outgoing] = []
+        self._tasks: list[OutboxMessage] = []
         self._answers: list[tuple[dict[str, Any], list[Any]]] = []
         self._references: dict[tuple[str, int, str], list[Any]] = {}
         self._numbers = 0
 
-    def sent(self, letter: Outgoing) -> None:
+    def sent(self, message: OutboxMessage) -> None:
         """The broker has a letter."""
-        if "answers" in letter.content:
-            self._tasks.append(letter)
+        if "answers" in message.content:
+            self._tasks.append(message)
 
     def act(self) -> None:
         """Some of them go on."""
@@ -51,11 +51,11 @@ class Foreign:
             self._world.answerer.take(given[-1], self._references[key])
 
     def _work(self) -> None:
-        letter = self._some(self._tasks)
+        message = self._some(self._tasks)
         hows = ["returns", "fails", "gives up"] if self._schedule.is_calm else ["returns", "fails", "gives up", "lost"]
         how = self._dice.choices(hows, [12, 5, 1, 4][: len(hows)])[0]
         self._story.stats[f"task {how}"] += 1
-        asked = letter.content["answers"]
+        asked = message.content["answers"]
         _, _, instance, run, type_, *_ = asked
         self._schedule.tell(f"task {type_} of {instance}#{run} {how}")
         if how == "lost":

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.engine import invariants
-from tests.simulation import delegates, letters, lines, maps, topics
+from tests.simulation import delegates, lines, maps, messages, topics
 from tests.simulation.linear import is_linear
 from tests.simulation.programs import FAILS, expected
 
@@ -88,7 +88,7 @@ QUERIES = {
         WHERE s.type = 'sleep' AND s.status = 'completed' AND s.finished_at < s.wake_at""",
     **lines.QUERIES,
     **topics.QUERIES,
-    **letters.QUERIES,
+    **messages.QUERIES,
     **delegates.QUERIES,
     **maps.QUERIES,
 }

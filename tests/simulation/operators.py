@@ -121,16 +121,16 @@ class Operators:
         is_over = before is not None and before[2] in ("complete", "errored", "terminated")
         if before is not None and is_over:
             self._keep_run(name, before[1])
-        begun = self._operations.restart_or_create(KEPT, params, id=name, labels=labels)
+        started = self._operations.restart_or_create(KEPT, params, id=name, labels=labels)
         if before is None:
             expected, number = "created", 1
             self._is_made(name, params, labels)
         else:
             expected, number = ("restarted", before[1] + 1) if is_over else ("unchanged", before[1])
         found = self._must_stand(name)[1]
-        if (begun.outcome, begun.run_number, found) != (expected, number, number):
-            self._wrong(f"B2 {name} was {before}: {begun}, and it is at run {found}")
-        return str(begun.outcome)
+        if (started.outcome, started.run_number, found) != (expected, number, number):
+            self._wrong(f"B2 {name} was {before}: {started}, and it is at run {found}")
+        return str(started.outcome)
 
     def _keep_run(self, name: str, run: int) -> None:
         self._story.prior_runs[name, run] = invariants.of_run(self._raw, name, run)

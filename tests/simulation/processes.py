@@ -9,13 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboundEvent, Outgoing, Ref
+from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
 from celery_durable.operations import Operations
 from celery_durable.runner import Runner
 from celery_durable.tasks.answers import Answers
 from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
 from celery_durable.tasks.publishing import PublishReport
-from celery_durable.testing.lanes import Crash, Lane
+from celery_durable.testing.cooperative import CooperativeThread, Crash
 from celery_durable.testing.process import Process, ends_the_process
 from celery_durable.testing.runtime import HarnessRuntime
 from celery_durable.values import Retries
@@ -34,7 +34,7 @@ class Runtime(HarnessRuntime):
         """A new process takes the place of the last one."""
         self.is_dead, self.is_starved, self.has_session, self.may_die = False, False, False, False
         self.incarnation = object()
-        self.ref: Ref | None = None
+        self.ref: RunRef | None = None
         self.passed.clear()
         self._stopped_at, self._aside = None, 0
         self._random = random.Random(f"{seed}/{self.name}")
@@ -94,10 +94,10 @@ class Machine(Process):
             self.store.engine.dispose()
         self.runtime.begin(seed)
 
-    def send(self, letters: Sequence[Outgoing]) -> PublishReport:
+    def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """Hand these to the broker, with production's checkpoints around it."""
         self.runtime.checkpoint("before-publish")
-        report: PublishReport = self.world.schedule.errands.send(letters)
+        report: PublishReport = self.world.schedule.errands.send(messages)
         self.runtime.checkpoint("after-publish")
         return report
 
@@ -122,7 +122,7 @@ class Worker(Machine):
 
     def begin(self, seed: int) -> None:
         super().begin(seed)
-        self.lane: Lane | None = None
+        self.thread: CooperativeThread | None = None
         self.should_stop = False
         self.claimed_by = ""
         self.runner = Runner(
@@ -136,11 +136,11 @@ class Worker(Machine):
             is_from_outside=ends_the_process,
         )
 
-    def take(self, ref: Ref, number: int) -> Lane:
+    def take(self, ref: RunRef, number: int) -> CooperativeThread:
         self.claimed_by = f"task-{number} {self.name}"
         self.runtime.ref = ref
-        self.lane = Lane(self._advance, name=self.name, takes_turns=True)
-        return self.lane
+        self.thread = CooperativeThread(self._advance, name=self.name, takes_turns=True)
+        return self.thread
 
     def _advance(self) -> str:
         ref = self.runtime.ref
@@ -153,18 +153,18 @@ class Emitter(Machine):
 
     def begin(self, seed: int) -> None:
         super().begin(seed)
-        self.lane: Lane | None = None
+        self.thread: CooperativeThread | None = None
         self.runtime.may_die = True
 
-    def emit(self, topic: str, payload: str, id_: str | None) -> Lane:
+    def emit(self, topic: str, payload: str, id_: str | None) -> CooperativeThread:
         """An emission that begins when its lane goes."""
         operations = self.operations()
 
         def emit() -> str:
             return f"{operations.emit(topic, payload, id=id_)} resumed"
 
-        self.lane = Lane(lambda: self.until_dead(emit), name=self.name)
-        return self.lane
+        self.thread = CooperativeThread(lambda: self.until_dead(emit), name=self.name)
+        return self.thread
 
 
 class Sender(Machine):
@@ -172,14 +172,14 @@ class Sender(Machine):
 
     def begin(self, seed: int) -> None:
         super().begin(seed)
-        self.lane: Lane | None = None
+        self.thread: CooperativeThread | None = None
         self.runtime.may_die = True
 
-    def sweep(self) -> Lane:
+    def sweep(self) -> CooperativeThread:
         """A sweep that begins when its lane goes."""
         outbox = Outbox(self.store, self.world.settings, self.send)
-        self.lane = Lane(lambda: self.until_dead(lambda: f"{outbox.sweep()} sent"), name=self.name)
-        return self.lane
+        self.thread = CooperativeThread(lambda: self.until_dead(lambda: f"{outbox.sweep()} sent"), name=self.name)
+        return self.thread
 
 
 class Answerer(Machine):

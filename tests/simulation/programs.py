@@ -102,7 +102,8 @@ def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch:
             return {"op": kind, "key": f"create{name}", "ops": child}
         case _:
             branches = [
-                _make_op(dice, f"{name}~{letter}", instances, is_branch=True) for letter in "abc"[: dice.randint(2, 3)]
+                _make_op(dice, f"{name}~{message}", instances, is_branch=True)
+                for message in "abc"[: dice.randint(2, 3)]
             ]
             return {"op": kind, "key": f"{'race' if kind == 'first' else 'all'}{name}", "of": branches}
 

@@ -51,7 +51,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.replay is not None:
         return _replay(args.replay)
-    begun, done, broken = time.monotonic(), 0, 0
+    started, done, broken = time.monotonic(), 0, 0
     stats: Counter[str] = Counter()
     chunks = [range(at, min(at + _CHUNK, args.seed + args.n)) for at in range(args.seed, args.seed + args.n, _CHUNK)]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
@@ -63,7 +63,7 @@ def main() -> int:
                     if broken <= _MOST_SHOWN:
                         print(f"\r{told(outcome)}", flush=True)
                 done += 1
-            spent = time.monotonic() - begun
+            spent = time.monotonic() - started
             print(f"\r{done}/{args.n} schedules, {done / spent:.0f}/s, {broken} broken", end="", flush=True)
     print()
     for name, count in stats.most_common():

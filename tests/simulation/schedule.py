@@ -13,13 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 from celery_durable.linear import LinearContext
-from celery_durable.model import Due, Ref
-from celery_durable.store import agendas, sweeps
+from celery_durable.model import DueRun, RunRef
+from celery_durable.store import schedule, sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
-from celery_durable.testing.lanes import Crash, current_lane
-from tests.simulation import delegates, invariants, letters, lines, maps
+from celery_durable.testing.cooperative import Crash, current_cooperative_thread
+from tests.simulation import delegates, invariants, lines, maps, messages
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
 from tests.simulation.foreign import Foreign
@@ -42,7 +42,7 @@ class Schedule:
         self.world, self.seed = world, seed
         self.dice = random.Random(f"{seed}/{self.STREAM}")
         self.story = Story()
-        self.messages: list[Due] = []
+        self.messages: list[DueRun] = []
         self.is_calm = False
         self.inside: Runtime = world.workers[0].runtime
         self.busy: list[Worker] = []
@@ -115,7 +115,7 @@ class Schedule:
             broken += invariants.wrong_endings(self.world.raw, self.story)
             broken += invariants.missed_events(self.world.raw, self.story)
             broken += invariants.wrong_counts(self.world.raw, self.story)
-            broken += lines.wrong(self.world.raw, self.story) + letters.wrong(self.world.raw, self.story)
+            broken += lines.wrong(self.world.raw, self.story) + messages.wrong(self.world.raw, self.story)
             broken += delegates.wrong(self.world.raw, self.story) + maps.wrong(self.world.raw, self.story)
             broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
         return broken
@@ -143,7 +143,7 @@ class Schedule:
         for _ in range(_MOST_CALM_TURNS):
             if self._turn(free) or self._resume_all():
                 continue
-            next_at, _ = self.world.clients.store.read(agendas.next_poll)
+            next_at, _ = self.world.clients.store.read(schedule.next_poll)
             if next_at is None:
                 return []
             if next_at > self.world.clock.now:
@@ -173,11 +173,11 @@ class Schedule:
             self._clients.answer()
         return bool(published or due)
 
-    def _advance_calmly(self, worker: Worker, ref: Ref) -> str:
+    def _advance_calmly(self, worker: Worker, ref: RunRef) -> str:
         self._taken += 1
         worker.take(ref, self._taken)
         said = worker._advance()
-        worker.lane = None
+        worker.thread = None
         return said
 
     def _resume_all(self) -> bool:
@@ -198,7 +198,7 @@ class Schedule:
             "SELECT i.workflow, i.instance_id, r.run_number FROM workflow_instance i "
             "JOIN workflow_run r ON r.instance_pk = i.id"
         ).fetchall():
-            self._advance_calmly(self.world.workers[0], Ref(workflow, instance, run))
+            self._advance_calmly(self.world.workers[0], RunRef(workflow, instance, run))
         self.foreign.answer_all()
         self.foreign.answer_again()
         after = invariants.dump(self.world.raw)
@@ -216,8 +216,8 @@ class Schedule:
         self.is_calm = True
         for worker in list(self.busy):
             worker.runtime.is_dead = True
-            assert worker.lane is not None
-            worker.lane.kill()
+            assert worker.thread is not None
+            worker.thread.kill()
         self.busy.clear()
         self.errands.end()
 
@@ -235,9 +235,9 @@ class Schedule:
             self.tell(f"{runtime.name} dies at {name}")
             self.story.stats[f"died at {name}"] += 1
             raise Crash(name)
-        lane = current_lane()
-        if lane is not None and name in _UNLOCKED and not runtime.has_session and self.dice.random() < self._parks:
-            lane.park(name)
+        thread = current_cooperative_thread()
+        if thread is not None and name in _UNLOCKED and not runtime.has_session and self.dice.random() < self._parks:
+            thread.park(name)
 
     def cut(self, machine: Machine) -> str | None:
         """Whether the connection breaks in this commit, and whether the commit is applied nevertheless."""
@@ -271,23 +271,23 @@ class Schedule:
         event = "" if context.event is None else f" {context.event.type}"
         self.story.turns.append((*key, context.attempt, f"{context.task_type}{event}"))
 
-    def _fault(self, ref: Ref) -> None:
+    def _fault(self, ref: RunRef) -> None:
         self.story.faults[ref.instance_id, ref.run_number] += 1
 
     # --- actions --------------------------------------------------------------------------------
 
-    def publish(self, dues: Sequence[Due]) -> None:
-        for due in dues:
+    def publish(self, due_runs: Sequence[DueRun]) -> None:
+        for due in due_runs:
             copies = 0 if self.dice.random() < self.losses else self.dice.choice([1, 1, 1, 2, 3])
             self.story.stats["lost" if not copies else "published"] += 1
             self.messages += [due] * (1 if self.is_calm else copies)
 
-    def _offer(self, dues: Sequence[Due]) -> PublishReport:
+    def _offer(self, due_runs: Sequence[DueRun]) -> PublishReport:
         if not self.is_calm and self.dice.random() < 0.1:
-            self.story.stats["refused by the broker"] += len(dues)
-            return PublishReport.of(len(dues), self.dice.choice([SendState.UNSENT, SendState.REFUSED]))
-        self.publish(dues)
-        return PublishReport.of(len(dues), SendState.SENT)
+            self.story.stats["refused by the broker"] += len(due_runs)
+            return PublishReport.of(len(due_runs), self.dice.choice([SendState.UNSENT, SendState.REFUSED]))
+        self.publish(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
 
     def _deploy(self) -> None:
         """Another list of steps: runs that have begun go on along their rows."""
@@ -317,21 +317,21 @@ class Schedule:
             self._go(self.dice.choice(awake))
 
     def _go(self, worker: Worker) -> None:
-        lane, ref = worker.lane, worker.runtime.ref
-        assert lane is not None
+        thread, ref = worker.thread, worker.runtime.ref
+        assert thread is not None
         assert ref is not None
         self.inside = worker.runtime
-        lane.go()
-        if lane.result is None:
-            self.tell(f"{worker.name} at {lane.parked_at}")
+        thread.go()
+        if thread.result is None:
+            self.tell(f"{worker.name} at {thread.parked_at}")
             return
-        self.tell(f"{worker.name} {ref}: {lane.result}")
-        self.story.stats[lane.result.partition(":")[0].partition(" until")[0]] += 1
+        self.tell(f"{worker.name} {ref}: {thread.result}")
+        self.story.stats[thread.result.partition(":")[0].partition(" until")[0]] += 1
         self.busy.remove(worker)
-        worker.lane = None
+        worker.thread = None
         if worker in self.asleep:
             self.asleep.remove(worker)
-        if lane.result.startswith("superseded"):
+        if thread.result.startswith("superseded"):
             held = "SELECT 1 FROM workflow_instance WHERE instance_id = ? AND claimed_by = ?"
             if self.world.raw.execute(held, (ref.instance_id, worker.claimed_by)).fetchone():
                 self.story.wrongs.append(f"I15 {worker.name} gives {ref} up, which it holds")
@@ -340,7 +340,7 @@ class Schedule:
         elif worker.should_stop:
             worker.begin(self.next_seed())
 
-    def _bury(self, worker: Worker, ref: Ref) -> None:
+    def _bury(self, worker: Worker, ref: RunRef) -> None:
         self._fault(ref)
         task_id = worker.claimed_by.partition(" ")[0]
         worker.begin(self.next_seed())
@@ -368,7 +368,7 @@ class Schedule:
             "JOIN workflow_run r ON r.instance_pk = i.id ORDER BY 2, 3"
         ).fetchall()
         workflow, instance, run, queue = self.dice.choice(runs)
-        self.messages.append(Due(Ref(workflow, instance, run), queue))
+        self.messages.append(DueRun(RunRef(workflow, instance, run), queue))
         self.story.stats["stray"] += 1
 
     def _restart_beat(self) -> None:
@@ -389,7 +389,7 @@ class Schedule:
         if any(worker not in self.asleep for worker in self.busy):  # they renew their leases: that is what costs
             seconds = min(seconds, 130)
         for worker in self.busy:
-            if worker.runtime.ref is not None and not worker.runner._keeper._leases:
+            if worker.runtime.ref is not None and not worker.runner._renewer._leases:
                 self._fault(worker.runtime.ref)  # its claim is committed, and nobody renews it yet
         if not self._is_attended or seconds > 100:
             self.world.clock.advance(timedelta(seconds=seconds))
@@ -429,9 +429,9 @@ class Schedule:
     def _kill(self) -> None:
         if self.busy:
             worker = self.dice.choice(self.busy)
-            assert worker.lane is not None
+            assert worker.thread is not None
             worker.runtime.is_dead = True
-            self.tell(f"{worker.name} is killed at {worker.lane.parked_at}")
+            self.tell(f"{worker.name} is killed at {worker.thread.parked_at}")
             self.story.stats["killed"] += 1
             self._go(worker)
             while worker in self.busy:

@@ -18,10 +18,10 @@ from typing import Any
 
 from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
-from celery_durable.model import Due, to_us
+from celery_durable.model import DueRun, to_us
 from celery_durable.operations import Operations
 from celery_durable.store import emissions
-from celery_durable.store.identity import store_id
+from celery_durable.store.database_identity import store_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
@@ -127,10 +127,10 @@ class World:
             machine.close()
         self._database.remove()
 
-    def capture(self, runtime: Runtime | None, dues: Sequence[Due]) -> None:
+    def capture(self, runtime: Runtime | None, due_runs: Sequence[DueRun]) -> None:
         if runtime is not None:
             runtime.checkpoint("before-publish")
-        self.schedule.publish(dues)
+        self.schedule.publish(due_runs)
         if runtime is not None:
             runtime.checkpoint("after-publish")
 

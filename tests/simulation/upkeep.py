@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from tests.simulation import invariants, keeping, letters
+from tests.simulation import invariants, keeping, messages
 from tests.simulation.kept import make_kept
 from tests.simulation.listening import Listener
 from tests.simulation.operators import Operators
@@ -65,7 +65,7 @@ class Upkeep(Schedule):
         if not broken:
             broken = self._broken("at the end")
         if not broken:
-            broken = keeping.wrong(self) + letters.wrong(self.world.raw, self.story)
+            broken = keeping.wrong(self) + messages.wrong(self.world.raw, self.story)
             broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
         return broken or self._kept_too_long()
 

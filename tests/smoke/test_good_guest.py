@@ -130,8 +130,8 @@ class Script:
         times = sorted(at for what, id_, _, at in self.lines() if id_.startswith("limited"))
         assert times[-1] - times[0] >= 1.0, times
         self.seen.results["moody"] = self.send("moody", "moody").get(timeout=60)
-        doubles = group(self.app.signature("double", (number,)) for number in range(6))
-        self.seen.results["chord"] = chord(doubles, self.app.signature("total"), app=self.app)().get(timeout=60)
+        mocks = group(self.app.signature("double", (number,)) for number in range(6))
+        self.seen.results["chord"] = chord(mocks, self.app.signature("total"), app=self.app)().get(timeout=60)
         for number, priority in enumerate(PRIORITIES):
             self.send("early", f"ranked-{number}-{priority}", 0.0, queue="ranked", priority=priority)
         self.worker("ranked", "--concurrency=1", "-Q", "ranked")

@@ -102,7 +102,7 @@ def test_a_stuck_pass_is_taken_over_within_two_leases_beside_its_living_worker(
     began = steady()
     assert stuck.result("60 seconds") == [0, 1]
     assert steady() - began < 2 * 6.0 + 5
-    assert "PassStuck: The pass over chain/" in worker.text()
+    assert "PassStalled: The pass over chain/" in worker.text()
     assert [attempt for _, attempt in site.bodies(stuck)] == [1, 1]  # no worker died
     site.finish()
 
@@ -117,4 +117,4 @@ def test_slow_code_and_slow_writes_of_an_author_are_done_once(
     worker = site.worker()
     assert site.create("slow", {"code": 6.0, "write": 6.0}).result("60 seconds") == [1, 6.0]
     site.finish()
-    assert "PassStuck" not in worker.text()
+    assert "PassStalled" not in worker.text()

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from celery_durable.http import asgi
-from celery_durable.store import health
+from celery_durable.store import server_info
 from tests.services import missing
 from tests.smoke import flows
 from tests.smoke.conftest import close
@@ -220,4 +220,4 @@ def test_a_disk_that_is_full_is_named_and_waited_for(
     site.finish(reruns=None)
     assert worker.is_running
     assert beat.is_running
-    assert not health.look(site.durable.store).is_read_only
+    assert not server_info.look(site.durable.store).is_read_only

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Due, LogLevel, LogLine, Ref, Status, StepStatus, Wake
-from celery_durable.store import claims, history, instances, journal, sweeps
-from celery_durable.store.claims import After, Ending, OpenWait, Renewal
+from celery_durable.model import Claim, DueRun, LogLevel, LogLine, RunRef, Status, StepStatus, Wake
+from celery_durable.store import claims, history, instances, step_rows, sweeps
+from celery_durable.store.claims import OpenWait, ReleaseOutcome, Renewal, RunOutcome
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
 
 
 def test_an_unknown_instance_cannot_be_claimed(world: World) -> None:
-    assert world.try_claim(Ref("order", "nobody", 1)) is None
+    assert world.try_claim(RunRef("order", "nobody", 1)) is None
 
 
 def test_a_run_that_is_not_due_yet_cannot_be_claimed(world: World) -> None:
@@ -51,7 +51,7 @@ def test_a_run_that_is_not_due_yet_cannot_be_claimed(world: World) -> None:
 
 def test_a_waiting_run_can_be_claimed_when_its_time_has_come(world: World) -> None:
     ref = world.create()
-    assert world.wait(world.claim(ref), for_=60) is After.WAITING
+    assert world.wait(world.claim(ref), for_=60) is ReleaseOutcome.WAITING
     world.advance(59)
     assert world.try_claim(ref) is None
     world.advance(1)
@@ -77,7 +77,7 @@ def test_an_instance_that_is_asked_to_pause_cannot_be_taken_over(world: World) -
 @pytest.mark.parametrize("status", [Status.COMPLETE, Status.ERRORED])
 def test_an_instance_that_has_ended_cannot_be_claimed(world: World, status: Status) -> None:
     ref = world.create()
-    world.settle(world.claim(ref), Ending(status, output="1"))
+    world.settle(world.claim(ref), RunOutcome(status, output="1"))
     world.advance(3600)
     assert world.try_claim(ref) is None
 
@@ -86,8 +86,8 @@ def test_a_message_for_another_run_claims_nothing(world: World) -> None:
     ref = world.create()
     world.restart(ref)
     assert world.try_claim(ref) is None
-    assert world.try_claim(Ref("order", "o-1", 3)) is None
-    assert world.try_claim(Ref("order", "o-1", 2)) is not None
+    assert world.try_claim(RunRef("order", "o-1", 3)) is None
+    assert world.try_claim(RunRef("order", "o-1", 2)) is not None
 
 
 def test_a_second_claim_under_a_live_lease_gets_nothing(world: World) -> None:
@@ -144,7 +144,7 @@ def test_the_guard_renews_the_lease_and_forgets_crashes(world: World) -> None:
     version = world.row(ref).version
     world.advance(10)
     guarded = world.store.transact(lambda tx: claims.guard(tx, claim, lease=LEASE))
-    assert guarded == claims.Guarded(now=world.now, pause_requested=False)
+    assert guarded == claims.GuardResult(now=world.now, pause_requested=False)
     row = world.row(ref)
     assert row.lease_until == world.now + LEASE
     assert (row.crash_count, row.version) == (0, version + 1)
@@ -178,7 +178,7 @@ def _mark_log(world: World, claim: Claim) -> None:
     line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
 
     def work(tx: Any) -> None:
-        journal.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=10)
+        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=10)
 
     world.store.transact(work)
 
@@ -192,7 +192,7 @@ LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
     "wait": lambda w, c: w.wait(c, "late"),
     "suspend": lambda w, c: w.suspend(c, OpenWait(w.now + seconds(9))),
     "release": lambda w, c: w.release(c),
-    "settle": lambda w, c: w.settle(c, Ending(Status.COMPLETE, output="1")),
+    "settle": lambda w, c: w.settle(c, RunOutcome(Status.COMPLETE, output="1")),
 }
 
 
@@ -228,7 +228,7 @@ def _renew(world: World, *held: Claim) -> Renewal:
 
 def test_renewing_moves_the_leases_and_tells_which_claims_still_hold(world: World) -> None:
     kept, ended, lost = (world.claim(world.create(f"o-{n}")) for n in range(3))
-    world.settle(ended, Ending(Status.COMPLETE, output="1"))
+    world.settle(ended, RunOutcome(Status.COMPLETE, output="1"))
     world.restart(lost.ref)
     world.advance(10)
     assert _renew(world, kept, ended, lost) == Renewal(renewed=frozenset({kept.token}), held=frozenset({kept.token}))
@@ -262,7 +262,7 @@ def test_a_suspended_instance_sleeps_until_the_earliest_of_its_waits(world: Worl
     ref = world.create()
     claim = world.claim(ref)
     later, sooner = OpenWait(world.now + seconds(90), "approval"), OpenWait(world.now + seconds(60))
-    assert world.suspend(claim, later, sooner) is After.WAITING
+    assert world.suspend(claim, later, sooner) is ReleaseOutcome.WAITING
     row = world.row(ref)
     assert row.run_at == row.poll_at == world.now + seconds(60)
     assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.WAITING, None, None, None)
@@ -272,7 +272,7 @@ def test_a_suspended_instance_sleeps_until_the_earliest_of_its_waits(world: Worl
 def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    assert world.suspend(claim, OpenWait(world.now + seconds(60)), OpenWait(world.now)) is After.DUE
+    assert world.suspend(claim, OpenWait(world.now + seconds(60)), OpenWait(world.now)) is ReleaseOutcome.DUE
     row = world.row(ref)
     assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
 
@@ -281,12 +281,12 @@ def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: Worl
     ref = world.create()
     claim = world.claim(ref)
     assert world.send(ref, "approval") is False  # nobody waits yet
-    assert world.wait(claim, event="approval") is After.DUE
+    assert world.wait(claim, event="approval") is ReleaseOutcome.DUE
     assert world.try_claim(ref) is not None
 
 
-@pytest.mark.parametrize(("has_come", "after"), [(True, After.DUE), (False, After.WAITING)])
-def test_a_wait_may_look_for_itself_under_the_lock(world: World, has_come: bool, after: After) -> None:
+@pytest.mark.parametrize(("has_come", "after"), [(True, ReleaseOutcome.DUE), (False, ReleaseOutcome.WAITING)])
+def test_a_wait_may_look_for_itself_under_the_lock(world: World, has_come: bool, after: ReleaseOutcome) -> None:
     claim = world.claim(world.create())
     seen = []
 
@@ -294,7 +294,7 @@ def test_a_wait_may_look_for_itself_under_the_lock(world: World, has_come: bool,
         seen.append(now)
         return has_come
 
-    assert world.suspend(claim, OpenWait(world.now + seconds(60), look=look)) is after
+    assert world.suspend(claim, OpenWait(world.now + seconds(60), is_satisfied=look)) is after
     assert seen == [world.now]
 
 
@@ -311,15 +311,15 @@ def test_an_event_that_cannot_serve_the_wait_lets_the_instance_sleep(world: Worl
         world.send(ref, "refusal" if other == "another type" else "approval")
     if other == "consumed":
         _consume_oldest(world, claim, key="other wait")
-    assert world.suspend(claim, OpenWait(deadline, "approval")) is After.WAITING
+    assert world.suspend(claim, OpenWait(deadline, "approval")) is ReleaseOutcome.WAITING
 
 
 def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        event = journal.oldest_event(tx, claim, "approval", deadline=world.now)
+        event = step_rows.oldest_event(tx, claim, "approval", deadline=world.now)
         assert event is not None
-        journal.consume(tx, claim, guarded, event, key=key)
+        step_rows.consume(tx, claim, guarded, event, key=key)
 
     world.store.transact(work)
 
@@ -331,14 +331,14 @@ def test_letting_go_turns_a_pause_request_into_a_pause(world: World, let_go: str
     world.pause(ref)
     assert world.row(ref).status is Status.ACTIVE
     after = world.wait(claim) if let_go == "suspend" else world.release(claim)
-    assert after is After.PAUSED
+    assert after is ReleaseOutcome.PAUSED
     row = world.row(ref)
     assert (row.status, row.poll_at, row.pause_requested, row.claim_token) == (Status.PAUSED, None, False, None)
 
 
 def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) -> None:
     ref = world.create()
-    assert world.release(world.claim(ref)) is After.DUE
+    assert world.release(world.claim(ref)) is ReleaseOutcome.DUE
     row = world.row(ref)
     assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
     assert (row.wake, row.priority) == (Wake.RESUME, instances.RESUMING)
@@ -349,23 +349,27 @@ def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) ->
 
 
 @pytest.mark.parametrize(
-    "ending",
+    "run_outcome",
     [
-        Ending(Status.COMPLETE, output='{"total":3}'),
-        Ending(Status.ERRORED, error_name="ValueError", error_message="no such order"),
+        RunOutcome(Status.COMPLETE, output='{"total":3}'),
+        RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no such order"),
     ],
-    ids=lambda ending: ending.status,
+    ids=lambda run_outcome: run_outcome.status,
 )
-def test_settling_records_the_outcome_and_frees_the_instance(world: World, ending: Ending) -> None:
+def test_settling_records_the_outcome_and_frees_the_instance(world: World, run_outcome: RunOutcome) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(5)
-    world.settle(claim, ending)
+    world.settle(claim, run_outcome)
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (ending.status, None, None)
+    assert (row.status, row.run_at, row.poll_at) == (run_outcome.status, None, None)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
     run = world.store.read(lambda tx: history.run(tx, claim.pk, 1))
-    assert (run.output, run.error_name, run.error_message) == (ending.output, ending.error_name, ending.error_message)
+    assert (run.output, run.error_name, run.error_message) == (
+        run_outcome.output,
+        run_outcome.error_name,
+        run_outcome.error_message,
+    )
     assert (run.started_at, run.completed_at) == (claim.claimed_at, world.now)
 
 
@@ -373,7 +377,7 @@ def test_settling_wins_over_a_pause_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.pause(ref)
-    world.settle(claim, Ending(Status.COMPLETE, output="1"))
+    world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
     row = world.row(ref)
     assert (row.status, row.pause_requested) == (Status.COMPLETE, False)
 
@@ -386,7 +390,7 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
     world.advance(60)
     second = world.claim(ref)
     world.store.transact(lambda tx: claims.mark_started(tx, second))
-    world.settle(second, Ending(Status.COMPLETE, output="1"))
+    world.settle(second, RunOutcome(Status.COMPLETE, output="1"))
     run = world.store.read(lambda tx: history.run(tx, first.pk, 1))
     assert run.started_at == first.claimed_at
 
@@ -394,14 +398,14 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
 # --- dead workers -------------------------------------------------------------------------------
 
 
-def _release_dead(world: World, ref: Ref, task_id: str = "task-1") -> Due | None:
+def _release_dead(world: World, ref: RunRef, task_id: str = "task-1") -> DueRun | None:
     return world.store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=GRACE))
 
 
 def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: World) -> None:
     ref = world.create(queue="slow")
     world.claim(ref, by="task-1 host-1")
-    assert _release_dead(world, ref) == Due(ref, "slow")
+    assert _release_dead(world, ref) == DueRun(ref, "slow")
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until, row.crash_count) == (None, None, None, 1)
     assert (row.status, row.run_at, row.wake) == (Status.ACTIVE, world.now, Wake.RETRY)

@@ -11,15 +11,17 @@ import sqlalchemy as sa
 from celery_durable.model import Heartbeat, Outage, to_us
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
-from celery_durable.store.heartbeats import Pulse
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.store.world import World
 
-WORKER = Pulse("id-1", "worker", "celery@a", 7, queues=["celery", "durable"], workflows=["order", "größe"])
-DISPATCHER = Pulse("id-2", "dispatcher", "beat@a", 8, swept_ago=timedelta(seconds=1), wakes_in=timedelta(seconds=5))
+WORKER = HeartbeatUpdate("id-1", "worker", "celery@a", 7, queues=["celery", "durable"], workflows=["order", "größe"])
+DISPATCHER = HeartbeatUpdate(
+    "id-2", "dispatcher", "beat@a", 8, swept_ago=timedelta(seconds=1), wakes_in=timedelta(seconds=5)
+)
 
 
-def beat(world: World, pulse: Pulse) -> None:
-    world.store.attempt(lambda tx: heartbeats.upsert(tx, pulse))
+def beat(world: World, update: HeartbeatUpdate) -> None:
+    world.store.attempt(lambda tx: heartbeats.upsert(tx, update))
 
 
 def read(world: World) -> tuple[Heartbeat, ...]:
@@ -29,14 +31,16 @@ def read(world: World) -> tuple[Heartbeat, ...]:
 
 
 def test_a_process_says_what_it_is_and_says_so_again(world: World) -> None:
-    begun = world.now
+    started = world.now
     beat(world, WORKER)
     world.advance(10)
     beat(world, DISPATCHER)
-    beat(world, Pulse("id-1", "worker", "celery@a", 7, queues=["durable"], workflows=["order"], pool="gevent"))
+    beat(
+        world, HeartbeatUpdate("id-1", "worker", "celery@a", 7, queues=["durable"], workflows=["order"], pool="gevent")
+    )
     mine, dispatcher = read(world)
     assert mine == Heartbeat(
-        "id-1", "worker", "celery@a", 7, ("durable",), ("order",), begun, world.now, None, None, pool="gevent"
+        "id-1", "worker", "celery@a", 7, ("durable",), ("order",), started, world.now, None, None, pool="gevent"
     )
     assert (mine.runs_workflows, dispatcher.runs_workflows) == (False, False)
     assert dispatcher == Heartbeat(

@@ -16,8 +16,8 @@ from celery_durable.model import (
     StepStatus,
     StepType,
 )
-from celery_durable.store import claims, history, journal
-from celery_durable.store.claims import Ending
+from celery_durable.store import claims, history, step_rows
+from celery_durable.store.claims import RunOutcome
 from tests.store.world import LEASE, World, seconds, step
 
 
@@ -54,7 +54,7 @@ def test_a_list_shows_the_current_run(world: World) -> None:
     ref = world.create()
     began = world.now
     world.advance(1)
-    world.settle(world.claim(ref), Ending(Status.ERRORED, error_name="ValueError", error_message="no"))
+    world.settle(world.claim(ref), RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no"))
     ((_, summary),) = _list(world)
     assert summary == InstanceSummary(
         "o-1", "order", 1, Status.ERRORED, ErrorInfo("ValueError", "no"), None, began, world.now
@@ -71,9 +71,9 @@ def test_a_run_that_does_not_exist_is_none(world: World) -> None:
 
 def test_the_status_of_a_prior_run_is_what_became_of_it(world: World) -> None:
     ref = world.create()
-    endings = [Ending(Status.COMPLETE, output="null"), Ending(Status.ERRORED, error_name="E", error_message="")]
-    for ending in endings:
-        world.settle(world.claim(ref), ending)
+    endings = [RunOutcome(Status.COMPLETE, output="null"), RunOutcome(Status.ERRORED, error_name="E", error_message="")]
+    for run_outcome in endings:
+        world.settle(world.claim(ref), run_outcome)
         ref = world.restart(ref).ref
     ref = world.restart(ref).ref
     row = world.row(ref)
@@ -124,7 +124,9 @@ def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) 
         LogLine(level, "odd" if n % 2 else "even", f"{n}", None, None, None, is_replay=False)
         for n, level in enumerate(levels, start=1)
     ]
-    world.store.transact(lambda tx: journal.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, room=10))
+    world.store.transact(
+        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, room=10)
+    )
 
     def read(**given: Any) -> list[Any]:
         given = {"after_id": 0, "limit": 100} | given

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import Due, Parent, Ref, Status, StepStatus, Wake
+from celery_durable.model import DueRun, Parent, RunRef, Status, StepStatus, Wake
 from celery_durable.store import history, instances, runs
-from celery_durable.store.claims import Ending
+from celery_durable.store.claims import RunOutcome
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import GRACE, World, seconds, step
 
@@ -72,7 +72,7 @@ def test_a_taken_id_changes_nothing_and_leaves_the_transaction_usable(world: Wor
     after = world.everything()
     assert after["workflow_instance"][:1] == before["workflow_instance"]
     assert after["workflow_run"][:1] == before["workflow_run"]
-    assert world.row(Ref("order", "o-2", 1)).status is Status.ACTIVE
+    assert world.row(RunRef("order", "o-2", 1)).status is Status.ACTIVE
 
 
 def test_the_same_id_may_be_used_under_another_workflow(world: World) -> None:
@@ -136,7 +136,7 @@ def test_a_resumed_instance_is_due_now_before_all_that_only_start(world: World) 
     ref = world.create(queue="slow")
     world.pause(ref)
     world.advance(60)
-    assert world.resume(ref) == Due(ref, "slow")
+    assert world.resume(ref) == DueRun(ref, "slow")
     row = world.row(ref)
     assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
     assert (row.wake, row.priority, row.dispatches) == (Wake.RESUME, RESUMING, 0)
@@ -173,12 +173,12 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
             world.release(claim)
             world.pause(ref)
         case "complete":
-            world.settle(claim, Ending(Status.COMPLETE, output='"done"'))
+            world.settle(claim, RunOutcome(Status.COMPLETE, output='"done"'))
         case "terminated":
             world.terminate(ref, reason="by hand")
     before = world.everything()
     world.advance(60)
-    assert world.restart(ref, reason="again") == Due(Ref("order", "o-1", 2), "slow")
+    assert world.restart(ref, reason="again") == DueRun(RunRef("order", "o-1", 2), "slow")
 
     row = world.row(ref)
     assert (row.run_number, row.status, row.wake, row.priority) == (2, Status.ACTIVE, Wake.RUN, STARTING)
@@ -208,7 +208,7 @@ def test_why_a_run_began_is_kept_when_it_ends_without_a_reason(world: World, end
     assert [run.reason for run in _runs(world, other, 2)] == ["the bug is fixed", "it is not"]
 
 
-def _runs(world: World, ref: Ref, count: int) -> list[Any]:
+def _runs(world: World, ref: RunRef, count: int) -> list[Any]:
     pk = world.row(ref).pk
     return [world.store.read(lambda tx, n=n: history.run(tx, pk, n)) for n in range(1, count + 1)]
 
@@ -230,7 +230,7 @@ def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> Non
         return world.store.transact(lambda tx: instances.insert(tx, **given, commit_id=commit_id))
 
     assert (insert("mine"), insert("mine"), insert("another")) == (True, True, False)
-    world.restart(Ref("order", "o-1", 1))
+    world.restart(RunRef("order", "o-1", 1))
     assert (insert("mine"), insert("another")) == (True, False)
     assert len(world.everything()["workflow_instance"]) == 1
 
@@ -238,7 +238,7 @@ def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> Non
 # --- events -------------------------------------------------------------------------------------
 
 
-def _events(world: World, ref: Ref, run: int = 1) -> Any:
+def _events(world: World, ref: RunRef, run: int = 1) -> Any:
     return world.store.read(lambda tx: history.events(tx, world.row(ref).pk, run))
 
 
@@ -315,7 +315,7 @@ def test_a_wait_of_an_earlier_run_is_not_woken(world: World) -> None:
     ref = world.create()
     world.wait(world.claim(ref), "old", event="approval")
     world.restart(ref)
-    world.wait(world.claim(Ref("order", "o-1", 2)), "new", event="refusal")
+    world.wait(world.claim(RunRef("order", "o-1", 2)), "new", event="refusal")
     assert world.send(ref, "approval") is False
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from celery_durable.ancestry import AncestorRun, Ancestry
 from celery_durable.errors import Superseded
-from celery_durable.lineage import Lineage, Part
 from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType
-from celery_durable.store import claims, history, journal
-from celery_durable.store.journal import Arrived, StepWrite
+from celery_durable.store import claims, history, step_rows
+from celery_durable.store.step_rows import PendingEvent, StepWrite
 from tests.store.world import LEASE, World, seconds, step
 
 # --- steps --------------------------------------------------------------------------------------
@@ -42,13 +42,13 @@ def test_a_new_step_reads_back_as_it_was_returned(world: World, form: str, write
 @pytest.mark.parametrize("form", ["plain", "in order"])
 def test_a_step_that_goes_on_reads_back_as_it_was_returned(world: World, form: str) -> None:
     claim = world.claim(world.create())
-    begun = world.now
+    started = world.now
     world.commit(claim, step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(10), error_name="OSError"))
     world.advance(100)
     again = step(replaces="commit-charge", attempts=2, result="7", ran_for=seconds(1), commit_id="commit-2")
     written = world.commit(claim, again).row if form == "plain" else world.write(claim, again)[0]
     (read,) = world.steps(claim)
-    assert read == _expected(again, world.now, created_at=begun)
+    assert read == _expected(again, world.now, created_at=started)
     if form == "plain" and world.store.database.fuses_writes:
         assert written == read
     else:  # the row's own birthday is not read again
@@ -100,10 +100,10 @@ def test_a_write_that_was_held_up_overwrites_nothing_newer(world: World, form: s
     failed = step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(1), replaces="announced", commit_id="failed")
     write(claim, failed)  # the second try; the first is still on its way
     write(claim, step(attempts=2, result="7", replaces="failed", commit_id="done"))
-    before = world.steps(claim)
+    kept_before = world.steps(claim)
     with pytest.raises(Superseded):
         write(claim, failed)
-    assert world.steps(claim) == before
+    assert world.steps(claim) == kept_before
 
 
 def test_a_boundary_in_doubt_is_found_by_its_commit_id(world: World) -> None:
@@ -112,7 +112,7 @@ def test_a_boundary_in_doubt_is_found_by_its_commit_id(world: World) -> None:
 
     def find(**given: str) -> StepRow | None:
         wanted = {"key": "charge", "commit_id": "commit-charge"} | given
-        return world.store.transact(lambda tx: journal.find_commit(tx, claim, **wanted))
+        return world.store.transact(lambda tx: step_rows.find_commit(tx, claim, **wanted))
 
     assert find() == written
     assert find(commit_id="another") is None
@@ -137,7 +137,7 @@ def _expected(write: StepWrite, now: datetime, *, created_at: datetime | None) -
         error_message=write.error_message,
         created_at=created_at,
         started_at=None if write.ran_for is None else now - write.ran_for,
-        finished_at=now if write.is_final else None,
+        finished_at=now if write.is_finished else None,
         commit_id=write.commit_id,
     )
 
@@ -148,12 +148,12 @@ def _expected(write: StepWrite, now: datetime, *, created_at: datetime | None) -
 def test_a_fresh_run_loads_its_parameters_and_no_steps(world: World) -> None:
     claim = world.claim(world.create(params='{"order":"Größe 4"}'))
     loaded = world.load(claim)
-    assert loaded == journal.Loaded(
+    assert loaded == step_rows.RunState(
         params='{"order":"Größe 4"}',
         created_at=world.now,
         started_at=None,
         logs=0,
-        lineage=Lineage((Part("order/o-1/1", world.now),), {}),
+        ancestry=Ancestry((AncestorRun("order/o-1/1", world.now),), {}),
         steps=(),
     )
 
@@ -189,12 +189,12 @@ def test_large_payloads_come_back_whole(world: World) -> None:
 # --- events -------------------------------------------------------------------------------------
 
 
-def _oldest(world: World, claim: Claim, type_: str = "approval", *, deadline: datetime) -> Arrived | None:
-    return world.store.transact(lambda tx: journal.oldest_event(tx, claim, type_, deadline=deadline))
+def _oldest(world: World, claim: Claim, type_: str = "approval", *, deadline: datetime) -> PendingEvent | None:
+    return world.store.transact(lambda tx: step_rows.oldest_event(tx, claim, type_, deadline=deadline))
 
 
-def _consume(world: World, claim: Claim, event: Arrived, key: str) -> None:
-    world.store.transact(lambda tx: journal.consume(tx, claim, claims.guard(tx, claim, lease=LEASE), event, key=key))
+def _consume(world: World, claim: Claim, event: PendingEvent, key: str) -> None:
+    world.store.transact(lambda tx: step_rows.consume(tx, claim, claims.guard(tx, claim, lease=LEASE), event, key=key))
 
 
 def test_events_of_a_type_are_consumed_in_the_order_of_their_acceptance(world: World) -> None:
@@ -249,7 +249,7 @@ def _line(message: str, **given: Any) -> LogLine:
 def _log(world: World, claim: Claim, *messages: str, room: int) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        journal.write_logs(tx, claim, guarded, [_line(message) for message in messages], room=room)
+        step_rows.write_logs(tx, claim, guarded, [_line(message) for message in messages], room=room)
 
     world.store.transact(work)
 
@@ -268,7 +268,9 @@ def test_log_lines_beyond_the_room_are_only_counted(world: World) -> None:
 def test_a_log_line_keeps_all_that_it_says(world: World) -> None:
     claim = world.claim(world.create())
     line = LogLine(LogLevel.WARNING, "billing", "späť\n", '{"n":1}', "charge", 2, is_replay=True)
-    world.store.transact(lambda tx: journal.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=1))
+    world.store.transact(
+        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=1)
+    )
     (read,) = world.store.read(lambda tx: history.logs(tx, claim.pk, 1, after_id=0, limit=1))
     assert (read.level, read.category, read.message, read.data) == (LogLevel.WARNING, "billing", "späť\n", {"n": 1})
     assert (read.step_key, read.attempt, read.is_replay, read.created_at) == ("charge", 2, True, world.now)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable.model import Ref
-from celery_durable.store import instances, journal
+from celery_durable.model import RunRef
+from celery_durable.store import instances, step_rows
 from tests.store.world import World, step
 
 LOOK_ALIKES = ["Order-1", "order-1", "ORDER-1", "é", "e", "e\u0301", "a", "a ", "a  ", "ß", "ss", "😀", "😁"]
@@ -16,14 +16,14 @@ def test_look_alike_ids_are_different_instances(world: World) -> None:
     assert len({world.row(ref).pk for ref in refs.values()}) == len(LOOK_ALIKES)
     for name, ref in refs.items():
         assert world.row(ref).instance_id == name
-        assert world.claim(ref).ref == Ref("order", name, 1)
+        assert world.claim(ref).ref == RunRef("order", name, 1)
 
 
 def test_look_alike_workflows_are_different(world: World) -> None:
     for name in LOOK_ALIKES:
         world.create("o-1", workflow=name)
     for name in LOOK_ALIKES:
-        assert world.row(Ref(name, "o-1", 1)).workflow == name
+        assert world.row(RunRef(name, "o-1", 1)).workflow == name
 
 
 def test_look_alike_steps_are_different(world: World) -> None:
@@ -41,7 +41,7 @@ def test_a_look_alike_event_type_serves_no_wait(world: World, sent: str) -> None
     ref = world.create()
     claim = world.claim(ref)
     world.send(ref, sent)
-    assert world.store.transact(lambda tx: journal.oldest_event(tx, claim, "approval", deadline=world.now)) is None
+    assert world.store.transact(lambda tx: step_rows.oldest_event(tx, claim, "approval", deadline=world.now)) is None
     world.wait(claim, event="approval")
     assert world.send(ref, sent) is False
 

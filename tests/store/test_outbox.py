@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, Outgoing, to_us
+from celery_durable.model import OutboxKind, OutboxMessage, to_us
 from celery_durable.store import outbox
 from celery_durable.store.engine import Tx
 from celery_durable.store.outbox import Delivery
@@ -18,11 +18,11 @@ SERVERS = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirec
 LEASE = timedelta(minutes=5)
 
 
-def message(id_: str = "m-1", kind: OutboxKind = OutboxKind.EVENT) -> Outgoing:
-    return Outgoing(id_, kind, "OrderShipped", "{}")
+def message(id_: str = "m-1", kind: OutboxKind = OutboxKind.EVENT) -> OutboxMessage:
+    return OutboxMessage(id_, kind, "OrderShipped", "{}")
 
 
-def insert(world: World, *messages: Outgoing) -> None:
+def insert(world: World, *messages: OutboxMessage) -> None:
     world.store.transact(lambda tx: outbox.insert(tx, messages, pk=1, run_number=1, step_key="announce", grace=GRACE))
 
 
@@ -34,7 +34,7 @@ def begin(world: World, token: str) -> Delivery | None:
     return world.store.transact(lambda tx: begin_in(tx, token))
 
 
-def begun(world: World, token: str) -> Delivery:
+def started(world: World, token: str) -> Delivery:
     delivery = begin(world, token)
     assert delivery is not None
     return delivery
@@ -46,11 +46,11 @@ def finish(world: World, delivery: Delivery) -> None:
 
 def give_back(world: World, delivery: Delivery, **how: Any) -> None:
     how = {"retry_in": seconds(0), "error": None} | how
-    world.store.transact(lambda tx: outbox.give_back(tx, delivery, **how))
+    world.store.transact(lambda tx: outbox.release_delivery(tx, delivery, **how))
 
 
 def take(world: World, limit: int = 10) -> list[str]:
-    found = world.store.transact(lambda tx: outbox.take_due(tx, limit=limit, redispatch=REDISPATCH))
+    found = world.store.transact(lambda tx: outbox.lock_due(tx, limit=limit, redispatch=REDISPATCH))
     return [each.id for each in found]
 
 
@@ -69,7 +69,7 @@ def due_at(world: World) -> int:
 
 def test_an_event_is_in_one_pair_of_hands(world: World) -> None:
     insert(world, message())
-    assert begun(world, "first").attempt == 1
+    assert started(world, "first").attempt == 1
     assert begin(world, "second") is None
     assert due_at(world) == to_us(world.now + LEASE)
 
@@ -90,17 +90,17 @@ def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> 
 
 def test_an_event_that_is_to_be_tried_again_later_is_not_tried_before(world: World) -> None:
     insert(world, message())
-    give_back(world, begun(world, "first"), retry_in=seconds(60), error="OSError: away")
+    give_back(world, started(world, "first"), retry_in=seconds(60), error="OSError: away")
     assert [row.token for row in rows(world)] == [None]
     world.advance(59.9)
     assert begin(world, "early") is None
     world.advance(0.1)
-    assert begun(world, "in time").attempt == 2
+    assert started(world, "in time").attempt == 2
 
 
 def test_an_event_that_was_given_up_is_delivered_to_nobody(world: World) -> None:
     insert(world, message())
-    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
+    give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
     world.advance(86_400)
     assert (begin(world, "second"), take(world)) == (None, [])
 
@@ -112,7 +112,7 @@ def test_a_task_is_no_event(world: World) -> None:
 
 def test_only_the_token_that_began_finds_its_delivery(world: World) -> None:
     insert(world, message())
-    delivery = begun(world, "first")
+    delivery = started(world, "first")
     found = [
         world.store.transact(lambda tx, token=token: outbox.find(tx, "m-1", token=token))
         for token in ("first", "second")
@@ -123,9 +123,9 @@ def test_only_the_token_that_began_finds_its_delivery(world: World) -> None:
 @pytest.mark.parametrize("end", [finish, give_back])
 def test_a_worker_that_overslept_does_not_end_what_another_has_in_hand(world: World, end: Any) -> None:
     insert(world, message())
-    late = begun(world, "late")
+    late = started(world, "late")
     world.advance(LEASE.total_seconds())
-    assert begun(world, "other").attempt == 2
+    assert started(world, "other").attempt == 2
     before = rows(world)
     end(world, late)
     assert rows(world) == before
@@ -135,12 +135,12 @@ def test_a_worker_that_overslept_does_not_end_what_another_has_in_hand(world: Wo
 @pytest.mark.parametrize("end", [finish, give_back])
 def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, end: Any) -> None:
     insert(world, message())
-    late = begun(world, "late")
+    late = started(world, "late")
     world.advance(LEASE.total_seconds())
     with world.holding() as tx:
         assert begin_in(tx, "other") is not None
-        ending = world.start_blocked(end, world, late)
-    ending.result()
+        run_outcome = world.start_blocked(end, world, late)
+    run_outcome.result()
     assert [(row.token, row.attempts, row.run_at) for row in rows(world)] == [("other", 2, to_us(world.now + LEASE))]
 
 
@@ -148,7 +148,7 @@ def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, 
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
 def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: World, first: str) -> None:
     insert(world, message())
-    late = begun(world, "late")
+    late = started(world, "late")
     world.advance(LEASE.total_seconds())
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
@@ -160,24 +160,24 @@ def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: Wor
 
 def test_what_was_no_attempt_is_not_counted(world: World) -> None:
     insert(world, message())
-    give_back(world, begun(world, "first"), counts=False)
-    assert begun(world, "second").attempt == 1
+    give_back(world, started(world, "first"), counts=False)
+    assert started(world, "second").attempt == 1
 
 
 def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> None:
     insert(world, message())
-    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
+    give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
     world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
     assert take(world) == ["m-1"]
-    assert begun(world, "second").attempt == 1
+    assert started(world, "second").attempt == 1
 
 
 def test_an_event_that_people_try_again_is_taken_from_the_worker_that_has_it(world: World) -> None:
     insert(world, message())
-    late = begun(world, "late")
+    late = started(world, "late")
     world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
     finish(world, late)
-    assert begun(world, "second").attempt == 1
+    assert started(world, "second").attempt == 1
 
 
 # --- sending ------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_two_sweeps_at_once_take_different_messages(world: World, first: str) ->
     world.advance(3)
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
-        held = outbox.take_due(Tx(connection, world.store), limit=2, redispatch=REDISPATCH)
+        held = outbox.lock_due(Tx(connection, world.store), limit=2, redispatch=REDISPATCH)
         assert len(held) == 2
         others = world.start(take, world).result()
         transaction.commit() if first == "commits" else transaction.rollback()
@@ -230,24 +230,24 @@ def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> Non
     insert(world, message())
     world.advance(3)
     take(world)
-    world.store.transact(lambda tx: outbox.put_off(tx, [message()], delay=seconds(1)))
+    world.store.transact(lambda tx: outbox.postpone(tx, [message()], delay=seconds(1)))
     world.advance(1)
     assert take(world) == ["m-1"]
 
 
 def test_what_was_given_up_meanwhile_is_not_offered_again(world: World) -> None:
     insert(world, message())
-    give_back(world, begun(world, "first"), retry_in=None, error="OSError: away")
-    world.store.transact(lambda tx: outbox.put_off(tx, [message()], delay=seconds(1)))
+    give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
+    world.store.transact(lambda tx: outbox.postpone(tx, [message()], delay=seconds(1)))
     world.advance(10)
     assert take(world) == []
 
 
 def test_what_is_forgotten_is_what_is_named(world: World) -> None:
     insert(world, *(message(f"m-{n}") for n in range(3)))
-    world.store.transact(lambda tx: outbox.recall(tx, ["m-0", "m-2"]))
+    world.store.transact(lambda tx: outbox.delete_unsent(tx, ["m-0", "m-2"]))
     assert [row.id for row in rows(world)] == ["m-1"]
-    world.store.transact(lambda tx: outbox.recall(tx, [f"m-{n}" for n in reversed(range(1200))]))
+    world.store.transact(lambda tx: outbox.delete_unsent(tx, [f"m-{n}" for n in reversed(range(1200))]))
     assert rows(world) == []
 
 

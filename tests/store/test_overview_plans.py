@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store import overview, probes
+from celery_durable.store import chaos_checks, overview
 from celery_durable.store.engine import Tx
 from tests.store.test_plans import SLEEPERS, fill
 from tests.store.world import LEASE, World
@@ -17,8 +17,8 @@ from tests.store.world import LEASE, World
 ASKED: dict[str, Callable[[Tx], Any]] = {
     "overdue": overview.overdue,
     "leases": lambda tx: overview.leases(tx, limit=100, lease=LEASE),
-    "held by a node": lambda tx: probes.held_by(tx, "w@here", lease=LEASE),
-    "soon": lambda tx: probes.soon(tx, within=timedelta(seconds=60), limit=100),
+    "held by a node": lambda tx: chaos_checks.held_by(tx, "w@here", lease=LEASE),
+    "soon": lambda tx: chaos_checks.soon(tx, within=timedelta(seconds=60), limit=100),
 }
 _ROWS = SLEEPERS // 20
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects.postgresql import psycopg
 
-from celery_durable.model import Ref, Status
-from celery_durable.store import agendas, claims, history, instances, journal, sweeps
+from celery_durable.model import RunRef, Status
+from celery_durable.store import claims, history, instances, schedule, step_rows, sweeps
 from celery_durable.store.engine import Statement, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World
@@ -32,15 +32,15 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
             "limit": 500,
         },
     ),
-    "agenda": (agendas._agenda, {}),
+    "agenda": (schedule._agenda, {}),
     "claim": (
-        claims._take,
+        claims._claim_run,
         KEY | {"run": 1, "kind": "replay", "token": "t", "claimed_by": "w", "lease_us": 30_000_000},
     ),
     "lock": (instances._lock, KEY),
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
-    "load": (journal._load, {"pk": 777, "run": 1}),
-    "event": (journal._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "load": (step_rows._load, {"pk": 777, "run": 1}),
+    "event": (step_rows._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
     "live wait": (instances._live_wait, {"pk": 777, "run": 1, "type": "approval"}),
 }
 
@@ -191,11 +191,11 @@ def test_sleepers_cost_the_sweep_and_the_claim_no_time(world: World) -> None:
     fill(world)
     due = [world.create(f"o-{n}") for n in range(3)]
     world.unsend(*due)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert [due.ref for due in world.sweep()] == due
     assert world.sweep(priority=RESUMING) == []
-    assert world.store.read(agendas.next_poll)[0] == world.now + REDISPATCH.longest
+    assert world.store.read(schedule.next_poll)[0] == world.now + REDISPATCH.longest
     for ref in due:
         assert world.try_claim(ref, lease=LEASE) is not None
-    assert world.try_claim(Ref("order", "s-777", 1)) is None
-    assert time.monotonic() - begun < 5
+    assert world.try_claim(RunRef("order", "s-777", 1)) is None
+    assert time.monotonic() - started < 5

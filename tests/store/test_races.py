@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, InstanceRow, Ref, Status, StepStatus, StepType
+from celery_durable.model import Claim, InstanceRow, RunRef, Status, StepStatus, StepType
 from celery_durable.store import claims, instances
-from celery_durable.store.claims import After, Ending
+from celery_durable.store.claims import ReleaseOutcome, RunOutcome
 from celery_durable.store.engine import Tx
 from tests.store.world import GRACE, LEASE, World, seconds, send_in, step, sweep_in, wait_in, write_in
 
@@ -20,11 +20,11 @@ SERVERS = ["postgresql", "mariadb"]
 WAIT = step("approved", StepStatus.WAITING, type=StepType.WAIT, event_type="approval", wake_in=seconds(3600))
 
 
-def lock(tx: Tx, ref: Ref) -> InstanceRow:
+def lock(tx: Tx, ref: RunRef) -> InstanceRow:
     return instances.lock(tx, ref.workflow, ref.instance_id)
 
 
-def claim_in(tx: Tx, ref: Ref, token: str) -> Claim | None:
+def claim_in(tx: Tx, ref: RunRef, token: str) -> Claim | None:
     return claims.claim(tx, ref, token=token, claimed_by="task-2", lease=LEASE)
 
 
@@ -37,7 +37,7 @@ def test_a_wait_that_comes_second_finds_the_event(world: World) -> None:
     with world.holding() as tx:
         assert send_in(tx, ref) is False
         runner = world.start_blocked(world.wait, claim)
-    assert runner.result() is After.DUE
+    assert runner.result() is ReleaseOutcome.DUE
     assert world.try_claim(ref) is not None
 
 
@@ -45,7 +45,7 @@ def test_an_event_that_comes_second_finds_the_wait(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     with world.holding() as tx:
-        assert wait_in(tx, claim, WAIT) is After.WAITING
+        assert wait_in(tx, claim, WAIT) is ReleaseOutcome.WAITING
         sender = world.start_blocked(world.send, ref)
     assert sender.result() is True
     assert world.try_claim(ref) is not None
@@ -64,7 +64,7 @@ def test_no_wake_up_is_ever_lost(live: World) -> None:
 
         runner = live.start(at_once, live.wait, claim)
         sender = live.start(at_once, live.send, ref)
-        assert {runner.result(), sender.result()} in ({After.DUE, False}, {After.WAITING, True})
+        assert {runner.result(), sender.result()} in ({ReleaseOutcome.DUE, False}, {ReleaseOutcome.WAITING, True})
         assert live.try_claim(ref) is not None
 
 
@@ -77,7 +77,7 @@ def test_no_wake_up_is_lost_in_a_session_that_reads_the_past(world: World) -> No
     with Session(engine) as session:
         step_table = world.store.tables.step
         assert session.execute(sa.select(step_table)).all() == []
-        assert world.wait(claim) is After.WAITING
+        assert world.wait(claim) is ReleaseOutcome.WAITING
         assert session.execute(sa.select(step_table)).all() == []  # the past indeed
         assert send_in(world.store.join(session), ref) is True
         session.commit()
@@ -145,7 +145,7 @@ def test_a_pause_that_comes_after_a_boundary_finds_its_runner_still_there(world:
     rival.result()
     row = world.row(ref)
     assert (row.status, row.pause_requested, row.claim_token) == (Status.ACTIVE, True, claim.token)
-    assert world.release(claim) is After.PAUSED
+    assert world.release(claim) is ReleaseOutcome.PAUSED
 
 
 def test_a_pause_that_comes_after_the_runner_let_go_takes_effect_at_once(world: World) -> None:
@@ -165,17 +165,17 @@ def test_a_runner_that_lets_go_after_a_pause_obeys_it(world: World) -> None:
     with world.holding() as tx:
         instances.pause(tx, lock(tx, ref))
         runner = world.start_blocked(world.wait, claim)
-    assert runner.result() is After.PAUSED
+    assert runner.result() is ReleaseOutcome.PAUSED
 
 
 # --- restart, terminate and the end against the runner ------------------------------------------
 
 
-def _restart(tx: Tx, ref: Ref) -> None:
+def _restart(tx: Tx, ref: RunRef) -> None:
     instances.restart(tx, lock(tx, ref), grace=GRACE, commit_id="restart", reason=None)
 
 
-def _terminate(tx: Tx, ref: Ref) -> None:
+def _terminate(tx: Tx, ref: RunRef) -> None:
     instances.terminate(tx, lock(tx, ref), reason=None)
 
 
@@ -189,7 +189,7 @@ def test_a_boundary_that_comes_second_leaves_nothing(world: World, end: Any, for
         runner = {
             "plain": lambda: world.start_blocked(world.commit, claim, step()),
             "in order": lambda: world.start_blocked(world.write, claim, step()),
-            "settle": lambda: world.start_blocked(world.settle, claim, Ending(Status.COMPLETE, output="1")),
+            "settle": lambda: world.start_blocked(world.settle, claim, RunOutcome(Status.COMPLETE, output="1")),
         }[form]()
     with pytest.raises(Superseded):
         runner.result()
@@ -212,7 +212,7 @@ def test_a_sender_that_waited_for_the_end_sees_it(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     with world.holding() as tx:
-        claims.settle(tx, claim, Ending(Status.COMPLETE, output="1"))
+        claims.end_run(tx, claim, RunOutcome(Status.COMPLETE, output="1"))
         sender = world.start_blocked(world.change, ref, lambda tx, row: row.status)
     assert sender.result() is Status.COMPLETE
 
@@ -333,5 +333,5 @@ def test_of_two_that_create_one_id_the_second_waits_for_the_first(world: World, 
         rival = world.start_blocked(world.store.transact, lambda tx: create(tx, "2"))
         transaction.commit() if first == "commits" else transaction.rollback()
     assert rival.result() is (first == "rolls back")
-    loaded = world.load(world.claim(Ref("order", "o-1", 1)))
+    loaded = world.load(world.claim(RunRef("order", "o-1", 1)))
     assert loaded.params == ("1" if first == "commits" else "2")

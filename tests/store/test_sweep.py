@@ -7,13 +7,13 @@ import hypothesis.strategies as st
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import Due, Status, Wake, to_us
+from celery_durable.model import DueRun, Status, Wake, to_us
 from celery_durable.redispatch import QueueProgress
-from celery_durable.store import agendas, claims, instances
-from celery_durable.store.agendas import QueueAgenda
-from celery_durable.store.claims import Ending
+from celery_durable.store import claims, instances, schedule
+from celery_durable.store.claims import RunOutcome
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.schedule import QueueAgenda
 from tests.store.world import GRACE, LEASE, REDISPATCH, World, seconds, step, sweep_in
 
 
@@ -29,7 +29,7 @@ def test_a_hint_under_way_is_left_alone_for_as_long_as_nothing_is_known_of_its_q
     world.advance(597.999999)
     assert (world.sweep(), world.lost("slow")) == ([], [])
     world.advance(0.000001)
-    assert world.sweep() == [Due(ref, "slow")]
+    assert world.sweep() == [DueRun(ref, "slow")]
     row = world.row(ref)
     assert (row.dispatches, row.sent_at, row.poll_at) == (1, world.now, world.now + REDISPATCH.longest)
     assert (row.status, row.run_at) == (Status.ACTIVE, sent_at)
@@ -40,7 +40,7 @@ def test_a_hint_is_lost_if_one_that_was_sent_later_has_been_claimed(world: World
     world.advance(1)
     late = world.create("late")
     assert world.lost(claimed=world.row(early).sent_at) == []
-    assert world.lost(claimed=world.row(late).sent_at) == [Due(early, "durable")]
+    assert world.lost(claimed=world.row(late).sent_at) == [DueRun(early, "durable")]
     assert world.lost(claimed=world.row(late).sent_at) == []  # its copy is under way
     assert (world.row(early).dispatches, world.row(early).sent_at) == (1, world.now)
 
@@ -51,7 +51,7 @@ def test_a_hint_in_a_queue_that_was_seen_empty_since_is_lost_when_it_is_five_sec
     assert world.lost(empty=world.now - seconds(4.999999)) == []  # at the moment at which it was sent
     assert world.lost(empty=world.now) == []
     world.advance(0.000001)
-    assert world.lost(empty=world.now - seconds(3)) == [Due(ref, "durable")]
+    assert world.lost(empty=world.now - seconds(3)) == [DueRun(ref, "durable")]
 
 
 def test_a_row_in_an_empty_queue_is_looked_at_again_when_it_counts_as_lost(world: World) -> None:
@@ -62,7 +62,7 @@ def test_a_row_in_an_empty_queue_is_looked_at_again_when_it_counts_as_lost(world
     assert world.row(ref).poll_at == world.now + seconds(3)
     empty_at = world.now
     world.advance(3)
-    assert world.sweep(progress=QueueProgress(empty=empty_at)) == [Due(ref, "durable")]
+    assert world.sweep(progress=QueueProgress(empty=empty_at)) == [DueRun(ref, "durable")]
 
 
 def test_what_an_empty_queue_says_is_believed_ever_more_rarely(world: World) -> None:
@@ -70,10 +70,10 @@ def test_what_an_empty_queue_says_is_believed_ever_more_rarely(world: World) -> 
     ref = world.create()
     gaps = []
     for _ in range(9):
-        begun = world.now
+        started = world.now
         while not world.lost(empty=world.now):
             world.advance(5)
-        gaps.append((world.now - begun).total_seconds())
+        gaps.append((world.now - started).total_seconds())
     assert gaps == [5, 5, 10, 20, 40, 80, 160, 320, 600]
     assert world.row(ref).dispatches == 9
 
@@ -89,7 +89,7 @@ def test_only_hints_that_wait_for_a_worker_can_be_lost(world: World, state: str)
         case "paused":
             world.pause(ref)
         case "complete":
-            world.settle(world.claim(ref), Ending(Status.COMPLETE, output="1"))
+            world.settle(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
         case "terminated":
             world.terminate(ref)
         case "not sent":
@@ -103,8 +103,8 @@ def test_lost_hints_are_found_oldest_first_and_as_many_as_are_wanted(world: Worl
     for number in range(4):
         refs.append(world.create(f"o-{number}"))
         world.advance(1)
-    assert world.lost(limit=3, claimed=world.now) == [Due(ref, "durable") for ref in refs[:3]]
-    assert world.lost(limit=3, claimed=world.now) == [Due(refs[3], "durable")]
+    assert world.lost(limit=3, claimed=world.now) == [DueRun(ref, "durable") for ref in refs[:3]]
+    assert world.lost(limit=3, claimed=world.now) == [DueRun(refs[3], "durable")]
 
 
 _MINUTES = st.integers(0, 700)
@@ -143,7 +143,7 @@ def test_the_statement_finds_what_the_rule_says(
 def test_work_that_nobody_was_told_of_is_published_at_once(world: World) -> None:
     ref = world.create()
     world.unsend(ref)
-    assert world.sweep() == [Due(ref, "durable")]
+    assert world.sweep() == [DueRun(ref, "durable")]
 
 
 def test_a_claim_starts_the_count_of_offers_anew(world: World) -> None:
@@ -160,7 +160,7 @@ def test_a_sleeper_is_found_when_its_time_has_come(world: World) -> None:
     world.advance(59)
     assert world.sweep(priority=RESUMING) == []
     world.advance(1)
-    assert world.sweep(priority=RESUMING) == [Due(ref, "durable")]
+    assert world.sweep(priority=RESUMING) == [DueRun(ref, "durable")]
 
 
 def test_a_sweep_that_comes_too_early_to_a_sleeper_publishes_nothing_and_sets_its_alarm_again(world: World) -> None:
@@ -190,7 +190,7 @@ def test_an_expired_claim_is_released_as_a_crash(world: World) -> None:
     world.claim(ref)
     world.advance(30)
     before = world.row(ref)
-    assert world.sweep() == [Due(ref, "durable")]
+    assert world.sweep() == [DueRun(ref, "durable")]
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
     assert (row.status, row.crash_count, row.wake, row.dispatches) == (Status.ACTIVE, 1, Wake.RETRY, 1)
@@ -210,7 +210,7 @@ def test_an_instance_that_crashed_before_rests_before_it_is_published(world: Wor
     assert (row.crash_count, row.run_at, row.poll_at) == (2, *[world.now + seconds(1)] * 2)
     assert world.try_claim(ref) is None
     world.advance(1)
-    assert world.sweep() == [Due(ref, "durable")]
+    assert world.sweep() == [DueRun(ref, "durable")]
     assert world.claim(ref).crash_count == 2
 
 
@@ -231,7 +231,7 @@ def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
     claim = world.claim(claimed)
     world.unsend(waiting)
     world.advance(3600)
-    assert world.sweep(may_expire=False) == [Due(waiting, "durable")]
+    assert world.sweep(may_expire=False) == [DueRun(waiting, "durable")]
     row = world.row(claimed)
     assert (row.claim_token, row.crash_count, row.poll_at) == (claim.token, 0, world.now + LEASE / 3)
     world.commit(claim, step())  # the heartbeat that the outage held up
@@ -251,7 +251,7 @@ def test_a_claim_that_stays_expired_for_a_lease_is_released_by_a_sweep_that_know
         assert world.sweep(may_expire=False) == []
         assert world.row(ref).claim_token == claim.token
         world.advance(10)
-    assert world.sweep(may_expire=False) == [Due(ref, "durable")]
+    assert world.sweep(may_expire=False) == [DueRun(ref, "durable")]
     assert world.row(ref).crash_count == 1
 
 
@@ -261,7 +261,7 @@ def test_a_sweep_of_one_queue_leaves_the_others_alone(world: World) -> None:
     world.advance(3600)
     before = world.row(full)
     found = world.store.transact(lambda tx: sweep_in(tx, queue="other", priority=STARTING, limit=9))
-    assert found == ([Due(other, "other")], 1)
+    assert found == ([DueRun(other, "other")], 1)
     assert world.row(full) == before
     assert {due.ref.instance_id for due in world.sweep()} == {"full", "claimed"}
 
@@ -273,7 +273,7 @@ def test_what_is_at_rest_costs_a_sweep_nothing(world: World, state: str) -> None
         case "paused":
             world.pause(ref)
         case "complete":
-            world.settle(world.claim(ref), Ending(Status.COMPLETE, output="1"))
+            world.settle(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
         case _:
             world.terminate(ref)
     world.advance(86400)
@@ -284,8 +284,8 @@ def test_a_sweep_looks_at_one_priority(world: World) -> None:
     started, resumed = world.create("started"), world.create("resumed")
     world.release(world.claim(resumed))
     world.advance(3600)
-    assert world.sweep(priority=RESUMING) == [Due(resumed, "durable")]
-    assert world.sweep(priority=STARTING) == [Due(started, "durable")]
+    assert world.sweep(priority=RESUMING) == [DueRun(resumed, "durable")]
+    assert world.sweep(priority=STARTING) == [DueRun(started, "durable")]
 
 
 def test_a_sweep_takes_up_to_its_limit_oldest_first(world: World) -> None:
@@ -295,8 +295,8 @@ def test_a_sweep_takes_up_to_its_limit_oldest_first(world: World) -> None:
         world.advance(1)
     world.advance(3600)
     publish, looked_at = world.store.transact(lambda tx: sweep_in(tx, priority=STARTING, limit=3))
-    assert (publish, looked_at) == ([Due(ref, "durable") for ref in refs[:3]], 3)
-    assert world.sweep() == [Due(ref, "durable") for ref in refs[3:]]
+    assert (publish, looked_at) == ([DueRun(ref, "durable") for ref in refs[:3]], 3)
+    assert world.sweep() == [DueRun(ref, "durable") for ref in refs[3:]]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
@@ -305,8 +305,8 @@ def test_two_sweeps_at_once_take_different_instances(world: World) -> None:
     world.advance(3600)
     with world.store.engine.begin() as first, world.store.engine.begin() as second:
         taken = [sweep_in(Tx(conn, world.store), priority=STARTING, limit=3)[0] for conn in (first, second)]
-    assert [len(dues) for dues in taken] == [3, 3]
-    assert {due.ref for dues in taken for due in dues} == refs
+    assert [len(due_runs) for due_runs in taken] == [3, 3]
+    assert {due.ref for due_runs in taken for due in due_runs} == refs
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
@@ -315,7 +315,7 @@ def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) ->
     world.advance(3600)
     with world.store.engine.begin() as connection:
         claims.claim(Tx(connection, world.store), busy, token="t", claimed_by="task-1", lease=LEASE)
-        assert world.sweep() == [Due(idle, "durable")]
+        assert world.sweep() == [DueRun(idle, "durable")]
 
 
 # --- next_poll ----------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) ->
 
 def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
     def next_poll() -> object:
-        return world.store.read(agendas.next_poll)
+        return world.store.read(schedule.next_poll)
 
     assert next_poll() == (None, world.now)
     world.create("o-1", run_at=world.now + seconds(60))
@@ -340,8 +340,8 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
     world.create("sooner", queue="b", run_at=now + seconds(5))
     world.release(world.claim(world.create("resumed", queue="b")))
     world.create("sent", queue="c")
-    world.settle(world.claim(world.create("over", queue="d")), Ending(Status.COMPLETE, output="1"))
-    found = world.store.read(agendas.read)
+    world.settle(world.claim(world.create("over", queue="d")), RunOutcome(Status.COMPLETE, output="1"))
+    found = world.store.read(schedule.read)
     assert (found.now, found.emitting, found.outgoing) == (now, None, None)
     assert found.queues == {
         "b": QueueAgenda({RESUMING: now + GRACE, STARTING: now + seconds(5)}, oldest_sent=now),
@@ -361,7 +361,7 @@ def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> Non
         assert (row.dispatches, row.sent_at, row.poll_at) == (0, None, world.now + seconds(1))
         assert world.sweep() == []
         world.advance(1)
-        assert world.sweep() == [Due(ref, "durable")]
+        assert world.sweep() == [DueRun(ref, "durable")]
 
 
 def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> None:

@@ -14,8 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 from celery_durable.errors import StoreMismatch, Superseded
-from celery_durable.model import Ref
-from celery_durable.store import claims, instances, journal
+from celery_durable.model import RunRef
+from celery_durable.store import claims, instances, step_rows
 from celery_durable.store.engine import Store, Tx
 from tests.store.cuts import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
@@ -32,7 +32,7 @@ def test_the_loser_of_a_deadlock_is_repeated(world: World) -> None:
     refs = [world.create("o-1"), world.create("o-2")]
     both_hold_one, tries = threading.Barrier(2, timeout=10), []
 
-    def work(tx: Tx, order: list[Ref]) -> str:
+    def work(tx: Tx, order: list[RunRef]) -> str:
         tries.append(order[0].instance_id)
         for n, ref in enumerate(order):
             row = instances.lock(tx, ref.workflow, ref.instance_id)
@@ -68,7 +68,7 @@ def test_a_serialization_failure_is_repeated(world: World) -> None:
 def test_a_lock_that_is_not_had_in_time_is_waited_for_again(world: World) -> None:
     ref = world.create()
     tries: list[int] = []
-    patience = {"postgresql": "SET LOCAL lock_timeout = 10", "mariadb": "SET innodb_lock_wait_timeout = 0"}
+    min_age = {"postgresql": "SET LOCAL lock_timeout = 10", "mariadb": "SET innodb_lock_wait_timeout = 0"}
 
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
@@ -78,7 +78,7 @@ def test_a_lock_that_is_not_had_in_time_is_waited_for_again(world: World) -> Non
             tries.append(1)
             if len(tries) == 3:
                 transaction.rollback()
-            tx.conn.exec_driver_sql(patience[world.store.database.name])
+            tx.conn.exec_driver_sql(min_age[world.store.database.name])
             try:
                 return instances.lock(tx, ref.workflow, ref.instance_id).instance_id
             finally:
@@ -172,7 +172,7 @@ def test_connections_that_died_in_a_shared_pool_are_replaced(world: World) -> No
     engine.dispose()
 
 
-def _send(ref: Ref, calls: list[str]) -> Callable[[Tx], str]:
+def _send(ref: RunRef, calls: list[str]) -> Callable[[Tx], str]:
     def work(tx: Tx) -> str:
         calls.append("work")
         row = instances.lock(tx, ref.workflow, ref.instance_id)
@@ -182,7 +182,7 @@ def _send(ref: Ref, calls: list[str]) -> Callable[[Tx], str]:
     return work
 
 
-def _resolve(ref: Ref, calls: list[str]) -> Callable[[Tx], str | None]:
+def _resolve(ref: RunRef, calls: list[str]) -> Callable[[Tx], str | None]:
     def resolve(tx: Tx) -> str | None:
         calls.append("resolve")
         instances.lock(tx, ref.workflow, ref.instance_id)
@@ -266,11 +266,11 @@ def test_a_single_statement_in_doubt_is_looked_up(world: World, when: str) -> No
     def work(tx: Tx) -> str:
         calls.append("work")
         if len(calls) > 1:
-            journal.commit_step(tx, claim, write, lease=LEASE)
+            step_rows.commit_step(tx, claim, write, lease=LEASE)
             return "worked"
         victim = session_id(tx.conn)
         if when == "after":
-            journal.commit_step(tx, claim, write, lease=LEASE)
+            step_rows.commit_step(tx, claim, write, lease=LEASE)
         kill(world.store, victim)
         session_id(tx.conn)
         raise AssertionError("unreachable")
@@ -278,7 +278,7 @@ def test_a_single_statement_in_doubt_is_looked_up(world: World, when: str) -> No
     def resolve(tx: Tx) -> str | None:
         calls.append("resolve")
         assert claims.is_held(tx, claim)
-        found = journal.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
+        found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
     result = world.store.transact(work, resolve=resolve, single=True)
@@ -344,7 +344,7 @@ def test_a_child_says_nothing_over_its_parents_connections(store: Store) -> None
     assert questions() == before + 1
 
 
-def _child(store: Store, ref: Ref, n: int) -> None:
+def _child(store: Store, ref: RunRef, n: int) -> None:
     gc.collect()  # whatever was inherited and is not held goes now, and must not speak to the server
     world = World(store)
     with store.kept() as tx:
@@ -379,7 +379,7 @@ def test_what_is_done_in_a_joined_session_commits_with_it(world: World, session:
     assert world.everything()["workflow_instance"] == []
     assert _create(world.store.join(session), "o-1") is True
     session.commit()
-    assert world.row(Ref("order", "o-1", 1)).instance_id == "o-1"
+    assert world.row(RunRef("order", "o-1", 1)).instance_id == "o-1"
 
 
 def test_a_taken_id_leaves_a_joined_session_usable(world: World, session: Session) -> None:
@@ -387,7 +387,7 @@ def test_a_taken_id_leaves_a_joined_session_usable(world: World, session: Sessio
     assert _create(world.store.join(session), "o-1") is False
     assert _create(world.store.join(session), "o-2") is True
     session.commit()
-    assert world.row(Ref("order", "o-2", 1)).instance_id == "o-2"
+    assert world.row(RunRef("order", "o-2", 1)).instance_id == "o-2"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -397,7 +397,7 @@ def test_a_joined_session_may_speak_to_another_driver(world: World, store_url: s
         assert _create(world.store.join(session), "o-1") is True
         session.commit()
     engine.dispose()
-    assert world.row(Ref("order", "o-1", 1)).instance_id == "o-1"
+    assert world.row(RunRef("order", "o-1", 1)).instance_id == "o-1"
 
 
 @pytest.mark.parametrize(
@@ -558,8 +558,8 @@ def test_a_constraint_of_ours_that_is_violated_means_superseded(world: World) ->
     world.commit(claim, step())
 
     def work(tx: Tx) -> None:
-        with world.store.losing_a_race():
-            journal.commit_step(tx, claim, step(), lease=LEASE)
+        with world.store.conflict_as_superseded():
+            step_rows.commit_step(tx, claim, step(), lease=LEASE)
 
     with pytest.raises(Superseded):
         world.store.transact(work, single=True)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime, steady
-from celery_durable.store import claims, journal
+from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.watchdog import Bound, answer_within, line_of
 from tests.smoke.fault_proxy import FaultProxy, Mode
@@ -138,7 +138,7 @@ def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
     def work(tx: Tx) -> str:
         calls.append("work")
         guarded = claims.guard(tx, claim, lease=LEASE)
-        journal.write_step(tx, claim, guarded, write)
+        step_rows.write_step(tx, claim, guarded, write)
         runtime.at["before-commit"] = mute
         return "worked"
 
@@ -149,7 +149,7 @@ def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
     def resolve(tx: Tx) -> str | None:
         calls.append("resolve")
         assert claims.is_held(tx, claim)
-        found = journal.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
+        found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
     assert detoured.transact(work, resolve=resolve, bound=SHORT) == "found"

@@ -11,12 +11,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, Due, InstanceRow, Ref, StepRow, StepStatus, StepType, Wake, from_us
+from celery_durable.model import Claim, DueRun, InstanceRow, RunRef, StepRow, StepStatus, StepType, Wake, from_us
 from celery_durable.redispatch import QueueProgress, Redispatch
-from celery_durable.store import agendas, claims, instances, journal, sweeps
-from celery_durable.store.claims import After, Ending, OpenWait
+from celery_durable.store import claims, instances, schedule, step_rows, sweeps
+from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.journal import Loaded, StepWrite, Written
+from celery_durable.store.step_rows import RunState, StepWrite, Written
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
@@ -56,96 +56,98 @@ class World:
 
     # --- instances ------------------------------------------------------------------------------
 
-    def create(self, id: str = "o-1", *, workflow: str = "order", **given: Any) -> Ref:
+    def create(self, id: str = "o-1", *, workflow: str = "order", **given: Any) -> RunRef:
         given = {"params": "{}", "queue": "durable", "grace": GRACE, "commit_id": f"create-{id}"} | given
         is_new = self.store.transact(lambda tx: instances.insert(tx, workflow=workflow, instance_id=id, **given))
         assert is_new
-        return Ref(workflow, id, 1)
+        return RunRef(workflow, id, 1)
 
-    def row(self, ref: Ref) -> InstanceRow:
+    def row(self, ref: RunRef) -> InstanceRow:
         return self.store.read(lambda tx: instances.read(tx, ref.workflow, ref.instance_id))
 
-    def change(self, ref: Ref, work: Callable[[Tx, InstanceRow], Any]) -> Any:
+    def change(self, ref: RunRef, work: Callable[[Tx, InstanceRow], Any]) -> Any:
         """Lock the instance and do ``work`` with its row."""
         return self.store.transact(lambda tx: work(tx, instances.lock(tx, ref.workflow, ref.instance_id)))
 
-    def pause(self, ref: Ref) -> None:
+    def pause(self, ref: RunRef) -> None:
         self.change(ref, instances.pause)
 
-    def resume(self, ref: Ref) -> Due:
+    def resume(self, ref: RunRef) -> DueRun:
         return self.change(ref, lambda tx, row: instances.make_due(tx, row, wake=Wake.RESUME, grace=GRACE))
 
-    def terminate(self, ref: Ref, reason: str | None = None) -> None:
+    def terminate(self, ref: RunRef, reason: str | None = None) -> None:
         self.change(ref, lambda tx, row: instances.terminate(tx, row, reason=reason))
 
-    def restart(self, ref: Ref, reason: str | None = None) -> Due:
+    def restart(self, ref: RunRef, reason: str | None = None) -> DueRun:
         commit_id = f"restart-{next(_tokens)}"
         return self.change(
             ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id=commit_id, reason=reason)
         )
 
-    def send(self, ref: Ref, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
+    def send(self, ref: RunRef, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
         """Send an event; answers whether it woke the instance."""
         return self.store.transact(lambda tx: send_in(tx, ref, type_, payload, id))
 
     # --- under a claim --------------------------------------------------------------------------
 
-    def try_claim(self, ref: Ref, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
+    def try_claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
         token = f"token-{next(_tokens)}"
         return self.store.transact(
             lambda tx: claims.claim(tx, ref, token=token, claimed_by=by, lease=lease), single=True
         )
 
-    def claim(self, ref: Ref, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
+    def claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
         claim = self.try_claim(ref, by=by, lease=lease)
         assert claim is not None
         return claim
 
-    def load(self, claim: Claim) -> Loaded:
-        return self.store.transact(lambda tx: journal.load(tx, claim), single=True)
+    def load(self, claim: Claim) -> RunState:
+        return self.store.transact(lambda tx: step_rows.load(tx, claim), single=True)
 
     def steps(self, claim: Claim) -> tuple[StepRow, ...]:
         return self.load(claim).steps
 
     def commit(self, claim: Claim, write: StepWrite) -> Written:
         """A plain boundary, in the form that is fastest on this database."""
-        return self.store.transact(lambda tx: journal.commit_step(tx, claim, write, lease=LEASE), single=True)
+        return self.store.transact(lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), single=True)
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
         """A boundary of several statements."""
         return self.store.transact(lambda tx: write_in(tx, claim, *writes))
 
-    def wait(self, claim: Claim, key: str = "approved", *, event: str | None = "approval", for_: float = 3600) -> After:
+    def wait(
+        self, claim: Claim, key: str = "approved", *, event: str | None = "approval", for_: float = 3600
+    ) -> ReleaseOutcome:
         """Record a wait (``event`` None: a sleep) and let the instance go."""
         kind = StepType.SLEEP if event is None else StepType.WAIT
         write = step(key, StepStatus.WAITING, type=kind, event_type=event, wake_in=seconds(for_))
         return self.store.transact(lambda tx: wait_in(tx, claim, write))
 
-    def suspend(self, claim: Claim, *waits: OpenWait) -> After:
-        def work(tx: Tx) -> After:
+    def suspend(self, claim: Claim, *waits: OpenWait) -> ReleaseOutcome:
+        def work(tx: Tx) -> ReleaseOutcome:
             guarded = claims.guard(tx, claim, lease=LEASE)
             return claims.suspend(tx, claim, guarded, waits, grace=GRACE)
 
         return self.store.transact(work)
 
-    def release(self, claim: Claim) -> After:
+    def release(self, claim: Claim) -> ReleaseOutcome:
         return self.store.transact(
             lambda tx: claims.release(tx, claim, claims.guard(tx, claim, lease=LEASE), grace=GRACE)
         )
 
-    def settle(self, claim: Claim, ending: Ending) -> None:
-        self.store.transact(lambda tx: claims.settle(tx, claim, ending), single=True)
+    def settle(self, claim: Claim, run_outcome: RunOutcome) -> None:
+        self.store.transact(lambda tx: claims.end_run(tx, claim, run_outcome), single=True)
 
     # --- the sweep ------------------------------------------------------------------------------
 
     def sweep(
         self, *, priority: int = instances.STARTING, limit: int = 100, may_expire: bool = True, **given: Any
-    ) -> list[Due]:
+    ) -> list[DueRun]:
         return self.store.transact(
             lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
         )[0]
 
-    def lost(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[Due]:
+    def lost(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[DueRun]:
         """Hints of a queue that are lost, by this progress of it."""
         return self.store.transact(
             lambda tx: sweeps.take_lost(
@@ -153,10 +155,10 @@ class World:
             )
         )
 
-    def unsend(self, *refs: Ref, delay: float = 0.0) -> None:
+    def unsend(self, *refs: RunRef, delay: float = 0.0) -> None:
         """Their hints did not leave."""
-        dues = [Due(ref, "durable") for ref in refs]
-        self.store.transact(lambda tx: sweeps.unsend(tx, dues, delay=seconds(delay)))
+        due_runs = [DueRun(ref, "durable") for ref in refs]
+        self.store.transact(lambda tx: sweeps.unsend(tx, due_runs, delay=seconds(delay)))
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -204,7 +206,7 @@ def somebody_waits(connection: sa.Connection) -> bool:
     return any(f"thread id {session}," in text for text in waiting for session in sessions)
 
 
-def send_in(tx: Tx, ref: Ref, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
+def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
     row = instances.lock(tx, ref.workflow, ref.instance_id)
     event_id = id or f"event-{next(_tokens)}"
     if not instances.insert_event(tx, row, type_=type_, payload=payload, event_id=event_id):
@@ -217,23 +219,23 @@ def send_in(tx: Tx, ref: Ref, type_: str = "approval", payload: str = "{}", id: 
 
 def write_in(tx: Tx, claim: Claim, *writes: StepWrite) -> list[StepRow]:
     guarded = claims.guard(tx, claim, lease=LEASE)
-    return [journal.write_step(tx, claim, guarded, write) for write in writes]
+    return [step_rows.write_step(tx, claim, guarded, write) for write in writes]
 
 
-def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> After:
+def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> ReleaseOutcome:
     guarded = claims.guard(tx, claim, lease=LEASE)
-    written = journal.write_step(tx, claim, guarded, write)
+    written = step_rows.write_step(tx, claim, guarded, write)
     assert written.wake_at is not None
     return claims.suspend(tx, claim, guarded, [OpenWait(written.wake_at, write.event_type)], grace=GRACE)
 
 
-def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[Due], int]:
+def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[DueRun], int]:
     """One look at every queue, or at the given ``queue``; returns what to publish, and how many rows were seen."""
     given = {"redispatch": REDISPATCH, "lease": LEASE, "may_expire": may_expire} | given
-    names = [given.pop("queue")] if "queue" in given else agendas.read(tx).in_order(priority)
-    dues: list[Due] = []
+    names = [given.pop("queue")] if "queue" in given else schedule.read(tx).in_order(priority)
+    due_runs: list[DueRun] = []
     seen = 0
     for name in names:
         found, looked_at = sweeps.sweep(tx, queue=name, priority=priority, limit=limit - seen, **given)
-        dues, seen = dues + found, seen + looked_at
-    return dues, seen
+        due_runs, seen = due_runs + found, seen + looked_at
+    return due_runs, seen

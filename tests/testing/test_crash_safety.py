@@ -42,9 +42,9 @@ def trip(event, step):
 
 
 def test_a_workflow_of_five_steps_is_safe_and_that_is_known_in_a_second(capsys) -> None:
-    begun = time.process_time()
+    started = time.process_time()
     report = assert_crash_safe(trip, 5, side_effects=rows)
-    spent = time.process_time() - begun
+    spent = time.process_time() - started
     assert report.schedules > report.checkpoints > 20
     assert report.crashes > report.checkpoints
     assert report.freezes > 5

@@ -80,8 +80,8 @@ def test_a_double_answers_for_the_task(make_harness: MakeHarness, value: Any) ->
     assert type(instance.result()) is type(value)
     step = instance.step("thumb")
     assert (step.status, step.result, step.attempts, double.calls) == ("completed", value, 1, 1)
-    [letter] = harness.outbox
-    assert (letter.id, letter.name) == (step.task_id, "media.resize")
+    [message] = harness.outbox
+    assert (message.id, message.name) == (step.task_id, "media.resize")
 
 
 def test_a_task_fails_as_often_as_its_double_says(make_harness: MakeHarness) -> None:
@@ -116,13 +116,13 @@ def test_a_task_that_always_fails_fails_its_step(make_harness: MakeHarness, erro
 def test_a_task_times_out_at_once_where_a_double_says_so(make_harness: MakeHarness) -> None:
     harness = make_harness(media)
     late = harness.force_step_timeout("thumb", times=1)
-    instance, begun = harness.create(media), harness.clock.now
+    instance, started = harness.create(media), harness.clock.now
     harness.run_until_idle()
     step = instance.step("thumb")
     assert (step.error.name, step.error.message) == (
         "StepTimeout", "Celery task 'media.resize' did not answer in time",
     )  # fmt: skip
-    assert (step.next_retry_at, late.calls) == (begun + timedelta(seconds=30), 1)
+    assert (step.next_retry_at, late.calls) == (started + timedelta(seconds=30), 1)
     harness.mock_step_result("thumb", "small")
     harness.advance("30 s")
     assert instance.result() == "small"

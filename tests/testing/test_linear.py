@@ -63,7 +63,7 @@ def test_a_linear_workflow_is_driven_like_others() -> None:
         running = harness.instance(parcel, "p-1")
         assert running.statuses() == {"0": "DONE", "1": "WAITING", "2": "PENDING"}
         assert [(event.payload, event.instance_id) for event in asked] == [({"cents": 5}, "p-1")]
-        assert [letter.name for letter in harness.drain_outbox()] == ["PaymentRequested"]
+        assert [message.name for message in harness.drain_outbox()] == ["PaymentRequested"]
         assert running.explain().sentence == ('Waits for event "paid" at step "PAY"; times out in 1 d.')
         harness.advance("1 day")
         assert instance.result() == {"booked": "SHIP", "paid": None}

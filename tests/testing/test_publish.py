@@ -42,16 +42,16 @@ def test_the_handle_reads_what_is_published() -> None:
         assert seen == [{"n": 0}, {"n": 1}, {"n": 2}]
         moved = harness.create(packing, 12)
         assert moved.published() == {}
-        begun = harness.clock.now
+        started = harness.clock.now
         harness.run_until_idle()
         assert moved.published() == {
-            "phase": Published("packs", begun),
-            "boxes": Published({"done": 12, "total": 12}, begun),
+            "phase": Published("packs", started),
+            "boxes": Published({"done": 12, "total": 12}, started),
         }
-        assert begun == START + timedelta(seconds=3)
+        assert started == START + timedelta(seconds=3)
         harness.advance("2 hours")
         assert moved.has_ended
-        assert moved.published()["phase"] == Published("unpacks", begun + timedelta(hours=2))
+        assert moved.published()["phase"] == Published("unpacks", started + timedelta(hours=2))
 
 
 def test_a_workflow_that_publishes_is_safe_wherever_its_runners_die() -> None:

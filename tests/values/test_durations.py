@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
-from celery_durable.model import from_us, span_us, to_us
+from celery_durable.model import duration_us, from_us, to_us
 from celery_durable.values import aware, duration
 
 REMEDY = 'Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".'
@@ -216,4 +216,4 @@ def test_an_instant_is_stored_to_the_microsecond(instant: datetime) -> None:
 @settings(deadline=None)
 @given(st.timedeltas())
 def test_a_length_of_time_is_stored_to_the_microsecond(span: timedelta) -> None:
-    assert timedelta(microseconds=span_us(span)) == span
+    assert timedelta(microseconds=duration_us(span)) == span

@@ -25,7 +25,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, comp
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from celery_durable.errors import DefinitionInvalid, NotSerializable, PayloadTooLarge
-from celery_durable.values import Codec, Misfit, PayloadLimits, encode
+from celery_durable.values import Codec, PayloadLimits, ValidationFailed, encode
 
 LIMITS = PayloadLimits()
 REMEDY = (
@@ -51,10 +51,10 @@ def refusal(annotation: Any, value: Any, limits: PayloadLimits = LIMITS) -> str:
 
 
 def problems(annotation: Any, text: str) -> list[tuple[str, str]]:
-    with pytest.raises(Misfit) as misfit:
+    with pytest.raises(ValidationFailed) as failure:
         codec(annotation).decode(text)
-    assert MARK not in "".join(traceback.format_exception(misfit.value))
-    return misfit.value.problems
+    assert MARK not in "".join(traceback.format_exception(failure.value))
+    return failure.value.problems
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -386,10 +386,10 @@ class BrokenValidator(BaseModel):
         return {}[value]
 
 
-def test_a_validator_that_breaks_is_a_misfit_and_no_error_of_ours() -> None:
-    with pytest.raises(Misfit) as on_decode:
+def test_a_validator_that_breaks_is_a_failure_and_no_error_of_ours() -> None:
+    with pytest.raises(ValidationFailed) as on_decode:
         codec(BrokenValidator).decode('{"x":1}')
-    with pytest.raises(Misfit) as on_check:
+    with pytest.raises(ValidationFailed) as on_check:
         codec(BrokenValidator).check({"x": 1})
     assert on_decode.value.problems == on_check.value.problems == [("$", "a validator raised KeyError")]
 
@@ -619,7 +619,7 @@ def test_no_message_tells_a_value(value: Any, annotation: Any) -> None:
     try:
         text = codec(annotation).encode(value, what="Result", limits=PayloadLimits(size_bytes=200, depth=3))
         codec(annotation).decode(text)
-    except (NotSerializable, PayloadTooLarge, Misfit) as refused:
+    except (NotSerializable, PayloadTooLarge, ValidationFailed) as refused:
         assert MARK not in str(refused)
 
 

@@ -1,4 +1,4 @@
-"""A worker's bootstep: it answers roll calls from the start of its pool to the end of it."""
+"""A worker's bootstep: it answers inventories from the start of its pool to the end of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class LostTasksStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        self._durable.begin_roll_calls(lambda: _receiver(parent))
+        self._durable.start_inventories(lambda: _receiver(parent))
 
     def stop(self, parent: Any) -> None:
         """Go on: this stops before the pool, which works on what it has."""
 
     def terminate(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
         """The pool is killed next, and Celery tells nobody when the worker has ended."""
-        self._durable.end_roll_calls()
+        self._durable.stop_inventories()
 
 
 def _receiver(worker: Any) -> Any:

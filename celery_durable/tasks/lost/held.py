@@ -16,7 +16,7 @@ HEADER = "durable"
 _MARKERS = 50
 
 
-def goes_back(task: Any, state: Any, retval: Any) -> bool:
+def is_requeued(task: Any, state: Any, retval: Any) -> bool:
     """Whether a task that ended has put its message back (``Reject(requeue=True)``), which then comes again.
 
     Not if it was acknowledged before the task ran: Celery rejects nothing then, and the message is gone.
@@ -41,7 +41,7 @@ class HeldTasks:
             self._requests.add(request)
         return False
 
-    def passed(self) -> list[str]:
+    def received_markers(self) -> list[str]:
         """The markers, oldest first."""
         return list(self._passed)
 

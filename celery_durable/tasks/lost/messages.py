@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_durable.model import OutboxKind, Outgoing
+from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.tasks.lost.search import Destination
 from celery_durable.tasks.publishing.publisher import Publisher
 from celery_durable.tasks.publishing.report import SendState
@@ -16,7 +16,7 @@ from celery_durable.tasks.publishing.report import SendState
 logger = logging.getLogger("celery_durable.lost")
 
 
-class CeleryMessages:
+class CeleryMessageBroker:
     """The messages of one app. ``marker``: the name of the task that a marker is a message of."""
 
     def __init__(self, app: Celery, publisher: Publisher, marker: str) -> None:
@@ -51,7 +51,7 @@ class CeleryMessages:
         """Send a marker, under its own id; False where the broker did not take it."""
         options = {"queue": to.queue, "priority": to.priority}
         body = json.dumps({"args": [], "kwargs": {}, "options": options})
-        (state,) = self._publisher.send([Outgoing(id_, OutboxKind.TASK, self._marker, body)]).states
+        (state,) = self._publisher.send([OutboxMessage(id_, OutboxKind.TASK, self._marker, body)]).states
         return state in (SendState.SENT, SendState.UNKNOWN)
 
     def queue_length(self, queue: str) -> int | None:

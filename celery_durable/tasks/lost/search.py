@@ -1,6 +1,6 @@
 """The search for lost tasks: a dispatcher's part. It notices deaths, sends markers, calls the roll, and reports.
 
-Nothing of it is stored but the roll call's number: a dispatcher that ends has its searches begun anew by another one.
+Nothing of it is stored but the inventory's number: a dispatcher that ends has its searches begun anew by another one.
 It begins when a worker died or a new one came, and once a minute with what was sent more than a minute ago: that finds
 what nobody reports, such as a queue that was purged.
 """
@@ -15,12 +15,21 @@ from datetime import timedelta
 from typing import Protocol
 
 from celery_durable.runtime import Runtime
-from celery_durable.store import losses, roll_calls
+from celery_durable.store import inventories, lost_tasks
 from celery_durable.store.engine import Store
-from celery_durable.store.losses import Place, SentTask
-from celery_durable.store.roll_calls import REPLACED, SILENT, Peer
-from celery_durable.tasks.lost import elimination
-from celery_durable.tasks.lost.elimination import Abandon, Ask, Conclude, Facts, Search, SendMarker, Wait, Worker
+from celery_durable.store.inventories import REPLACED, SILENT, Peer
+from celery_durable.store.lost_tasks import Place, SentTask
+from celery_durable.tasks.lost import detection
+from celery_durable.tasks.lost.detection import (
+    Abandon,
+    Observations,
+    ReportLost,
+    RequestInventory,
+    Search,
+    SendMarker,
+    Wait,
+    Worker,
+)
 
 logger = logging.getLogger("celery_durable.lost")
 
@@ -54,7 +63,7 @@ class Destination:
     priority: int = 0
 
 
-class Messages(Protocol):
+class MessageBroker(Protocol):
     """What the search needs of Celery."""
 
     def destination(self, body: str) -> Destination | None:
@@ -68,7 +77,7 @@ class Messages(Protocol):
 
 
 @dataclass(slots=True)
-class _Open:
+class _ActiveSearch:
     """A search that is under way; ``marked_at``, ``called_at``: by this process's steady clock.
 
     ``has_successor``: a look has found messages since that this search does not cover.
@@ -84,7 +93,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Due:
+class _Scan:
     """When to look for suspects next, and which."""
 
     at: float
@@ -94,13 +103,13 @@ class _Due:
 
 @dataclass(slots=True)
 class _State:
-    searches: dict[Destination, _Open] = field(default_factory=dict)
+    searches: dict[Destination, _ActiveSearch] = field(default_factory=dict)
     left_alone: dict[str, float] = field(default_factory=dict)
     lost: list[SentTask] = field(default_factory=list)
     known: frozenset[str] | None = None
     death_at: float = -math.inf
-    slow: _Due = field(default_factory=lambda: _Due(-math.inf, _SLOW_SECONDS))
-    full: _Due = field(default_factory=lambda: _Due(math.inf, 0.0))
+    slow: _Scan = field(default_factory=lambda: _Scan(-math.inf, _SLOW_SECONDS))
+    full: _Scan = field(default_factory=lambda: _Scan(math.inf, 0.0))
 
 
 class LostTasks:
@@ -110,7 +119,7 @@ class LostTasks:
         self,
         store: Store,
         runtime: Runtime,
-        messages: Messages,
+        messages: MessageBroker,
         report: Callable[[Sequence[SentTask]], int],
         *,
         row: Callable[[], str | None],
@@ -129,7 +138,7 @@ class LostTasks:
         if now - self._looked_at > _GAP_SECONDS:
             self._seen_from = now
         try:
-            peers = self._store.attempt(lambda tx: roll_calls.stand(tx, row))
+            peers = self._store.attempt(lambda tx: inventories.stand(tx, row))
             if not _is_first(row, peers):
                 self._state = _State()
             else:
@@ -143,13 +152,13 @@ class LostTasks:
         state = self._state
         if state.lost:
             part, state.lost = state.lost[:_REPORTS], state.lost[_REPORTS:]
-            self._tell(part)
+            self._report_lost(part)
             return
         workers = [peer for peer in peers if peer.is_worker and not _is_dead(peer, peers)]
         self._notice(frozenset(peer.id for peer in workers), now)
-        facts = Facts(
+        facts = Observations(
             [Worker(each.queues, each.answered, each.held, each.pool in _LOOPS_THAT_RUN_BODIES) for each in workers],
-            frozenset().union(*(peer.passed for peer in workers)),
+            frozenset().union(*(peer.received_markers for peer in workers)),
             now - self._seen_from,
         )
         wants_roll = [to for to, each in list(state.searches.items()) if self._advance(to, each, facts, now)]
@@ -172,14 +181,14 @@ class LostTasks:
 
     # --- begin ----------------------------------------------------------------------------------
 
-    def _begin(self, due: _Due, now: float, every: float) -> None:
+    def _begin(self, due: _Scan, now: float, every: float) -> None:
         """Read a page of what is out, and begin a search for each place to which it was sent."""
         age = timedelta(seconds=due.age_seconds)
-        page = self._store.read(lambda tx: losses.read_sent(tx, age=age, after=due.after, limit=_PAGE))
+        page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE))
         due.after = page.next
         due.at = now + (every if page.next is None or every < math.inf else _LOOK_SECONDS)
-        suspects = self._store.read(lambda tx: losses.left_outbox(tx, page.tasks)) if page.tasks else []
-        for to, tasks in self._by_destination(suspects).items():
+        candidates = self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []
+        for to, tasks in self._by_destination(candidates).items():
             if (under_way := self._state.searches.get(to)) is not None:
                 under_way.has_successor |= any(under_way.tasks.get(task.id) != task for task in tasks)
                 continue
@@ -187,16 +196,16 @@ class LostTasks:
                 continue
             by_id = {task.id: task for task in tasks}
             search = Search(to.queue, frozenset(by_id), self._runtime.new_token())
-            opened = self._state.searches[to] = _Open(search, by_id, now)
+            opened = self._state.searches[to] = _ActiveSearch(search, by_id, now)
             self._mark(to, opened, now)
 
-    def _by_destination(self, suspects: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
+    def _by_destination(self, candidates: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
         """All tasks of a step go where its first one does."""
         steps: dict[tuple[int, int, str], list[SentTask]] = {}
-        for task in suspects:
+        for task in candidates:
             steps.setdefault(task.key[:3], []).append(task)
         first = [tasks[0] for tasks in steps.values()]
-        bodies = self._store.read(lambda tx: losses.read_bodies(tx, first)) if first else {}
+        bodies = self._store.read(lambda tx: lost_tasks.read_bodies(tx, first)) if first else {}
         found: dict[Destination, list[SentTask]] = {}
         for tasks in steps.values():
             body = bodies.get(tasks[0].key)
@@ -205,19 +214,19 @@ class LostTasks:
                 found.setdefault(to, []).extend(tasks)
         return found
 
-    def _mark(self, to: Destination, opened: _Open, now: float) -> None:
+    def _mark(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
         if self._messages.send_marker(opened.search.marker, to):
             opened.marked_at, opened.markers = now, opened.markers + 1
 
     # --- go on ----------------------------------------------------------------------------------
 
-    def _advance(self, to: Destination, opened: _Open, facts: Facts, now: float) -> bool:
+    def _advance(self, to: Destination, opened: _ActiveSearch, facts: Observations, now: float) -> bool:
         """Bring one search as far as it goes; True where it wants the roll called."""
-        opened.search, action = elimination.advance(
+        opened.search, action = detection.advance(
             opened.search, facts, next_marker=self._runtime.new_token(), waited_seconds=now - opened.called_at
         )
         match action:
-            case Ask():
+            case RequestInventory():
                 return True
             case SendMarker():
                 opened.markers = 0
@@ -229,14 +238,14 @@ class LostTasks:
                 logger.debug("Tasks of queue %r cannot be searched for: %s", to.queue, why)
                 if now - self._state.death_at < _RECENT_SECONDS:
                     self._state.full.at = min(self._state.full.at, now + _AGAIN_SECONDS)
-            case Conclude(lost):
+            case ReportLost(lost):
                 self._end(to, opened, now)
                 if lost:
                     logger.warning("%d tasks of queue %r are in nobody's hands, and are lost", len(lost), to.queue)
                 self._state.lost += [opened.tasks[id_] for id_ in sorted(lost)]
         return False
 
-    def _end(self, to: Destination, opened: _Open, now: float) -> None:
+    def _end(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
         del self._state.searches[to]
         if opened.begun_at < self._state.death_at:  # what has died since is searched for anew
             self._state.full.at, self._state.full.after = now, None
@@ -244,14 +253,14 @@ class LostTasks:
             self._state.slow.at, self._state.slow.after = now, None
 
     def _call(self, row: str, searching: Sequence[Destination], now: float) -> None:
-        number = self._store.attempt(lambda tx: roll_calls.call(tx, row))
+        number = self._store.attempt(lambda tx: inventories.call(tx, row))
         for to in searching if number is not None else ():
             opened = self._state.searches[to]
-            opened.search, opened.called_at = elimination.asked(opened.search, number or 0), now
+            opened.search, opened.called_at = detection.with_inventory_request(opened.search, number or 0), now
 
-    def _look_after_marker(self, to: Destination, opened: _Open, now: float) -> None:
+    def _look_after_marker(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
         """Send the marker again where it never left, or is not in its queue any more."""
-        if opened.search.stage is not elimination.Stage.MARKER or now - opened.marked_at < _VANISHED_SECONDS:
+        if opened.search.stage is not detection.Stage.MARKER or now - opened.marked_at < _VANISHED_SECONDS:
             return
         is_out = opened.marked_at > -math.inf
         if is_out and self._messages.queue_length(to.queue) != 0:
@@ -267,20 +276,20 @@ class LostTasks:
                 to.queue,
             )
 
-    def _tell(self, lost: Sequence[SentTask]) -> None:
+    def _report_lost(self, lost: Sequence[SentTask]) -> None:
         found = self._report(lost)
         logger.warning("%d of %d lost tasks were still awaited: sent again, or ended as TaskLost", found, len(lost))
 
 
 def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
     """Silent for too long, or its node name belongs to another process by now."""
-    if peer.silent >= SILENT:
+    if peer.since_seen >= SILENT:
         return True
     after = [other for other in peers if other.node == peer.node and other.started_at > peer.started_at]
-    return peer.silent >= REPLACED and any(other.silent < peer.silent for other in after)
+    return peer.since_seen >= REPLACED and any(other.since_seen < peer.since_seen for other in after)
 
 
 def _is_first(row: str, peers: Sequence[Peer]) -> bool:
     """Of the living dispatchers that search, the oldest does; two for a moment do no harm."""
-    searching = [peer for peer in peers if peer.roll_call is not None and peer.silent < SILENT]
+    searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT]
     return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == row

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from celery import Celery
 
-from celery_durable.model import Due, OutboxKind, Outgoing
-from celery_durable.tasks.publishing.compose import Composer
+from celery_durable.model import DueRun, OutboxKind, OutboxMessage
+from celery_durable.tasks.publishing.message_builder import MessageBuilder
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -19,15 +19,15 @@ logger = logging.getLogger("celery_durable.tasks")
 class EagerTasks:
     """Runs tasks where they would have been published."""
 
-    def __init__(self, app: Celery, composer: Composer, *, advance: str, deliver: str, on_error: str) -> None:
+    def __init__(self, app: Celery, composer: MessageBuilder, *, advance: str, deliver: str, on_error: str) -> None:
         self._app, self._composer = app, composer
         self._advance, self._deliver, self._on_error = advance, deliver, on_error
         self._thread = threading.local()
 
-    def run(self, dues: Sequence[Due]) -> None:
-        self._do_in_turn([functools.partial(self._run_due, due) for due in dues])
+    def run(self, due_runs: Sequence[DueRun]) -> None:
+        self._do_in_turn([functools.partial(self._run_due, due) for due in due_runs])
 
-    def send(self, messages: Sequence[Outgoing]) -> None:
+    def send(self, messages: Sequence[OutboxMessage]) -> None:
         self._do_in_turn([functools.partial(self._run_outgoing, message) for message in messages])
 
     def _do_in_turn(self, jobs: Sequence[Callable[[], object]]) -> None:
@@ -43,11 +43,11 @@ class EagerTasks:
         finally:
             del self._thread.queue
 
-    def _run_due(self, due: Due) -> None:
+    def _run_due(self, due: DueRun) -> None:
         ref = due.ref
         self._app.tasks[self._advance].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
 
-    def _run_outgoing(self, message: Outgoing) -> None:
+    def _run_outgoing(self, message: OutboxMessage) -> None:
         if message.kind is OutboxKind.EVENT:
             self._app.tasks[self._deliver].apply(args=(message.id,))
             return

@@ -16,13 +16,13 @@ from typing import TypeVar
 from celery import Celery
 from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
 
-from celery_durable.model import Due, Outgoing
+from celery_durable.model import DueRun, OutboxMessage
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.publishing.circuit import Circuits
-from celery_durable.tasks.publishing.compose import Composer, Message
+from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
 from celery_durable.tasks.publishing.eager import EagerTasks
-from celery_durable.tasks.publishing.lanes import Item, Lane
-from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.message_builder import Message, MessageBuilder
+from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import Outage, PublishReport, SendState
 from celery_durable.tasks.publishing.sender import Job, Sender
 from celery_durable.tasks.publishing.transports import Transport, maker, transport_kind
@@ -53,9 +53,9 @@ class Publisher:
         queue: Callable[[], str],
     ) -> None:
         self._app, self._runtime = app, runtime
-        self._composer = Composer(app, runtime, advance=task, deliver=deliver, answers=answers, queue=queue)
+        self._composer = MessageBuilder(app, runtime, advance=task, deliver=deliver, answers=answers, queue=queue)
         self._eager = EagerTasks(app, self._composer, advance=task, deliver=deliver, on_error=answers[1])
-        self._circuits = Circuits(runtime, lambda: str(app.connection_for_write().as_uri()))
+        self._circuits = CircuitBreakers(runtime, lambda: str(app.connection_for_write().as_uri()))
         _publishers.add(self)
 
     @functools.cached_property
@@ -68,30 +68,32 @@ class Publisher:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def wake(self, dues: Sequence[Due]) -> None:
+    def wake(self, due_runs: Sequence[DueRun]) -> None:
         """Publish; what fails is left to the sweep."""
-        if dues:
-            self.publish(dues)
+        if due_runs:
+            self.publish(due_runs)
 
-    def publish(self, dues: Sequence[Due]) -> PublishReport:
+    def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
         """Publish a message for each; raises nothing but the caller's own time limit."""
         if self._app.conf.task_always_eager:
-            self.run_eagerly(dues)
-            return PublishReport.of(len(dues), SendState.SENT)
-        return self._send_all(dues, lambda: self._composer.hints(can_fill=self._kind.can_fill), lambda due: due.queue)
+            self.run_eagerly(due_runs)
+            return PublishReport.of(len(due_runs), SendState.SENT)
+        return self._send_all(
+            due_runs, lambda: self._composer.hints(can_fill=self._kind.can_fill), lambda due: due.queue
+        )
 
-    def send(self, messages: Sequence[Outgoing]) -> PublishReport:
+    def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """Send what was in the outbox; raises nothing but the caller's own time limit."""
         if self._app.conf.task_always_eager:
             self.send_eagerly(messages)
             return PublishReport.of(len(messages), SendState.SENT)
         return self._send_all(messages, lambda: self._composer.outgoing, lambda _: None)
 
-    def run_eagerly(self, dues: Sequence[Due]) -> None:
+    def run_eagerly(self, due_runs: Sequence[DueRun]) -> None:
         """As `publish`, without broker and worker: what is due runs here."""
-        self._eager.run(dues)
+        self._eager.run(due_runs)
 
-    def send_eagerly(self, messages: Sequence[Outgoing]) -> None:
+    def send_eagerly(self, messages: Sequence[OutboxMessage]) -> None:
         """As `send`, without broker and worker: the tasks run here."""
         self._eager.send(messages)
 
@@ -144,11 +146,11 @@ class Publisher:
         seconds: float,
     ) -> list[SendState]:
         states = [SendState.UNSENT] * len(part)
-        lanes = self._lanes(part, make, queue_of, states)
-        if not lanes:
+        batches = self._lanes(part, make, queue_of, states)
+        if not batches:
             return states
         self._runtime.checkpoint("before-publish")
-        job = Job(lanes)
+        job = Job(batches)
         if not self._sender.do(job, seconds):
             self._give_up(job)
             if job.is_started:  # the thread is still at it
@@ -163,9 +165,9 @@ class Publisher:
         make: Callable[[T], Sequence[Message]],
         queue_of: Callable[[T], str | None],
         states: list[SendState],
-    ) -> list[Lane]:
+    ) -> list[DestinationBatch]:
         """Make the messages, each with its place in ``states``; those of queues that rest are refused at once."""
-        lanes: dict[tuple[str, str], Lane] = {}
+        batches: dict[tuple[str, str], DestinationBatch] = {}
         refused: list[tuple[T, Exception]] = []
         for index, each in enumerate(part):
             queue = queue_of(each)
@@ -184,16 +186,16 @@ class Publisher:
                     refused.append((each, exc))
                 continue
             item = _item(messages[0], states, index)
-            lane = _lane(lanes, item, queue)
-            if lane.queue is not None and self._circuits.refuses(lane.queue):
+            batch = _lane(batches, item, queue)
+            if batch.queue is not None and self._circuits.refuses(batch.queue):
                 states[index] = SendState.REFUSED
                 continue
-            lane.add(item)
+            batch.add(item)
             for event in messages[1:]:  # Celery's own, about it: nobody asks what becomes of them
                 item = _item(event, [SendState.UNSENT], 0)
-                _lane(lanes, item, None, is_event=True).add(item)
+                _lane(batches, item, None, is_event=True).add(item)
         _say_refused(refused)
-        return [lane for lane in lanes.values() if lane.items]
+        return [batch for batch in batches.values() if batch.items]
 
     def _give_up(self, job: Job) -> None:
         if not job.done.is_set():
@@ -219,26 +221,34 @@ def _say_refused(refused: Sequence[tuple[object, Exception]]) -> None:
     """One line for a batch: where the application's own code fails it fails for all."""
     if refused:
         what, exc = refused[0]
-        name = f"{what.name!r} ({what.id})" if isinstance(what, Outgoing) else what.ref if isinstance(what, Due) else ""
+        name = (
+            f"{what.name!r} ({what.id})"
+            if isinstance(what, OutboxMessage)
+            else what.ref
+            if isinstance(what, DueRun)
+            else ""
+        )
         more = f", and {len(refused) - 1} more of the same batch," if len(refused) > 1 else ""
         logger.error("A message for %s%s cannot be sent, and is tried again later: %r", name, more, exc)
 
 
 def _item(message: Message, states: list[SendState], index: int) -> Item:
-    id_ = message.properties.get("correlation_id") if isinstance(message, Recorded) else message.values["id"]
+    id_ = message.properties.get("correlation_id") if isinstance(message, RecordedMessage) else message.values["id"]
     return Item(states, index, str(id_), message)
 
 
-def _lane(lanes: dict[tuple[str, str], Lane], item: Item, queue: str | None, *, is_event: bool = False) -> Lane:
+def _lane(
+    batches: dict[tuple[str, str], DestinationBatch], item: Item, queue: str | None, *, is_event: bool = False
+) -> DestinationBatch:
     recorded = item.recorded
     key = recorded.exchange, recorded.routing_key
-    if key not in lanes:
+    if key not in batches:
         name = None if is_event else queue or _queue_name(recorded)
-        lanes[key] = Lane(*key, name)
-    return lanes[key]
+        batches[key] = DestinationBatch(*key, name)
+    return batches[key]
 
 
-def _queue_name(recorded: Recorded) -> str:
+def _queue_name(recorded: RecordedMessage) -> str:
     names = [entity.name for entity in recorded.declare if hasattr(entity, "routing_key")]
     return str(names[0] if names else recorded.routing_key or recorded.exchange)
 

@@ -18,7 +18,7 @@ from kombu import Producer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class RecordedMessage:
     """One message: the arguments of `channel.prepare_message`, where it goes, and what is declared before."""
 
     prepare: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Recorder(Producer):
 
     def __init__(self) -> None:
         super().__init__(None, auto_declare=False)  # type: ignore[arg-type]  # no channel yet: it is its own
-        self.calls: list[Recorded] = []
+        self.calls: list[RecordedMessage] = []
         self._entities: list[Any] = []
         self._connection = _NoConnection(self)
         self._channel = self
@@ -90,7 +90,7 @@ class Recorder(Producer):
 
     def basic_publish(self, message: tuple[Any, ...], exchange: str, routing_key: str, **_: Any) -> None:
         """As a channel's."""
-        self.calls.append(Recorded(message, exchange, routing_key, tuple(self._entities)))
+        self.calls.append(RecordedMessage(message, exchange, routing_key, tuple(self._entities)))
         self._entities = []
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.forks import StillAtForks
-from celery_durable.tasks.publishing.circuit import Circuits
-from celery_durable.tasks.publishing.lanes import Lane, merged
+from celery_durable.tasks.fork_safety import ForkSafeThread
+from celery_durable.tasks.publishing.batches import DestinationBatch, merge_batches
+from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.transports import Transport
 
@@ -36,20 +36,20 @@ _MOST_MESSAGES = 2000
 class Job:
     """What a caller wants done: messages sent, or a question answered."""
 
-    lanes: Sequence[Lane] = ()
+    batches: Sequence[DestinationBatch] = ()
     ask: Callable[[Transport], Any] | None = None
     answer: Any = None
     is_started: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Sender(StillAtForks):
+class Sender(ForkSafeThread):
     """Starts the thread when there is work, and gives all that waits to the transport as one batch.
 
     No fork happens while it makes a connection: that imports, and a child would inherit the lock of the import.
     """
 
-    def __init__(self, make: Callable[[int], Transport], circuits: Circuits, runtime: Runtime) -> None:
+    def __init__(self, make: Callable[[int], Transport], circuits: CircuitBreakers, runtime: Runtime) -> None:
         super().__init__()
         self._make, self._circuits, self._runtime = make, circuits, runtime
         self._failures = 0
@@ -58,7 +58,7 @@ class Sender(StillAtForks):
         _senders.add(self)
 
     def _begin_anew(self) -> None:
-        self.begin_thread()
+        self.reset_fork_lock()
         self._changed = threading.Condition()
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
@@ -148,7 +148,7 @@ class Sender(StillAtForks):
                 return []
             count = taken = 0
             while taken < len(self._jobs) and (taken == 0 or count < _MOST_MESSAGES):
-                count += sum(len(lane.items) for lane in self._jobs[taken].lanes)
+                count += sum(len(batch.items) for batch in self._jobs[taken].batches)
                 taken += 1
             jobs, self._jobs = self._jobs[:taken], self._jobs[taken:]
             for job in jobs:
@@ -158,12 +158,12 @@ class Sender(StillAtForks):
 
     def _do_all(self, jobs: Sequence[Job], transport: Transport | None, me: threading.Thread) -> Transport | None:
         """Answers with the connection, if it may be used again."""
-        lanes = merged(lane for job in jobs for lane in job.lanes)
+        batches = merge_batches(batch for job in jobs for batch in job.batches)
         was_open, began = transport is not None, time.monotonic()
         try:
             try:
                 transport = self._opened(transport, me)
-                self._do_on(transport, jobs, lanes)
+                self._do_on(transport, jobs, batches)
             except Exception as exc:
                 # It may have died while it lay idle: once more over a new one.
                 if not was_open or time.monotonic() - began > _ONCE_MORE_SECONDS:
@@ -171,7 +171,7 @@ class Sender(StillAtForks):
                 logger.debug("Sending once more, over a new connection: %r", exc)
                 self._discard(transport)
                 transport = self._opened(None, me)
-                self._do_on(transport, jobs, lanes)
+                self._do_on(transport, jobs, batches)
         except Exception as exc:  # noqa: BLE001  # each transport has its own errors
             self._failures += 1
             self._discard(transport)
@@ -179,13 +179,13 @@ class Sender(StillAtForks):
             if me not in self._given_up:
                 self._circuits.failed(None, f"{type(exc).__name__}: {exc}")
         else:
-            self._note_success(lanes)
-        self._note_queues(lanes)
+            self._note_success(batches)
+        self._note_queues(batches)
         return transport
 
     def _opened(self, transport: Transport | None, me: threading.Thread) -> Transport:
         if transport is None:
-            with self.may_work:
+            with self.fork_lock:
                 transport = self._make(self._failures)
             with self._changed:
                 if self._thread is me:
@@ -202,27 +202,27 @@ class Sender(StillAtForks):
                 self._transport = None
 
     @staticmethod
-    def _do_on(transport: Transport, jobs: Sequence[Job], lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            lane.error = ""
-        if lanes:
-            transport.send(lanes)
+    def _do_on(transport: Transport, jobs: Sequence[Job], batches: Sequence[DestinationBatch]) -> None:
+        for batch in batches:
+            batch.error = ""
+        if batches:
+            transport.send(batches)
         for job in jobs:
             if job.ask is not None:
                 job.answer = job.ask(transport)
 
-    def _note_success(self, lanes: Sequence[Lane]) -> None:
-        if lanes:
+    def _note_success(self, batches: Sequence[DestinationBatch]) -> None:
+        if batches:
             self._circuits.succeeded(None)
 
-    def _note_queues(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            if lane.queue is None:
+    def _note_queues(self, batches: Sequence[DestinationBatch]) -> None:
+        for batch in batches:
+            if batch.queue is None:
                 continue
-            if lane.error:
-                self._circuits.failed(lane.queue, lane.error)
-            elif all(item.state is SendState.SENT for item in lane.items):
-                self._circuits.succeeded(lane.queue)
+            if batch.error:
+                self._circuits.failed(batch.queue, batch.error)
+            elif all(item.state is SendState.SENT for item in batch.items):
+                self._circuits.succeeded(batch.queue)
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()

@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.recorder import RecordedMessage
 
 MARK = "@durable."
 ID, ARGS, ROOT, PARENT, REPLY = (f"{MARK}{name}@" for name in ("id", "args", "root", "parent", "reply"))
@@ -24,13 +24,13 @@ _MOST = 1000
 class Template:
     """A recorded message with marks, its body cut around the arguments."""
 
-    recorded: Recorded
+    recorded: RecordedMessage
     before: str
     after: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class FilledTemplate:
     """A message made of a template: the values of its marks, and its body."""
 
     template: Template
@@ -38,11 +38,11 @@ class Filled:
     body: str
 
     @property
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedMessage:
         return self.template.recorded
 
 
-Record = Callable[[tuple[Any, ...], dict[str, Any]], Recorded]
+Record = Callable[[tuple[Any, ...], dict[str, Any]], RecordedMessage]
 """Records a hint with these arguments and options."""
 
 
@@ -69,10 +69,12 @@ class Templates:
             self._known[key] = self._make(queue, workflow, has_parent=has_parent, record=record)
         return self._known[key]
 
-    def fill(self, template: Template, args: tuple[str, str, int], *, id: str, root: str, parent: str) -> Filled:
+    def fill(
+        self, template: Template, args: tuple[str, str, int], *, id: str, root: str, parent: str
+    ) -> FilledTemplate:
         body = f"{template.before}{json.dumps(args)}{template.after}"
         values = {"id": id, "args": repr(args), "root": root, "parent": parent, "reply": self._app.thread_oid}
-        return Filled(template, values, body)
+        return FilledTemplate(template, values, body)
 
     def _make(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
         if MARK in queue or MARK in workflow:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import amqp
 from kombu import Queue
 
-from celery_durable.tasks.publishing.lanes import Item, Lane
+from celery_durable.tasks.publishing.batches import DestinationBatch, Item
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
 from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
@@ -32,7 +32,7 @@ class _Destination:
     """A channel in confirm mode for one exchange and routing key."""
 
     channel: Any
-    lane: Lane
+    batch: DestinationBatch
     declared: set[int] = field(default_factory=set)
     tag: int = 0
     waiting: dict[int, Item] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class AmqpTransport(Transport):
 
     # --- sending --------------------------------------------------------------------------------
 
-    def send(self, lanes: Sequence[Lane]) -> None:
+    def send(self, batches: Sequence[DestinationBatch]) -> None:
         with self._naming_silence():
             self._hear()
-            again = self._pass(lanes)
-            for lane in again:  # what an operator has deleted since: declared anew, and offered once more
-                lane.error = ""
+            again = self._pass(batches)
+            for batch in again:  # what an operator has deleted since: declared anew, and offered once more
+                batch.error = ""
             if again:
                 self._pass(again)
             while len(self._destinations) > _MOST_DESTINATIONS:
@@ -109,55 +109,55 @@ class AmqpTransport(Transport):
         if self.is_blocked:
             raise ConnectionError(_ALARM)
 
-    def _pass(self, lanes: Sequence[Lane]) -> list[Lane]:
+    def _pass(self, batches: Sequence[DestinationBatch]) -> list[DestinationBatch]:
         """Declare, write, confirm; answers with the lanes whose destination has gone since it was declared."""
         ready = []
-        for lane in lanes:
-            payloads = self._encoded(lane)
-            destination = self._ready(lane)
+        for batch in batches:
+            payloads = self._encoded(batch)
+            destination = self._ready(batch)
             if destination is not None:
                 ready.append((destination, payloads))
         for destination, payloads in ready:
             self._write(destination, payloads)
         self._confirm([destination for destination, _ in ready])
-        return [destination.lane for destination, _ in ready if destination.is_gone and destination.was_declared]
+        return [destination.batch for destination, _ in ready if destination.is_gone and destination.was_declared]
 
-    def _encoded(self, lane: Lane) -> list[tuple[Item, Payload]]:
+    def _encoded(self, batch: DestinationBatch) -> list[tuple[Item, Payload]]:
         payloads = []
-        for item in lane.open_items():
+        for item in batch.open_items():
             try:
                 payloads.append((item, self._encoder.encode(item.message)))
             except Exception as exc:  # noqa: BLE001  # a header that AMQP has no type for, an id that is too long
-                lane.refuse_one(item, exc)
+                batch.refuse_one(item, exc)
         return payloads
 
-    def _ready(self, lane: Lane) -> _Destination | None:
+    def _ready(self, batch: DestinationBatch) -> _Destination | None:
         """The channel of a lane, its queue declared; None where that was refused."""
-        if any(len(name.encode()) > _LONGEST_NAME for name in lane.key):
-            lane.refuse(f"The name of an exchange, queue or routing key is longer than {_LONGEST_NAME} bytes in AMQP")
+        if any(len(name.encode()) > _LONGEST_NAME for name in batch.key):
+            batch.refuse(f"The name of an exchange, queue or routing key is longer than {_LONGEST_NAME} bytes in AMQP")
             return None
-        destination = self._destinations.pop(lane.key, None)  # kept in the order of use
+        destination = self._destinations.pop(batch.key, None)  # kept in the order of use
         try:
             if destination is None:
-                destination = self._begin(lane)
-            destination.lane, destination.waiting = lane, {}
+                destination = self._begin(batch)
+            destination.batch, destination.waiting = batch, {}
             destination.was_declared, destination.is_gone = bool(destination.declared), False
-            for entity in lane.declare:
+            for entity in batch.declare:
                 if hash(entity) not in destination.declared:
                     entity(destination.channel).declare()
                     destination.declared.add(hash(entity))
         except self.connection.channel_errors as exc:
-            lane.refuse(exc)
+            batch.refuse(exc)
             return None
-        self._destinations[lane.key] = destination
+        self._destinations[batch.key] = destination
         return destination
 
-    def _begin(self, lane: Lane) -> _Destination:
+    def _begin(self, batch: DestinationBatch) -> _Destination:
         channel = self._amqp.channel()
         # py-amqp would open it anew, and wait, in the middle of reading, and without confirms.
         channel._do_revive = channel.collect  # noqa: SLF001
         channel.confirm_select()
-        destination = _Destination(channel, lane)
+        destination = _Destination(channel, batch)
 
         def settle(tag: int, multiple: bool, state: SendState) -> None:  # noqa: FBT001  # py-amqp calls it
             for each in [tag_ for tag_ in destination.waiting if tag_ <= tag] if multiple else [tag]:
@@ -165,10 +165,10 @@ class AmqpTransport(Transport):
                 if item is not None and item.state is not SendState.REFUSED:  # returned before
                     item.state = state
             if state is SendState.REFUSED:
-                destination.lane.error = _NACK
+                destination.batch.error = _NACK
 
         def returned(exc: Exception, _exchange: str, _key: str, message: Any) -> None:
-            destination.lane.error, destination.is_gone = f"{type(exc).__name__}: {exc}", True
+            destination.batch.error, destination.is_gone = f"{type(exc).__name__}: {exc}", True
             destination.declared.clear()
             id_ = message.properties.get("correlation_id")
             waiting = destination.waiting.values()
@@ -182,10 +182,10 @@ class AmqpTransport(Transport):
         return destination
 
     def _write(self, destination: _Destination, payloads: Sequence[tuple[Item, Payload]]) -> None:
-        lane, number = destination.lane, destination.channel.channel_id
+        batch, number = destination.batch, destination.channel.channel_id
         # Not for Celery's events, to whose exchange nobody may be bound.
-        is_mandatory = any(isinstance(entity, Queue) for entity in lane.declare)
-        method = publish_method(number, lane.exchange, lane.routing_key, is_mandatory=is_mandatory)
+        is_mandatory = any(isinstance(entity, Queue) for entity in batch.declare)
+        method = publish_method(number, batch.exchange, batch.routing_key, is_mandatory=is_mandatory)
         frames: list[bytes] = []
         size = 0
         for item, payload in payloads:
@@ -211,8 +211,8 @@ class AmqpTransport(Transport):
                 for each in [each for each in waiting if each.channel.connection is None]:
                     each.is_gone = isinstance(exc, amqp.NotFound)
                     each.waiting.clear()
-                    each.lane.refuse(exc)
-                    self._destinations.pop(each.lane.key, None)
+                    each.batch.refuse(exc)
+                    self._destinations.pop(each.batch.key, None)
 
     # --- asking ---------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from amqp.serialization import dumps
 
-from celery_durable.tasks.publishing.compose import Message
-from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.message_builder import Message
+from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.templates import MARK, Template
 
 _BASIC, _PUBLISH = 60, 40
@@ -43,7 +43,7 @@ class Encoder:
 
     def encode(self, message: Message) -> Payload:
         """Raises what py-amqp raises of values that AMQP has no type for."""
-        if isinstance(message, Recorded):
+        if isinstance(message, RecordedMessage):
             return self._encode(message)
         render = self._forms.get(message.template)
         if render is None:
@@ -52,7 +52,7 @@ class Encoder:
             render = self._forms[message.template] = self._form(message.template)
         return render(message.values, message.body)
 
-    def _encode(self, recorded: Recorded) -> Payload:
+    def _encode(self, recorded: RecordedMessage) -> Payload:
         message = self._channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
         body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
         return Payload(message._serialize_properties(), body)  # noqa: SLF001

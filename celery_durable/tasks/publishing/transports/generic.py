@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from celery import Celery
 from kombu.common import maybe_declare
 
-from celery_durable.tasks.publishing.lanes import Item, Lane
+from celery_durable.tasks.publishing.batches import DestinationBatch, Item
 from celery_durable.tasks.publishing.report import SendState
 
 logger = logging.getLogger("celery_durable.tasks")
@@ -56,19 +56,19 @@ class Transport:
     def _choose_address(self) -> None:
         """Nothing: only some transports connect to a host's name."""
 
-    def send(self, lanes: Sequence[Lane]) -> None:
+    def send(self, batches: Sequence[DestinationBatch]) -> None:
         """Send all, and set the state of each item."""
-        for lane in lanes:
-            self._send_one_by_one(lane)
+        for batch in batches:
+            self._send_one_by_one(batch)
 
-    def _send_one_by_one(self, lane: Lane) -> None:
+    def _send_one_by_one(self, batch: DestinationBatch) -> None:
         try:
-            for entity in lane.declare:
+            for entity in batch.declare:
                 maybe_declare(entity, self.channel)
-            for item in lane.open_items():
+            for item in batch.open_items():
                 self._send_one(item)
         except self.connection.channel_errors as exc:
-            lane.refuse(exc)
+            batch.refuse(exc)
 
     def _send_one(self, item: Item) -> None:
         recorded = item.recorded

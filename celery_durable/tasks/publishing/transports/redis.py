@@ -13,8 +13,8 @@ from kombu import Queue
 from kombu.common import maybe_declare
 from kombu.utils.json import dumps
 
-from celery_durable.tasks.publishing.lanes import Item, Lane
-from celery_durable.tasks.publishing.recorder import Recorded
+from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.templates import MARK, Template
 from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
@@ -60,14 +60,14 @@ class RedisTransport(Transport):
             pool.disconnect()
         self._forms: dict[Template, Render] = {}
 
-    def send(self, lanes: Sequence[Lane]) -> None:
-        pushed: list[tuple[Lane, list[Item]]] = []
+    def send(self, batches: Sequence[DestinationBatch]) -> None:
+        pushed: list[tuple[DestinationBatch, list[Item]]] = []
         with self.channel._create_client().pipeline(transaction=False) as pipe:  # noqa: SLF001
-            for lane in lanes:
-                if self._is_fanout(lane):
-                    self._send_one_by_one(lane)
+            for batch in batches:
+                if self._is_fanout(batch):
+                    self._send_one_by_one(batch)
                 else:
-                    self._push(pipe, lane, pushed)
+                    self._push(pipe, batch, pushed)
             if not pushed:
                 return
             for _, items in pushed:
@@ -75,72 +75,72 @@ class RedisTransport(Transport):
             answers = pipe.execute(raise_on_error=False)
         for (_, items), answer in zip(pushed, answers, strict=True):
             _mark(items, SendState.UNSENT if isinstance(answer, Exception) else SendState.SENT)
-        for (lane, _), answer in zip(pushed, answers, strict=True):
+        for (batch, _), answer in zip(pushed, answers, strict=True):
             if isinstance(answer, Exception):
-                self._refuse_or_raise(lane, answer)
+                self._refuse_or_raise(batch, answer)
 
-    def _push(self, pipe: Any, lane: Lane, pushed: list[tuple[Lane, list[Item]]]) -> None:
+    def _push(self, pipe: Any, batch: DestinationBatch, pushed: list[tuple[DestinationBatch, list[Item]]]) -> None:
         """Add a lane's commands, each paired with the items that it answers for."""
         channel = self.channel
         try:
-            queues = self._queues(lane)
+            queues = self._queues(batch)
         except channel.ResponseError as exc:
-            self._refuse_or_raise(lane, exc)
+            self._refuse_or_raise(batch, exc)
             return
         if not queues:
-            lane.refuse(f"No queue is bound to exchange {lane.exchange!r} with routing key {lane.routing_key!r}")
+            batch.refuse(f"No queue is bound to exchange {batch.exchange!r} with routing key {batch.routing_key!r}")
             return
         by_priority: dict[int, list[tuple[Item, str]]] = {}
-        for item in lane.open_items():
+        for item in batch.open_items():
             try:
                 priority = channel._get_message_priority({"properties": {"priority": item.recorded.priority}})  # noqa: SLF001
                 by_priority.setdefault(priority, []).append((item, self._text(item)))
             except Exception as exc:  # noqa: BLE001  # whatever its content makes of JSON
-                lane.refuse_one(item, exc)
+                batch.refuse_one(item, exc)
         expires: Mapping[str, int] = getattr(channel, "_expires", {})  # from kombu 5.7
         for priority, texts in by_priority.items():
             items = [item for item, _ in texts]
             for queue in queues:
                 pipe.lpush(channel._q_for_pri(queue, priority), *(text for _, text in texts))  # noqa: SLF001
-                pushed.append((lane, items))
+                pushed.append((batch, items))
                 for step in channel.priority_steps if queue in expires else ():
                     pipe.pexpire(channel._q_for_pri(queue, step), expires[queue])  # noqa: SLF001
-                    pushed.append((lane, []))
+                    pushed.append((batch, []))
 
-    def _is_fanout(self, lane: Lane) -> bool:
-        if not lane.exchange:
+    def _is_fanout(self, batch: DestinationBatch) -> bool:
+        if not batch.exchange:
             return False
-        for entity in lane.declare:
+        for entity in batch.declare:
             maybe_declare(entity, self.channel)
-        return bool(self.channel.typeof(lane.exchange).type == "fanout")
+        return bool(self.channel.typeof(batch.exchange).type == "fanout")
 
-    def _queues(self, lane: Lane) -> list[str]:
-        for entity in lane.declare:
+    def _queues(self, batch: DestinationBatch) -> list[str]:
+        for entity in batch.declare:
             maybe_declare(entity, self.channel)  # once for a connection: SADD _kombu.binding.*, and LLEN
-        if not lane.exchange:
-            return [lane.routing_key]
-        found = list(self.channel._lookup(lane.exchange, lane.routing_key))  # noqa: SLF001
+        if not batch.exchange:
+            return [batch.routing_key]
+        found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
         if not found:  # Redis has forgotten the binding since, as after FLUSHALL; kombu drops the message silently
-            self._bind_anew(lane)
-            found = list(self.channel._lookup(lane.exchange, lane.routing_key))  # noqa: SLF001
+            self._bind_anew(batch)
+            found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
         return found
 
-    def _bind_anew(self, lane: Lane) -> None:
+    def _bind_anew(self, batch: DestinationBatch) -> None:
         """Write the bindings of a lane's queues. Declaring would not: kombu remembers them for the whole process."""
         channel = self.channel
-        for queue in [each for each in lane.declare if isinstance(each, Queue)]:
+        for queue in [each for each in batch.declare if isinstance(each, Queue)]:
             exchange, key = queue.exchange.name, queue.routing_key
             meta = channel.typeof(exchange).prepare_bind(queue.name, exchange, key, queue.binding_arguments)
             channel._queue_bind(exchange, *meta)  # noqa: SLF001
 
-    def _refuse_or_raise(self, lane: Lane, exc: Exception) -> None:
+    def _refuse_or_raise(self, batch: DestinationBatch, exc: Exception) -> None:
         text = str(exc)
         if "WRONGTYPE" not in text and "permission" not in text.lower():
             raise exc  # READONLY, OOM, LOADING, MISCONF: the broker's own trouble
-        lane.refuse(exc)
+        batch.refuse(exc)
 
     def _text(self, item: Item) -> str:
-        if isinstance(item.message, Recorded):
+        if isinstance(item.message, RecordedMessage):
             return self._encode(item.message)
         template = item.message.template
         render = self._forms.get(template)
@@ -150,7 +150,7 @@ class RedisTransport(Transport):
             render = self._forms[template] = self._form(template)
         return render(item.message.values, item.message.body)
 
-    def _encode(self, recorded: Recorded) -> str:
+    def _encode(self, recorded: RecordedMessage) -> str:
         message = self.channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
         self.channel._inplace_augment_message(message, recorded.exchange, recorded.routing_key)  # noqa: SLF001
         return str(dumps(message))

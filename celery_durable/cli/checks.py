@@ -1,0 +1,351 @@
+"""What `doctor` looks at: each check answers with findings, and never raises for what it was to find."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_durable import tasks
+from celery_durable.app import Durable
+from celery_durable.cli import embedded
+from celery_durable.errors import DurableError, UnsupportedDatabase
+from celery_durable.explain.refusals import remedy
+from celery_durable.model import HEARTBEAT, SWEEP_TASK, Heartbeat, Outage, format_duration, iso
+from celery_durable.store import heartbeats, migrate, outbox, schedule, server_info
+from celery_durable.store.schema import REVISION
+
+_APP = "<your app>"
+_LONGEST_PASS = timedelta(hours=1)
+"""A step may well take that long; what ends a pass before is a mistake."""
+_LATE = timedelta(minutes=1)
+_CONNECT_SECONDS = 3
+_PING_SECONDS = 1.0
+_TO_THE_DATABASE = "Bring the database back. The dispatcher then continues by itself."
+_PICKLE = {"pickle", "application/x-python-serialize"}
+_VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+
+
+class Level(StrEnum):
+    """How bad it is: FAIL stops work, WARN will hurt one day."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence about one thing, and how to mend it; nothing to mend where it is OK."""
+
+    level: Level
+    about: str
+    sentence: str
+    remedy: str = ""
+
+
+def check_all(durable: Durable) -> Iterator[Finding]:
+    """Everything, in the order in which one would mend it."""
+    try:
+        _ = durable.settings
+    except DurableError as exc:
+        yield Finding(Level.FAIL, "configuration", str(exc), "Set it as the message says.")
+        return
+    yield from _configuration(durable)
+    has_broker = yield from _broker(durable)
+    processes = yield from _database(durable)
+    if processes is not None:
+        now, beats = processes
+        yield _dispatcher(durable, now, beats)
+        yield from _outages(now, beats)
+        yield _backlog(durable)
+        yield _outbox(durable)
+        yield from _workers(durable, now, beats, has_broker=has_broker)
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _configuration(durable: Durable) -> Iterator[Finding]:
+    conf: Any = durable.app.conf
+    about, settings = "configuration", durable.settings
+    count = len(durable.workflows)
+    known = "1 workflow is" if count == 1 else f"{count} workflows are"
+    yield Finding(Level.OK, about, f"The durable_* settings are valid; {known} known.")
+    if conf.task_always_eager:
+        sentence = "task_always_eager is on: workflows run in whatever process creates them, and no worker gets any."
+        yield Finding(Level.WARN, about, sentence, "Remove it from the settings of production.")
+    if conf.worker_pool in ("gevent", "eventlet"):
+        sentence = f"worker_pool is {conf.worker_pool!r}: such a worker runs no workflows."
+        remedy = f"celery -A {_APP} worker -P prefork -Q {settings.queue}"
+        yield Finding(Level.WARN, about, sentence, remedy)
+    yield from _content(conf)
+    yield _time_limits(durable)
+    transport = _transport(conf)
+    if transport in _VISIBILITY_SECONDS:
+        seconds = float((conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_SECONDS[transport]))
+        if seconds < settings.lease_seconds:
+            sentence = (
+                f"visibility_timeout is {seconds:g} s, and a lease {settings.lease_seconds:g} s: {transport} delivers "
+                "messages again while their runs are at work."
+            )
+            remedy = "Take visibility_timeout out of broker_transport_options, or make it an hour."
+            yield Finding(Level.WARN, "visibility_timeout", sentence, remedy)
+        else:
+            sentence = f"visibility_timeout ({seconds:g} s) is longer than a lease ({settings.lease_seconds:g} s)."
+            yield Finding(Level.OK, "visibility_timeout", sentence)
+
+
+def _content(conf: Any) -> Iterator[Finding]:
+    accepted = {str(each) for each in conf.accept_content or ()}
+    if accepted & _PICKLE:
+        sentence = "accept_content has pickle: whoever can write to the broker runs code in your workers."
+        yield Finding(Level.WARN, "accept_content", sentence, "Take pickle out: accept_content = ['json'].")
+    else:
+        yield Finding(Level.OK, "accept_content", "Workers read JSON, and no pickle.")
+
+
+def _time_limits(durable: Durable) -> Finding:
+    task: Any = durable.app.tasks[tasks.ADVANCE]
+    limits = [seconds for seconds in (task.time_limit, task.soft_time_limit) if seconds]
+    if not limits or min(limits) >= _LONGEST_PASS.total_seconds():
+        sentence = "task_time_limit and task_soft_time_limit do not apply to passes, which have limits of their own"
+        own = "" if not limits else f": {format_duration(timedelta(seconds=min(limits)))}"
+        return Finding(Level.OK, "time limits", f"{sentence}{own}.")
+    sentence = f"A time limit of {min(limits):g} s ends {tasks.ADVANCE}, with the step that runs then, again and again."
+    remedy = f"Do not change the limits of {tasks.ADVANCE}; give steps a timeout instead."
+    return Finding(Level.FAIL, "time limits", sentence, remedy)
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+def _transport(conf: Any) -> str:
+    return _broker_url(conf).partition("://")[0].partition("+")[0]
+
+
+def _broker_url(conf: Any) -> str:
+    url = conf.broker_write_url or ""
+    return url if isinstance(url, str) else ";".join(url)
+
+
+_REDIS = ("socket_timeout", '{"socket_timeout": 5, "socket_connect_timeout": 5, "health_check_interval": 5}')
+_AMQP = ("read_timeout", '{"read_timeout": 5, "write_timeout": 5}, and broker_heartbeat = 10')
+_SILENCE = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(("amqp", "amqps", "pyamqp"), _AMQP)
+"""By transport: the option that bounds a read, and what to set."""
+
+
+def _broker(durable: Durable) -> Generator[Finding, None, bool]:
+    conf: Any = durable.app.conf
+    url, transport = maybe_sanitize_url(_broker_url(conf)), _transport(conf)
+    try:
+        with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
+            connection.ensure_connection(max_retries=0, timeout=_CONNECT_SECONDS)
+    except Exception as exc:  # noqa: BLE001  # each transport has its own errors
+        sentence = f"The broker {url} does not answer: {exc}."
+        yield Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")
+        return False
+    if transport == "memory":
+        sentence = "The broker is this process's memory: no worker of another process hears of anything."
+        yield Finding(Level.WARN, "broker", sentence, "Set broker_url to a server, for example redis:// or amqp://.")
+        return True
+    yield Finding(Level.OK, "broker", f"{url} answers.")
+    if transport in _SILENCE:
+        yield _silence(transport, conf.broker_transport_options or {})
+    return True
+
+
+def _silence(transport: str, options: dict[str, Any]) -> Finding:
+    """Without a bound Celery itself waits for ever for a broker that has gone silent, in a worker's main loop too."""
+    about, wanted = _SILENCE[transport]
+    if seconds := options.get(about):
+        return Finding(Level.OK, about, f"A broker that has gone silent is given up after {seconds:g} s.")
+    sentence = f"There is no {about}: a broker that has gone silent, instead of refusing, stops a worker for good."
+    return Finding(Level.WARN, about, sentence, f"Set broker_transport_options = {wanted}")
+
+
+Processes = tuple[datetime, tuple[Heartbeat, ...]]
+
+
+def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
+    """Answers with the processes that are known; None where the database cannot tell."""
+    about = "database"
+    try:
+        if embedded.is_without_store(durable):
+            remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
+            yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
+            return None
+        asked = durable.runtime.wall_clock()
+        found = server_info.look(durable.store)
+        offset = asked + (durable.runtime.wall_clock() - asked) / 2 - found.now
+    except UnsupportedDatabase as exc:
+        yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
+        return None
+    except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
+        answer = getattr(exc, "orig", None) or exc
+        remedy = "Is the server running, and is durable_database_url right?"
+        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", remedy)
+        return None
+    url = durable.store.engine.url.render_as_string()
+    if found.is_read_only:
+        sentence = f"{found.name} {found.version} at {url} is read-only: a standby?"
+        yield Finding(Level.FAIL, about, sentence, "Name the server that takes writes in durable_database_url.")
+    else:
+        yield Finding(Level.OK, about, f"{found.name} {found.version} at {url}, {found.isolation}.")
+    if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
+        remedy = "Let engine= use isolation_level='READ COMMITTED'."
+        yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups get lost.", remedy)
+    is_current = yield from _schema(durable)
+    direction = "ahead of" if offset > timedelta(0) else "behind"
+    sentence = f"This machine's clock is {format_duration(abs(offset))} {direction} the database's, which alone counts."
+    yield Finding(Level.OK, "clock", sentence)
+    return durable.store.read(heartbeats.read) if is_current else None
+
+
+def _schema(durable: Durable) -> Generator[Finding, None, bool]:
+    revision = migrate.current(durable.store)
+    if revision is not None and revision >= REVISION:
+        yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
+        return True
+    at = "There are none" if revision is None else f"They are at revision {revision}"
+    sentence = f"{at}; this version needs {REVISION}."
+    yield Finding(Level.FAIL, "tables", sentence, f"celery -A {_APP} durable migrate")
+    return False
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
+    about, setting = "dispatcher", durable.settings.dispatcher
+    sweeping = [beat for beat in beats if beat.sweeps(now)]
+    if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
+        sentence = (
+            f"Only the task {SWEEP_TASK} looks for due work, last on {sweeping[0].node}: timers are up to five seconds "
+            "late, Celery tasks of steps that are lost wait for their timeout, and outages are not reported."
+        )
+        return Finding(
+            Level.WARN, about, sentence, "Set durable_dispatcher to worker or both, or see why beat has none."
+        )
+    if sweeping:
+        nodes = ", ".join(sorted({beat.node for beat in sweeping})[:5])
+        return Finding(Level.OK, about, f"Due work is looked for by {nodes}.")
+    last = max((beat.swept_at for beat in beats if beat.swept_at is not None), default=None)
+    seen = "No dispatcher has been seen" if last is None else f"Nobody has looked for due work since {iso(last)}"
+    host = {"worker": "worker", "none": ""}.get(setting, "beat")
+    remedy = f"celery -A {_APP} {host}" if host else "Set durable_dispatcher to beat, worker or both in one process."
+    sentence = f"{seen}: sleeps, timeouts and retries do not end (durable_dispatcher is {setting!r})."
+    return Finding(Level.FAIL, about, sentence, remedy)
+
+
+def _outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
+    """What dispatchers say of queues that refuse, and of servers that are away: each once, by who has seen it first."""
+    told: dict[tuple[str, str], Outage] = {}
+    for outage in sorted((each for beat in beats if beat.is_live(now) for each in beat.outages), key=_since):
+        told.setdefault((outage.what, outage.where), outage)
+    for outage in told.values():
+        who = {"queue": f"Queue {outage.where!r} refuses messages", "broker": f"The broker {outage.where} takes none"}
+        what = who.get(outage.what, "The dispatcher cannot look after due work")
+        sentence = (
+            f"{what} since {iso(outage.since)}, {format_duration(now - outage.since, units=1)} ago: {outage.error}"
+        )
+        fix = _TO_THE_DATABASE if outage.what == "database" else remedy(outage.error)
+        yield Finding(Level.FAIL, outage.what, sentence, fix)
+
+
+def _since(outage: Outage) -> datetime:
+    return outage.since
+
+
+def _backlog(durable: Durable) -> Finding:
+    first, now = durable.store.read(schedule.next_poll)
+    if first is None or now - first <= _LATE:
+        return Finding(Level.OK, "backlog", "Nothing is late.")
+    sentence = f"The oldest due work has not been looked after for {format_duration(now - first, units=1)}."
+    remedy = "See to dispatcher, broker and workers; a long queue needs more workers."
+    return Finding(Level.WARN, "backlog", sentence, remedy)
+
+
+def _outbox(durable: Durable) -> Finding:
+    count = durable.store.read(outbox.count_given_up)
+    if not count:
+        return Finding(Level.OK, "outbox", "No outbound event was given up.")
+    what = (
+        "1 outbound event was given up: its handler"
+        if count == 1
+        else f"{count} outbound events were given up: a handler"
+    )
+    remedy = f"celery -A {_APP} durable outbox --given-up tells why; then outbox --retry ID... or --drop ID..."
+    return Finding(Level.WARN, "outbox", f"{what} failed to the last attempt.", remedy)
+
+
+def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool) -> Iterator[Finding]:
+    working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
+    answering = _answering(durable) if has_broker else {}
+    yield _answers(durable, {beat.node for beat in working}, set(answering), has_broker=has_broker)
+    needed: dict[str, list[str]] = {durable.settings.queue: []}
+    for name, handle in durable.workflows.items():
+        needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
+    for queue, names in needed.items():
+        everybody = [beat for beat in working if queue in beat.queues]
+        consumers = [beat for beat in everybody if beat.runs_workflows]
+        if everybody and not consumers:
+            pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in everybody})[:5])
+            sentence = f"{queue!r} is consumed only by workers on pools that run no workflows ({pools})."
+            yield Finding(Level.FAIL, "queue", sentence, f"celery -A {_APP} worker -P prefork -Q {queue}")
+            continue
+        if not consumers:
+            remedy = f"celery -A {_APP} worker -Q {queue}"
+            yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.{_but(answering, queue)}", remedy)
+            continue
+        nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
+        if all(queue not in answering.get(beat.node, {queue}) for beat in consumers):
+            sentence = f"{queue!r} is consumed by {nodes}, says the last heartbeat, but no more, say they themselves."
+            remedy = f"celery -A {_APP} control add_consumer {queue}"
+            yield Finding(Level.FAIL, "queue", sentence, remedy)
+            continue
+        yield Finding(Level.OK, "queue", f"{queue!r} is consumed by {nodes}.")
+        unknown = [name for name in names if not any(name in beat.workflows for beat in consumers)]
+        if unknown:
+            sentence = f"No worker of queue {queue!r} knows {', '.join(map(repr, unknown[:5]))}."
+            remedy = "Import the modules that define them in the workers, or finish the deploy."
+            yield Finding(Level.FAIL, "workflows", sentence, remedy)
+
+
+def _but(answering: dict[str, set[str]], queue: str) -> str:
+    """Who takes the messages of a queue for which no worker of this database has a heartbeat."""
+    nodes = ", ".join(sorted(node for node, queues in answering.items() if queue in queues)[:5])
+    return f" But {nodes} takes its messages, and writes no heartbeat into this database." if nodes else ""
+
+
+def _answers(durable: Durable, working: set[str], answering: set[str], *, has_broker: bool) -> Finding:
+    about = "workers"
+    seen = f"in the last {format_duration(3 * HEARTBEAT)}"
+    if not working and not answering:
+        return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
+    if not working:
+        nodes = ", ".join(sorted(answering)[:5])
+        sentence = f"{nodes} answer, but have written no heartbeat {seen}."
+        remedy = "Do they load this app with its Durable, and have the same durable_database_url?"
+        return Finding(Level.FAIL, about, sentence, remedy)
+    nodes = ", ".join(sorted(working)[:5])
+    if has_broker and not working & answering and durable.app.conf.worker_enable_remote_control:
+        sentence = f"{nodes} work on this database, but do not answer over this broker."
+        remedy = "Have they the same broker_url? Busy solo workers do not answer either."
+        return Finding(Level.WARN, about, sentence, remedy)
+    return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
+
+
+def _answering(durable: Durable) -> dict[str, set[str]]:
+    """The workers that answer over the broker in time, and the queues that they consume."""
+    try:
+        # A connection of our own: one that went back to the pool after a reply that it still waits for hurts forks.
+        with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
+            told = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
+    except Exception:  # noqa: BLE001  # transports without broadcast
+        return {}
+    return {node: {queue["name"] for queue in queues or ()} for node, queues in told.items()}

@@ -1,0 +1,183 @@
+"""What every verb shares: its examples, the way to the instances, refusals as two lines and an exit code."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+import click
+
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.console import clean
+from celery_durable.errors import DurableError
+from celery_durable.explain import YOUR_APP
+
+REFUSED, NOT_FOUND, UNREACHABLE, NOT_ALLOWED, INTERRUPTED = 1, 3, 4, 5, 130
+_EXIT_CODES = {
+    401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 408: UNREACHABLE,
+    **dict.fromkeys((429, 502, 503, 504), UNREACHABLE),
+}  # fmt: skip
+_DIRECT = f"celery -A {YOUR_APP} durable"
+
+
+class Connection(abc.ABC):
+    """A way to the instances other than the app's own store: what ``ctx.obj`` is where there is one."""
+
+    name: str
+    """What the user types before the verb."""
+    no_color = False
+
+    @abc.abstractmethod
+    def open(self) -> Backend:
+        """The instances; raises Refusal."""
+
+    @abc.abstractmethod
+    def refuse_if_unreadable(self, exc: Exception) -> None:
+        """Raise Refusal if a command failed at what the other side sent."""
+
+
+def open_backend(ctx: click.Context) -> Backend:
+    """The instances that the user means: those of the app named by -A, or those behind another door."""
+    if isinstance(ctx.obj, Connection):
+        return ctx.obj.open()
+    from celery_durable.cli.stored import StoreBackend, open_durable
+
+    return StoreBackend(open_durable(ctx))
+
+
+class CliError(click.ClickException):
+    """The verb was not done: ``error:`` says why, ``hint:`` what to do, on standard error."""
+
+    exit_code: int  # type: ignore[misc]  # click reads it from the exception, not from its class
+
+    def __init__(self, error: str, hint: str = "", *, exit_code: int = REFUSED) -> None:
+        super().__init__(error)
+        self.hint, self.exit_code = hint, exit_code
+        self._ctx = click.get_current_context(silent=True)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it, in click's place."""
+        file = sys.stderr if file is None else file
+        no_color = self._ctx is not None and getattr(self._ctx.obj, "no_color", False)
+        for label, look, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
+            if text:
+                said = clean(text if self._ctx is None else typed(self._ctx, text))
+                click.echo(
+                    f"{click.style(label, fg=look, bold=True)} {said}", file=file, color=False if no_color else None
+                )
+
+
+class Command(click.Command):
+    """A command of ours. ``examples``: what follows ``celery -A proj durable`` or ``celery-durable`` in its help."""
+
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, as the user of this door types them."""
+        name = ctx.obj.name if isinstance(ctx.obj, Connection) else "celery -A proj durable"
+        formatter.write_paragraph()
+        formatter.write("  Examples:\n")
+        for example in self.examples:
+            formatter.write(f"    {name} {example}\n")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; an error of ours becomes a Refusal."""
+        try:
+            return super().invoke(ctx)
+        except DurableError as exc:
+            raise cli_error_of(exc) from exc
+        except KeyboardInterrupt:
+            click.echo("Interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as exc:
+            if isinstance(ctx.obj, Connection):
+                ctx.obj.refuse_if_unreadable(exc)
+            else:
+                from celery_durable.cli import stored
+
+                stored.refuse_if_unreachable(exc)
+            raise
+
+
+def by_options(command: Command, name: str) -> Command:
+    """The same verb whose operands are options: ``instances get --workflow order --id o-1`` for ``show order o-1``."""
+    operands = [param for param in command.params if isinstance(param, click.Argument)]
+    options = {param.name: _option(param) for param in operands}
+    params = [options.get(param.name, param) for param in command.params]
+
+    def rewrite(example: str) -> str:
+        _, *words = shlex.split(example)
+        given = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+        rest = words[len(given) :]
+        named = (word for operand, value in zip(operands, given, strict=False) for word in (f"--{operand.name}", value))
+        return f"instances {name} {shlex.join([*named, *rest])}"
+
+    examples = [rewrite(example) for example in command.examples if "--where" not in example and "/" not in example]
+    return Command(name, callback=command.callback, params=params, help=command.help, examples=examples)
+
+
+_SHORT = {"workflow": "-w", "id": "-i", "type": "-t"}
+
+
+def _option(operand: click.Argument) -> click.Option:
+    name = operand.name or ""
+    short = [] if name not in _SHORT else [_SHORT[name]]
+    return click.Option(
+        [f"--{name}", *short],
+        required=operand.required,
+        type=operand.type,
+        multiple=operand.nargs == -1,
+        help=_OPERANDS.get(name),
+    )
+
+
+_OPERANDS = {
+    "workflow": "The workflow's name.",
+    "id": "The instance's id.",
+    "type": "The type of the event.",
+    "step": "The step's key: its name, unless it is repeated.",
+    "value": "The result, as JSON, from a file or from standard input.",
+}
+
+
+def cli_error_of(exc: DurableError) -> CliError:
+    """An error of ours as people meet it."""
+    target = [str(getattr(exc, name, "")) for name in ("workflow", "instance_id")]
+    return cli_error(str(exc), code=exc.code, http_status=exc.http_status, target=target)
+
+
+def cli_error(message: str, *, code: str, http_status: int, target: Sequence[str]) -> CliError:
+    """The first sentence of a message, the rest as the hint, its kind as the exit code."""
+    error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
+    match code:  # two whose advice is for people who write Python
+        case "INSTANCE_TERMINAL":
+            hint = f"To begin a new run of it: {_DIRECT} restart {shlex.join(target)}"
+        case "INSTANCE_ID_ALREADY_EXISTS":
+            hint = f"Use another --id, or look at this one: {_DIRECT} show {shlex.join(target)}"
+    return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED))
+
+
+def app_name(ctx: click.Context) -> str:
+    """What the user called his app, for the commands we suggest."""
+    given = ctx.find_root().params.get("app")
+    return given if isinstance(given, str) else YOUR_APP
+
+
+def typed(ctx: click.Context, text: str) -> str:
+    """A text of ours with the commands in it as this user types them."""
+    return text.replace(_DIRECT, command_line(ctx, "").rstrip()).replace(YOUR_APP, app_name(ctx))
+
+
+def command_line(ctx: click.Context, rest: str) -> str:
+    """A command that the user can copy."""
+    name = ctx.obj.name if isinstance(ctx.obj, Connection) else f"celery -A {app_name(ctx)} durable"
+    return f"{name} {rest}"

@@ -1,0 +1,137 @@
+"""What `chaos` breaks: workers that it started itself, and messages that it publishes itself. Nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from celery_durable.model import DueRun
+from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
+
+_DROPPED, _REPEATED = 0.2, 0.4
+_KNOCK_SECONDS = 10.0
+
+
+class OwnWorker:
+    """A worker with one pool process, in a process group of its own, so that Ctrl-C is for us alone."""
+
+    def __init__(self, app: str | None, node: str, queues: Sequence[str], log: Path) -> None:
+        self.node, self.log = node, log
+        named = [] if app is None else ["-A", app]
+        options = ["-Q", ",".join(queues), "-n", node, "--pool", "prefork", "--concurrency", "1", "--loglevel", "INFO"]
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603  # this very program, for the app that we were given
+                [sys.executable, "-m", "celery", *named, "worker", *options, *quiet],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_running and "ready." in self.said()
+
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text(errors="replace")
+
+    def child(self) -> int | None:
+        """Its pool process; None while there is none."""
+        return next(iter(_children(self._process.pid)), None)
+
+    def signal_child(self, pid: int, number: int) -> bool:
+        """Signal the pool process if it is still ours; True when it got it."""
+        if pid not in _children(self._process.pid):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def signal_all(self, number: int) -> None:
+        """Signal the worker and its pool process."""
+        if self.is_running:
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and its pool process."""
+        self.signal_all(signal.SIGKILL)
+        self._process.wait(_KNOCK_SECONDS)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: it finishes its step and hands its run on."""
+        if self.is_running:
+            self._process.terminate()
+
+    def end(self) -> None:
+        """Wait for its end, not for ever."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KNOCK_SECONDS)
+        with contextlib.suppress(ProcessLookupError):  # its pool process may have outlived it
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(_KNOCK_SECONDS)
+
+
+def _children(parent: int) -> list[int]:
+    """Direct children that live, as /proc or else ps tells."""
+    proc = Path("/proc")
+    if (proc / str(os.getpid()) / "stat").exists():
+        return [pid for pid, above in _proc_parents(proc) if above == parent]
+    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    pairs = (line.split() for line in told.splitlines())
+    return [int(pid) for pid, above in pairs if int(above) == parent]
+
+
+def _proc_parents(proc: Path) -> list[tuple[int, int]]:
+    found = []
+    for entry in proc.iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state, above = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found.append((int(entry.name), int(above)))
+    return found
+
+
+class Messenger:
+    """Publishes what our own dispatcher finds: some of it not at all, some several times."""
+
+    def __init__(self, publisher: Publisher, rng: random.Random) -> None:
+        self._publisher, self._rng = publisher, rng
+        self._lock = threading.Lock()
+        self.done: Counter[str] = Counter(dropped=0, repeated=0)
+
+    def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
+        """As a Publisher does, but unreliably. A message that is dropped counts as sent: the sweep will do it again."""
+        sent: list[int] = []
+        for index in range(len(due_runs)):
+            chance = self._rng.random()
+            times = 0 if chance < _DROPPED else 1 if chance > _REPEATED else 2
+            sent += [index] * times
+            with self._lock:
+                self.done["dropped"] += times == 0
+                self.done["repeated"] += times == 2
+        report = self._publisher.publish([due_runs[index] for index in sent]) if sent else PublishReport([])
+        states = [SendState.SENT] * len(due_runs)
+        for index, state in zip(sent, report.states, strict=True):
+            states[index] = state
+        return PublishReport(states)
+
+    def repeat(self, due: DueRun) -> None:
+        """A message that nobody needs."""
+        self._publisher.publish([due])
+        with self._lock:
+            self.done["repeated"] += 1

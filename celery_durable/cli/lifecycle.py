@@ -1,0 +1,196 @@
+"""The verbs that steer: pause, resume, terminate and restart, one instance, several, or all that fit a condition."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from celery_durable.cli.backend import Backend
+from celery_durable.cli.command import REFUSED, CliError, Command, cli_error_of, open_backend
+from celery_durable.cli.console import Console, Styled
+from celery_durable.cli.where import Condition, WhereInput, matching
+from celery_durable.errors import DurableError
+from celery_durable.model import TERMINAL, Status
+
+Deed = Callable[[Backend, str, str], Sequence[str]]
+"""Does it to one instance, and says what was done."""
+_LIVE = frozenset(Status) - TERMINAL
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the user means: the instances ``ids``, or all that fit ``where``."""
+
+    ctx: click.Context
+    workflow: str | None
+    ids: tuple[str, ...]
+    where: Condition | None
+    yes: bool
+
+    def each(self, action: Deed, statuses: frozenset[Status] | set[Status]) -> None:
+        """Do it to the instances that are named, or to all that fit the condition and are in one of ``statuses``."""
+        if (self.where is None) == (not self.ids) or (self.where is not None and self.workflow is not None):
+            raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
+        if self.yes and self.where is None:
+            raise click.UsageError("--yes is for --where.")
+        backend, console = open_backend(self.ctx), Console.of(self.ctx)
+        do = functools.partial(action, backend)
+        if self.where is None:
+            assert self.workflow is not None
+            _each(self.ctx, console, do, [(self.workflow, each) for each in self.ids])
+            return
+        found = [(item.workflow, item.id) for item in matching(backend, self.where) if item.status in statuses]
+        if self.yes and found:
+            _each(self.ctx, console, do, found)
+        elif console.is_terminal:
+            for name, each in found[:_SHOWN]:
+                console.line(f"{name}/{each}", indent=2)
+            if len(found) > _SHOWN:
+                console.line(f"and {len(found) - _SHOWN} more", indent=2)
+        else:
+            for name, each in found:
+                console.record(f"Would {self.ctx.info_name}", f"{name}/{each}")
+        count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
+        if found and not self.yes:
+            count = f"Would {self.ctx.info_name} {count}; nothing was changed. Do it: --yes"
+        else:
+            count += "."
+        console.aside(count)
+
+
+def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
+    """WORKFLOW ID..., or --where: ``fn`` gets them as its first argument."""
+
+    @click.pass_context
+    def command(
+        ctx: click.Context,
+        /,
+        workflow: str | None,
+        id: tuple[str, ...],
+        where: Condition | None,
+        yes: bool,
+        **options: Any,
+    ) -> None:
+        fn(Targets(ctx, workflow, id, where, yes), **options)
+
+    functools.update_wrapper(command, fn)
+    for add in (
+        click.option("--yes", is_flag=True, help="With --where: do it. Without it only what would be done is shown."),
+        click.option(
+            "--where",
+            type=WhereInput(),
+            help="All that fit: workflow=, status=, error= (its name), older= and since= (its last change), "
+            "label.NAME=, separated by blanks.",
+        ),
+        click.argument("id", nargs=-1),
+        click.argument("workflow", required=False),
+    ):
+        command = add(command)
+    return command
+
+
+@click.command(cls=Command, examples=["pause order order-42", "pause --where 'workflow=order status=active'"])
+@on_targets
+def pause(targets: Targets) -> None:
+    """Stop instances at their next step boundary.
+
+    Use it to hold something back while you look into it. A running step ends first; timers and deadlines go on
+    counting.
+    """
+
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
+        backend.pause(name, each)
+        seen = backend.look(name, each)
+        is_paused = seen is not None and seen.status is Status.PAUSED
+        return ["Paused" if is_paused else "Pauses when the running step ends"]
+
+    targets.each(action, _LIVE - {Status.PAUSED})
+
+
+@click.command(cls=Command, examples=["resume order order-42", "resume --where 'workflow=order' --yes"])
+@on_targets
+def resume(targets: Targets) -> None:
+    """Let paused instances go on.
+
+    Use it after pause. A pause that has not taken effect yet is taken back; on anything else it does nothing.
+    """
+
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
+        was = backend.look(name, each)
+        backend.resume(name, each)
+        is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
+        return ["Resumed" if is_paused else "Was not paused"]
+
+    targets.each(action, {Status.PAUSED})
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "terminate order order-42",
+        "terminate order order-42 --reason 'sold twice'",
+        "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
+    ],
+)
+@on_targets
+@click.option("--reason", help="Why; it is kept with the run.")
+def terminate(targets: Targets, reason: str | None) -> None:
+    """End instances for good, without a result.
+
+    Use it for what must not go on. A step that is running may run to its end, but nothing of it is recorded.
+    """
+
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
+        backend.terminate(name, each, reason=reason)
+        return ["Terminated"]
+
+    targets.each(action, _LIVE)
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "restart order order-42",
+        "restart order order-42 --reason 'the bug is fixed'",
+        "restart --where 'workflow=order status=errored error=CardDeclined since=2h' --yes",
+    ],
+)
+@on_targets
+@click.option("--reason", help="Why; it is kept with the new run.")
+def restart(targets: Targets, reason: str | None) -> None:
+    """Run instances again from the beginning.
+
+    Use it after mending what made them fail. They get the same parameters; all steps run again, with their effects.
+    Earlier runs stay readable. With --where only what has ended, unless it names another status.
+    """
+
+    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
+        return ["Restarted", f"run {backend.restart(name, each, reason=reason)}"]
+
+    statuses = TERMINAL if targets.where is None or targets.where.status is None else frozenset(Status)
+    targets.each(action, statuses)
+
+
+def _each(
+    ctx: click.Context, console: Console, action: Callable[[str, str], Sequence[str]], chosen: Sequence[tuple[str, str]]
+) -> None:
+    """Do it to one after the other; of several, one that refuses does not keep the others from it."""
+    exit_code = 0
+    for workflow, instance_id in chosen:
+        try:
+            done, *more = action(workflow, instance_id)
+        except (DurableError, CliError) as exc:
+            if len(chosen) == 1:
+                raise
+            refused = exc if isinstance(exc, CliError) else cli_error_of(exc)
+            refused.show()
+            exit_code = exit_code or refused.exit_code or REFUSED
+        else:
+            console.entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])
+    if exit_code:
+        ctx.exit(exit_code)

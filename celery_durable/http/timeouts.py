@@ -1,0 +1,146 @@
+"""Time limits of a response: if the database is silent, every client gets a 503 within seconds (LAW 7).
+
+A request waits for one of the few threads that use the database, and then for the database, which `answer_within`
+bounds. The threads belong to this API: it takes none of the application's, and opens one connection for each at most.
+
+A client that follows an instance reads it again and again. The limits hold for each read. These reads have threads of
+their own, so that other requests never wait behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from typing import Any, ParamSpec, TypeVar
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+
+from celery_durable.errors import DurableError, StoreUnavailable
+from celery_durable.runtime import steady
+from celery_durable.store.watchdog import Limit, answer_within
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_DATABASE_SECONDS = 5.0
+"""For all operations of a request, or of a look, together; making a connection may take 3 s more."""
+_ANSWER_SECONDS = 8.5
+_PROBE_SECONDS = 2.0
+_PROBE_ANSWER_SECONDS = 2.5
+_HOOK_THREADS = 40
+# Each of these holds one connection at a time, so together they are the bound that docs/http.md names.
+_REQUEST_THREADS, _LOOK_THREADS, _PROBE_THREADS = 10, 4, 1
+HOOK_SECONDS = 5.0
+"""For one hook. Without this bound, hooks that hang would in the end hold every thread."""
+
+_open: ContextVar[tuple[CancelScope, Limit] | None] = ContextVar("celery_durable_open_request", default=None)
+_request_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_request_threads")
+_look_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_look_threads")
+_probe_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_probe_threads")
+
+
+class HookTimeout(DurableError):
+    """A hook of the application did not return in time."""
+
+    code, http_status = "HOOK_TIMEOUT", 503
+
+    def __init__(self) -> None:
+        super().__init__("Whether you may do this could not be decided in time. Try again later.")
+
+
+async def in_time(serve: Callable[[], Awaitable[T]]) -> T:
+    """What ``serve`` answers; raises StoreUnavailable where it takes too long, `pause` aside."""
+    with anyio.move_on_after(_ANSWER_SECONDS) as scope, answer_within(_DATABASE_SECONDS) as limit:
+        token = _open.set((scope, limit))
+        try:
+            return await serve()
+        finally:
+            _open.reset(token)
+    raise StoreUnavailable
+
+
+async def pause(seconds: float) -> None:
+    """Hold nothing for so long. The look that follows has the whole time of a request again."""
+    if (found := _open.get()) is None:
+        await anyio.sleep(seconds)
+        return
+    scope, limit = found
+    scope.deadline = anyio.current_time() + seconds + _ANSWER_SECONDS
+    await anyio.sleep(seconds)
+    limit.until = steady() + _DATABASE_SECONDS
+
+
+async def work(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call what a request does, on one of the threads for that."""
+    call = functools.partial(do, *args, **kwargs)
+    return await to_thread.run_sync(call, limiter=_limiter(_request_threads, _REQUEST_THREADS))
+
+
+def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    """A plain endpoint as a coroutine that has it done by `work`; FastAPI would take threads of the application."""
+
+    async def call(**given: Any) -> T:
+        return await work(endpoint, **given)
+
+    functools.update_wrapper(call, endpoint)
+    del call.__wrapped__  # type: ignore[attr-defined]  # FastAPI would look at what is behind it
+    call.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
+    return call
+
+
+async def look(read: Callable[..., T], *args: Any) -> T:
+    """Call what reads for a client that follows, on one of the threads for that."""
+    threads = _limiter(_look_threads, _LOOK_THREADS)
+    if _open.get() is not None:
+        return await to_thread.run_sync(read, *args, limiter=threads)
+
+    def within() -> T:  # of a stream: its request was answered with its beginning
+        with answer_within(_DATABASE_SECONDS):
+            return read(*args)
+
+    return await to_thread.run_sync(within, limiter=threads)
+
+
+class HookThreads:
+    """Threads for the hooks of an application: no hook that hangs takes one that anything else needs.
+
+    A thread cannot be ended: one whose hook hangs is missing here until the hook returns.
+    """
+
+    def __init__(self, name: str, count: int = _HOOK_THREADS) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"durable-{name}")
+
+    async def call(self, hook: Callable[..., T], *args: Any) -> T:
+        """Call a plain hook; raises HookTimeout after 5 s, the wait for a thread included."""
+        context = copy_context()
+        return await self.in_time(asyncio.get_running_loop().run_in_executor(self._threads, context.run, hook, *args))
+
+    @staticmethod
+    async def in_time(answer: Awaitable[T]) -> T:
+        """What an ``async`` hook returns; raises HookTimeout after 5 s."""
+        with anyio.move_on_after(HOOK_SECONDS):
+            return await answer
+        raise HookTimeout
+
+
+async def run_probe(probe: Callable[[], T]) -> T:
+    """Call what asks the database whether it answers; raises StoreUnavailable after 2.5 s, whatever it does."""
+    threads = _limiter(_probe_threads, _PROBE_THREADS)
+    with anyio.move_on_after(_PROBE_ANSWER_SECONDS), answer_within(_PROBE_SECONDS):
+        return await to_thread.run_sync(probe, limiter=threads, abandon_on_cancel=True)
+    raise StoreUnavailable
+
+
+def _limiter(var: RunVar[CapacityLimiter], size: int) -> CapacityLimiter:
+    """One for each event loop: a limiter belongs to the one that it was made in."""
+    try:
+        return var.get()
+    except LookupError:
+        var.set(limiter := CapacityLimiter(size))
+        return limiter

@@ -1,0 +1,49 @@
+"""Instants and lengths of time, as the store keeps them and as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def from_us(us: int) -> datetime:
+    """The instant ``us`` microseconds after the epoch, as the store keeps it."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+def to_us(instant: datetime) -> int:
+    """Microseconds since the epoch; exact, no floats."""
+    return (instant - EPOCH) // _MICROSECOND
+
+
+def duration_us(format_duration: timedelta) -> int:
+    """A length of time in microseconds."""
+    return format_duration // _MICROSECOND
+
+
+def iso(instant: datetime) -> str:
+    """ISO 8601 in UTC, to the millisecond."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def format_duration(length: timedelta, *, units: int = 2) -> str:
+    """A length of time for people, in its largest units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
+    seconds = length.total_seconds()
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1000))} ms"
+    if seconds < 10 and units > 1:
+        return f"{seconds:.1f} s"
+    left, parts = round(seconds), list[str]()
+    for unit, size in _UNITS:
+        count, rest = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+            left = rest
+        if len(parts) == units:
+            break
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,201 @@
+"""The notify: makes signals of what was committed. Whoever commits calls it afterwards, outside any transaction.
+
+Each function looks first whether anybody listens. See `celery_durable.signals` for the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from celery.utils.dispatch import Signal
+
+from celery_durable import signals
+from celery_durable.model import Claim, RunRef, Status, StepRow, StepStatus, StepType
+from celery_durable.store.claims import ReleaseOutcome, RunOutcome
+from celery_durable.store.step_rows import StepWrite
+
+T = TypeVar("T")
+
+_STATUS_AFTER_RELEASE = {
+    ReleaseOutcome.WAITING: Status.WAITING,
+    ReleaseOutcome.PAUSED: Status.PAUSED,
+    ReleaseOutcome.DUE: Status.ACTIVE,
+}
+_SIGNAL_BY_STATUS = {
+    StepStatus.COMPLETED: signals.step_completed,
+    StepStatus.ERRORED: signals.step_failed,
+    StepStatus.WAITING: signals.step_retrying,
+    StepStatus.DONE: signals.step_completed,
+    StepStatus.DEAD: signals.step_failed,
+    StepStatus.READY: signals.step_retrying,
+}
+
+
+def _send(signal: Signal, ref: RunRef, **more: Any) -> None:
+    signal.send(
+        sender=ref.workflow, workflow=ref.workflow, instance_id=ref.instance_id, run_number=ref.run_number, **more
+    )
+
+
+# --- from outside -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedEvent:
+    """An event that was accepted."""
+
+    ref: RunRef
+    event_type: str
+    event_id: str
+
+
+def created(ref: RunRef, *, run_at: datetime | None = None) -> None:
+    """An instance was recorded."""
+    if signals.workflow_created.receivers:
+        _send(signals.workflow_created, ref, run_at=run_at)
+
+
+def restarted(ref: RunRef, *, reason: str | None) -> None:
+    """A new run was begun: this one."""
+    if signals.workflow_restarted.receivers:
+        _send(signals.workflow_restarted, ref, reason=reason)
+
+
+def terminated(ref: RunRef, *, reason: str | None) -> None:
+    """A run was ended by somebody."""
+    if signals.workflow_terminated.receivers:
+        _send(signals.workflow_terminated, ref, reason=reason)
+
+
+def paused(ref: RunRef) -> None:
+    """A run on which nobody worked was paused."""
+    if signals.workflow_suspended.receivers:
+        _send(signals.workflow_suspended, ref, status=Status.PAUSED.value, until=None)
+
+
+def step_intervened(ref: RunRef, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
+    """Somebody settled a step by hand; ``step``: as it had been."""
+    if signals.step_intervened.receivers:
+        about = {"step": step.name, "type": step.type.value, "attempt": max(1, step.attempts)}
+        _send(signals.step_intervened, ref, **about, action=action, by=by, reason=reason)
+
+
+def event_received(event: AcceptedEvent) -> None:
+    """An event was accepted."""
+    if signals.event_received.receivers:
+        _send(signals.event_received, event.ref, event_type=event.event_type, event_id=event.event_id)
+
+
+def answer_refused(ref: RunRef) -> None:
+    """An answer for this run was forged."""
+    if signals.answer_refused.receivers:
+        _send(signals.answer_refused, ref)
+
+
+def sweep_done(published: int, duration: timedelta) -> None:
+    """A sweep ended."""
+    if signals.sweep_done.receivers:
+        signals.sweep_done.send(sender=None, published=published, duration=duration)
+
+
+# --- from a pass --------------------------------------------------------------------------------
+
+
+def pass_started(claim: Claim, *, has_started: bool) -> None:
+    """A pass begins. The first of its run, if none ended in good order before and none by a worker's death."""
+    if not has_started and claim.crash_count == 0:
+        if signals.workflow_started.receivers:
+            _send(signals.workflow_started, claim.ref, latency=claim.latency)
+    elif signals.workflow_resumed.receivers:
+        _send(signals.workflow_resumed, claim.ref, latency=claim.latency, crash_count=claim.crash_count)
+
+
+def attempt_started(claim: Claim, step: str, attempt: int, *, type_: StepType = StepType.DO) -> None:
+    """A body is about to be called."""
+    if signals.step_started.receivers:
+        _send(signals.step_started, claim.ref, step=step, type=type_.value, attempt=attempt)
+
+
+def steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
+    """A boundary recorded these rows. Announced attempts and the losers of races are nothing to tell."""
+    for write in writes:
+        is_body = write.type in (StepType.DO, StepType.LINEAR)
+        is_lost = write.status is StepStatus.CANCELLED
+        begins = (write.is_new and not is_lost) or _starts_task_attempt(write)
+        if not is_body and begins and signals.step_started.receivers:
+            _send(signals.step_started, claim.ref, **_step(write))
+        signal = _SIGNAL_BY_STATUS.get(write.status)
+        if signal is None or not signal.receivers or (signal is signals.step_retrying and not _is_retry(write)):
+            continue
+        more = {"duration": write.ran_for, **_step(write)}
+        if signal is signals.step_retrying:
+            more |= {"delay": write.retry_in}
+        if signal is not signals.step_completed:
+            more |= {"error_name": write.error_name, "error_message": write.error_message}
+        _send(signal, claim.ref, **more)
+
+
+def _starts_task_attempt(write: StepWrite) -> bool:
+    """An attempt of a Celery task that is under way from now on."""
+    return write.type is StepType.TASK and write.status is StepStatus.WAITING and write.error_name is None
+
+
+def _is_retry(write: StepWrite) -> bool:
+    """Not the beginning of a wait, and not that it is a linear step's turn."""
+    return write.type is StepType.DO or write.error_name is not None
+
+
+def _step(write: StepWrite) -> dict[str, Any]:
+    # A linear step counts the attempts that failed.
+    attempt = write.attempts + 1 if write.status is StepStatus.DONE else max(1, write.attempts)
+    return {"step": write.name, "type": write.type.value, "attempt": attempt}
+
+
+def suspended(claim: Claim, released: ReleaseOutcome, until: datetime | None) -> None:
+    """A pass let its run go."""
+    if signals.workflow_suspended.receivers:
+        until = None if released is ReleaseOutcome.DUE else until
+        _send(signals.workflow_suspended, claim.ref, status=_STATUS_AFTER_RELEASE[released].value, until=until)
+
+
+def run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[], timedelta]) -> None:
+    """A pass ended its run."""
+    if run_outcome.status is Status.COMPLETE:
+        if signals.workflow_completed.receivers:
+            _send(signals.workflow_completed, claim.ref, duration=duration())
+    elif signals.workflow_failed.receivers:
+        error = {"error_name": run_outcome.error_name, "error_message": run_outcome.error_message}
+        _send(signals.workflow_failed, claim.ref, duration=duration(), **error)
+
+
+# --- around -------------------------------------------------------------------------------------
+
+
+def around_pass(claim: Claim) -> AbstractContextManager[None]:
+    """What goes around a pass."""
+    if not signals.around_pass.managers:
+        return nullcontext()
+    ref = claim.ref
+    return signals.around_pass.around(
+        workflow=ref.workflow, instance_id=ref.instance_id, run_number=ref.run_number, latency=claim.latency
+    )
+
+
+def around_body(call: Callable[[], T], claim: Claim, *, step: str, attempt: int) -> Callable[[], T]:
+    """The call with what goes around it."""
+    if not signals.around_step.managers:
+        return call
+    ref = claim.ref
+    around = signals.around_step.around(
+        workflow=ref.workflow, instance_id=ref.instance_id, run_number=ref.run_number, step=step, attempt=attempt
+    )
+
+    def run() -> T:
+        with around:
+            return call()
+
+    return run

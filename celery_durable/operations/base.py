@@ -1,0 +1,121 @@
+"""What every verb works with, and how it gets at its instance."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Self
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry
+from celery_durable.errors import (
+    InstanceNotFound,
+    NameInvalid,
+    ValueRefused,
+    VersionMismatch,
+)
+from celery_durable.model import (
+    DueRun,
+    InstanceRow,
+    OutboxMessage,
+    Scope,
+)
+from celery_durable.runtime import Runtime
+from celery_durable.store import instances, scopes
+from celery_durable.store.database_identity import store_id
+from celery_durable.store.engine import Store, Tx
+from celery_durable.values import UNSET
+
+WakeUp = Callable[[Sequence[DueRun]], None]
+Versions = Collection[str] | None
+"""The tags (`VersionedInstance.tag`) of an instance that a change is meant for; None: whatever it is."""
+_LARGEST_PAGE = 1000
+
+
+class OperationsBase:
+    """What all operations share. After the commit, ``wake`` gets what became due, and ``post`` what is to be sent."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        registry: Registry,
+        runtime: Runtime,
+        wake: WakeUp,
+        *,
+        post: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
+    ) -> None:
+        self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
+        self._wake, self._post = wake, post
+        self._grace = settings.grace
+        self._scope: Scope | None = None
+
+    def within(self, scope: Scope | None) -> Self:
+        """The same verbs for a caller who reaches these instances alone; None: all. The others are not found."""
+        found = copy.copy(self)
+        found._scope = scope  # noqa: SLF001  # its own
+        return found
+
+    def new_id(self) -> str:
+        """An id that no instance has."""
+        return (self._scope.id_prefix if self._scope is not None else "") + self._runtime.new_id()
+
+    @property
+    def scope_text(self) -> str:
+        """The same for callers who reach the same instances."""
+        return "" if self._scope is None else self._scope.to_text()
+
+    def _cursors(self, *of: object) -> values.Cursors:
+        """The cursors of this list, for callers who reach the same instances."""
+        return values.Cursors(self._store.id or self._store.read(store_id), (*of, self.scope_text))
+
+    def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
+        """The instance's row, locked; raises InstanceNotFound, VersionMismatch."""
+        row = instances.lock(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, row)
+        if if_version is not None and instances.tag(tx, row) not in if_version:
+            raise VersionMismatch(workflow, instance_id)
+        return row
+
+    def _read_row(self, tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+        """The instance's row; raises InstanceNotFound."""
+        row = instances.read(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, row)
+        return row
+
+    def _check_reach(self, tx: Tx, row: InstanceRow) -> None:
+        if not scopes.reaches(tx, self._scope, row.pk):
+            raise InstanceNotFound(row.workflow, row.instance_id)
+
+    def _retention(self, workflow: str) -> timedelta | None:
+        """How long an instance that is made now is kept after its end."""
+        definition = self._registry.find(workflow)
+        return self._settings.retention_of(UNSET if definition is None else definition.retention)
+
+
+def possible(workflow: str, instance_id: str) -> str:
+    """An id that no instance can have is not asked for: databases differ in what they make of a NUL or a number."""
+    try:
+        values.instance_id(instance_id, values.LONGEST_ID)
+    except NameInvalid:
+        raise InstanceNotFound(workflow, instance_id) from None
+    if not can_be_named(workflow):
+        raise InstanceNotFound(workflow, instance_id)
+    return instance_id
+
+
+def can_be_named(workflow: str) -> bool:
+    """Whether a workflow can have this name."""
+    try:
+        values.identifier("Workflow name", workflow, values.LONGEST_ID)
+    except NameInvalid:
+        return False
+    return True
+
+
+def check_limit(limit: int) -> None:
+    """How many items a page may have; raises ValueRefused."""
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")

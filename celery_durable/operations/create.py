@@ -1,0 +1,215 @@
+"""CreateOperations instances: one, many, or in the caller's own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from celery_durable import notify, values
+from celery_durable.definitions import Definition
+from celery_durable.errors import (
+    BatchTooLarge,
+    InstanceAlreadyExists,
+    InstanceNotFound,
+    OutOfScope,
+    StartTooFar,
+    ValueRefused,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import (
+    TERMINAL,
+    Child,
+    CreateOptions,
+    DueRun,
+    InstanceRow,
+    RestartOrCreateResult,
+    RunRef,
+    Status,
+)
+from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.store import instances, runs, scopes
+from celery_durable.store.engine import Tx
+
+IfExists = Literal["error", "return"]
+
+
+class CreateOperations(OperationsBase):
+    """The verbs that make instances."""
+
+    def create(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        if_exists: IfExists = "error",
+        run_at: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        session: Session | None = None,
+    ) -> str:
+        """Record a new instance and have it advanced; answers with its id.
+
+        ``session``: join the caller's transaction; the workers are told after his commit.
+        Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
+        InvalidLabel, TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        """
+        definition = self._definition(workflow)
+        if if_exists not in ("error", "return"):
+            raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
+        instance_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        row = self._row(definition, instance_id, params, labels)
+        starts = row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
+        due = self._due(definition, instance_id)
+
+        def insert(tx: Tx) -> bool:
+            if starts is not None and starts - instances.read_clock(tx) > self._settings.max_sleep:
+                raise StartTooFar(starts, self._settings.max_sleep)
+            return instances.insert(tx, **row)
+
+        def tell() -> None:
+            notify.created(due.ref, run_at=run_at)
+            if run_at is None:
+                self._wake([due])
+
+        if session is not None:
+            is_new = insert(self._store.join(session))
+            if is_new:
+                self._store.after_commit(session, tell)
+        else:
+            is_new = self._store.transact(insert)
+            if is_new:
+                tell()
+        if not is_new and (if_exists == "error" or not self._is_ours(workflow, instance_id)):
+            raise InstanceAlreadyExists(workflow, instance_id)
+        return instance_id
+
+    def _is_ours(self, workflow: str, instance_id: str) -> bool:
+        """Whether an instance that exists is in the caller's scope."""
+        it = Child(workflow, instance_id)
+        return self._scope is None or it in self._store.read(lambda tx: scopes.reached(tx, self._scope, [it]))
+
+    def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
+        """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
+
+        Ids that exist, and repetitions within the batch, are skipped; one invalid item rejects all.
+        """
+        definition = self._definition(workflow)
+        if len(batch) > self._settings.max_batch:
+            raise BatchTooLarge(len(batch), self._settings.max_batch)
+        rows: dict[str, dict[str, Any]] = {}
+        for item in batch:
+            instance_id = values.instance_id(item.id, self._settings.max_instance_id)
+            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, item=instance_id))
+        # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
+        created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
+        made = [key for key in rows if key in created]
+        due_runs = [self._due(definition, key) for key in made]
+        for due in due_runs:
+            notify.created(due.ref)
+        self._wake(due_runs)
+        return made
+
+    def restart_or_create(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str,  # the public name
+        if_status: Collection[Status | str] = TERMINAL,
+        if_version: Versions = None,
+        reason: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> RestartOrCreateResult:
+        """Restart the instance of this id if it is in one of these statuses, or create it; tells which happened.
+
+        One that is in another status is left as it is ("unchanged"). A restart keeps the first parameters, and the
+        labels as they are. Of several callers at once one begins the run. Raises what `create` raises, but
+        InstanceAlreadyExists; and VersionMismatch where the instance exists at another version.
+        """
+        definition = self._definition(workflow)
+        wanted = {Status(status) for status in if_status}
+        instance_id = values.instance_id(id, self._settings.max_instance_id)
+        new = self._row(definition, instance_id, params, labels)
+        commit_id = new["commit_id"]
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def started(row: InstanceRow, number: int) -> tuple[RestartOrCreateResult, list[DueRun]]:
+            outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
+            due = DueRun(RunRef(workflow, instance_id, number), row.queue)
+            return RestartOrCreateResult(outcome, instance_id, number, Status.ACTIVE), [due]
+
+        def work(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]]:
+            is_new = instances.insert(tx, **new)
+            try:
+                row = self._lock_row(tx, workflow, instance_id, None if is_new else if_version)
+            except InstanceNotFound:  # out of the caller's scope
+                raise InstanceAlreadyExists(workflow, instance_id) from None
+            if is_new:
+                return started(row, 1)
+            if row.status not in wanted:
+                return RestartOrCreateResult("unchanged", instance_id, row.run_number, row.status), []
+            due = instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
+            return started(row, due.ref.run_number)
+
+        def was_applied(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]] | None:
+            if runs.creator(tx, workflow, instance_id) is None:
+                return None
+            row = self._lock_row(tx, workflow, instance_id)
+            number = runs.find(tx, row, commit_id=commit_id)
+            return None if number is None else started(row, number)
+
+        answer, due_runs = self._store.transact(work, resolve=was_applied)
+        for due in due_runs:
+            if answer.outcome == "created":
+                notify.created(due.ref)
+            else:
+                notify.restarted(due.ref, reason=reason)
+        self._wake(due_runs)
+        return answer
+
+    def _definition(self, workflow: str) -> Definition:
+        definition = self._registry.get(workflow)
+        values.identifier("Workflow name", definition.name, self._settings.max_workflow_name)
+        return definition
+
+    def _row(
+        self,
+        definition: Definition,
+        instance_id: str,
+        params: Any,
+        labels: Mapping[str, str] | None,
+        *,
+        item: str | None = None,
+    ) -> dict[str, Any]:
+        labelled = self._labelled(instance_id, values.labels(labels))
+        try:
+            checked = definition.params.check(params)
+        except values.ValidationFailed as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems, item=item) from exc
+        what = f"Parameters of workflow {definition.name!r}" + (f" for instance {item!r}" if item else "")
+        return {
+            "workflow": definition.name,
+            "instance_id": instance_id,
+            "params": definition.params.encode(checked, what=what, limits=self._settings.limits),
+            "queue": definition.queue or self._settings.queue,
+            "grace": self._grace,
+            "plan": definition.plan(self._settings.step_policy),
+            "commit_id": self._runtime.new_token(),
+            "retention": self._retention(definition.name),
+            "labelled": labelled,
+        }
+
+    def _labelled(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """The labels of a new instance, those of the caller's scope among them; raises OutOfScope."""
+        if self._scope is None:
+            return labels
+        whole = {**labels, **self._scope.labels}
+        if not self._scope.allows_id(instance_id) or any(whole[name] != value for name, value in labels.items()):
+            raise OutOfScope(instance_id)
+        return values.labels(whole)
+
+    def _due(self, definition: Definition, instance_id: str) -> DueRun:
+        return DueRun(RunRef(definition.name, instance_id, 1), definition.queue or self._settings.queue)

@@ -1,0 +1,190 @@
+"""InterventionOperations: people settle a step by hand, and it is written down who did it, when and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from celery_durable import notify, values
+from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
+from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType
+from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.operations.fork_specs import ended_by, find_step, seed_after, stands_at
+from celery_durable.store import instances, interventions, items, runs
+from celery_durable.store.engine import Tx
+from celery_durable.store.step_rows import PendingEvent
+
+_LONGEST_NAME = 255
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wish:
+    """What somebody wants of a step. ``result``: JSON text; None for what has none."""
+
+    action: str
+    result: str | None
+    actor: str
+    reason: str | None
+    commit_id: str
+    event_id: str
+
+
+class InterventionOperations(OperationsBase):
+    """The verbs that settle single steps in their workers' place."""
+
+    def set_result(
+        self,
+        workflow: str,
+        instance_id: str,
+        step: str,
+        value: Any,
+        *,
+        by: str,
+        reason: str | None = None,
+        if_version: Versions = None,
+    ) -> int:
+        """Complete a step with a result; answers with the number of the run that goes on with it.
+
+        A step that is open, of an instance that has not ended: in the same run, whose worker loses its claim. Or one
+        that ended an errored instance: in a new run, as `retry`. A wait gets ``value`` as the payload of an event,
+        a linear step as its result, also while it waits.
+        ``by``: who does it; kept with reason, time and what the step was (`History.audit`). Raises InstanceNotFound,
+        StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable, PayloadTooLarge; ValueRefused for a sleep.
+        """
+        text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
+        wish = self._wish("set_result", text, by, reason)
+        return self._intervene(workflow, instance_id, step, wish, if_version)
+
+    def skip(
+        self,
+        workflow: str,
+        instance_id: str,
+        step: str,
+        *,
+        by: str,
+        reason: str | None = None,
+        if_version: Versions = None,
+    ) -> int:
+        """Complete a step without a result (None; a wait: an event with nothing in it); else as `set_result`.
+
+        A sleep ends at once.
+        """
+        return self._intervene(workflow, instance_id, step, self._wish("skip", None, by, reason), if_version)
+
+    def _wish(self, action: str, result: str | None, by: str, reason: str | None) -> _Wish:
+        return _Wish(
+            action=action,
+            result=result,
+            actor=values.label("The person who does it", by, _LONGEST_NAME),
+            reason=None if reason is None else values.storable(reason, self._settings.max_log_message),
+            commit_id=self._runtime.new_token(),
+            event_id=self._runtime.new_id(),
+        )
+
+    def _intervene(self, workflow: str, instance_id: str, key: str, wish: _Wish, if_version: Versions) -> int:
+        before: StepRow | None = None
+        begins_a_run = False
+
+        def work(tx: Tx) -> tuple[int, list[DueRun]]:
+            nonlocal before, begins_a_run
+            row = self._lock_row(tx, workflow, instance_id, if_version)
+            if row.status in (Status.COMPLETE, Status.TERMINATED):
+                raise InstanceTerminal(workflow, instance_id, row.status, f"{_NAMES[wish.action]} a step of")
+            begins_a_run = row.status is Status.ERRORED
+            if begins_a_run:
+                row, step, due_runs = self._continue(tx, row, key, wish)
+            else:
+                row, step, due_runs = self._take_over(tx, row, key)
+            before = step
+            _settle(tx, row, step, wish)
+            return row.run_number, due_runs
+
+        def was_applied(tx: Tx) -> tuple[int, list[DueRun]] | None:
+            row = self._lock_row(tx, workflow, instance_id)
+            number = interventions.find(tx, row, commit_id=wish.commit_id)
+            return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
+
+        number, due_runs = self._store.transact(work, resolve=was_applied)
+        assert before is not None
+        ref = RunRef(workflow, instance_id, number)
+        if begins_a_run:
+            notify.restarted(ref, reason=wish.reason)
+        notify.step_intervened(ref, before, action=wish.action, by=wish.actor, reason=wish.reason)
+        self._wake(due_runs)
+        return number
+
+    def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
+        """An open step of a run that goes on; who works on it has no claim any more."""
+        steps = runs.read(tx, row).steps
+        step = find_step(row, steps, key)
+        if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
+            raise _not_open(row, steps, step)
+        if row.claim_token is not None:
+            interventions.uncount_attempts(tx, row, but=step.step_key)
+        due = instances.take_back(tx, row, grace=self._grace)
+        return row, step, [] if due is None else [due]
+
+    def _continue(self, tx: Tx, row: InstanceRow, key: str, wish: _Wish) -> tuple[InstanceRow, StepRow, list[DueRun]]:
+        """A step that ended its run, in a new run: rows of ended runs never change."""
+        source = runs.read(tx, row)
+        step = find_step(row, source.steps, key)
+        if not ended_by(row, source, step):
+            raise _not_open(row, source.steps, step)
+        seed = seed_after(row, source, step)
+        due = instances.restart(
+            tx, row, grace=self._grace, commit_id=wish.commit_id, reason=wish.reason, plan=seed.plan, seed=seed
+        )
+        if step.step_key not in seed.keys:
+            runs.copy_steps(tx, seed, [step.step_key], pk=row.pk, run_number=due.ref.run_number)
+        return dataclasses.replace(row, run_number=due.ref.run_number), step, [due]
+
+
+def _not_open(row: InstanceRow, steps: Sequence[StepRow], step: StepRow) -> StepNotOpen:
+    standing = stands_at(steps) if step.status is StepStatus.LINEAR_PENDING else None
+    return StepNotOpen(
+        row.workflow,
+        row.instance_id,
+        row.run_number,
+        step.name if step.type is StepType.LINEAR else step.step_key,
+        step.status,
+        stands_at=None if standing is None else standing.name,
+    )
+
+
+_NAMES = {"set_result": "set the result of", "skip": "skip"}
+
+
+def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
+    interventions.record(
+        tx, row, step, action=wish.action, actor=wish.actor, reason=wish.reason, commit_id=wish.commit_id
+    )
+    result: str | None = wish.result or "null"
+    event = None
+    match step.type:
+        case StepType.SLEEP:
+            if wish.result is not None:
+                raise ValueRefused(f"Step {step.name!r} is a sleep and has no result. Skip it: skip({step.name!r}).")
+            result = None
+        case StepType.MAP:
+            result = _as_answers(step, wish.result)
+        case StepType.TASK:
+            items.forget(tx, row.pk, row.run_number, step.step_key)
+        case StepType.LINEAR:
+            interventions.finish_linear(tx, row, step, result=wish.result or "null", commit_id=wish.commit_id)
+            return
+        case StepType.WAIT:
+            type_, payload = step.wait_event_type or "", wish.result or "null"
+            sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=wish.event_id)
+            assert sent is not None
+            event = PendingEvent(sent.seq, type_, payload, sent.created_at)
+    interventions.settle(tx, row, step, event=event, result=result, commit_id=wish.commit_id)
+
+
+def _as_answers(step: StepRow, result: str | None) -> str:
+    """The result of a map, which is one for each item; skipped, it has none."""
+    given = [] if result is None else json.loads(result)
+    if not isinstance(given, list):
+        raise ValueRefused(f"Step {step.name!r} is a map: its result is a list, with what each item came to.")
+    return json.dumps([{"output": each} for each in given])

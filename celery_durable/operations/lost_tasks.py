@@ -1,0 +1,49 @@
+"""LostTaskOperations: a Celery task was lost with a worker, a machine or a queue, and is sent again or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_durable import values
+from celery_durable.model import OutboxMessage, TaskReference
+from celery_durable.operations.lifecycle import LifecycleOperations
+from celery_durable.store import lost_tasks
+from celery_durable.store.engine import Tx
+from celery_durable.store.lost_tasks import GiveUp, Resend
+
+Loss = tuple[TaskReference, int | None]
+"""What was lost, and when its message was sent, as far as the reporter knows (see `lost_tasks.report`)."""
+
+
+class LostTaskOperations(LifecycleOperations):
+    """What becomes of tasks that never answer because they are gone."""
+
+    def report_lost(self, lost: Sequence[Loss], *, why: str) -> int:
+        """These deliveries are lost: send the tasks again, or end them as TaskLost; answers with how many it concerned.
+
+        A task ends so if its step says ``on_lost="fail"``, or once it was lost ``durable_lost_limit`` times. ``why``:
+        goes into its error.
+        """
+        given_up: list[tuple[TaskReference, GiveUp]] = []
+
+        def work(tx: Tx) -> list[OutboxMessage]:
+            given_up.clear()
+            messages = []
+            for reference, sent_us in lost:
+                limit = self._settings.lost_limit
+                match lost_tasks.report(tx, reference, sent_us=sent_us, limit=limit, grace=self._grace):
+                    case Resend(message):
+                        messages.append(message)
+                    case GiveUp() as end:
+                        given_up.append((reference, end))
+            return messages
+
+        messages = self._store.transact(work)
+        if messages:
+            self._post(messages)
+        for reference, end in given_up:
+            # Final: `retries` speaks of failures, and this task may have done its work.
+            times = "" if end.losses == 1 else f" {end.losses} times"
+            text = f"Celery task {end.name!r} was lost{times}: {why}"
+            self.answer(reference, values.answer_of_error("TaskLost", text, is_non_retryable=True))
+        return len(messages) + len(given_up)

@@ -1,0 +1,374 @@
+"""QueryOperations instances: where they stand, what they did, and why they do not move."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from celery_durable import values
+from celery_durable.errors import (
+    CursorInvalid,
+    RunNotFound,
+)
+from celery_durable.explain import Diagnosis, Facts, explain
+from celery_durable.model import (
+    Child,
+    EventRecord,
+    History,
+    HistoryPage,
+    InstanceDetails,
+    InstanceRow,
+    InstanceStatus,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Origin,
+    Page,
+    ParentStep,
+    Published,
+    Status,
+    StepRecord,
+    StepType,
+    VersionedInstance,
+    child_of,
+)
+from celery_durable.operations.base import OperationsBase, can_be_named, check_limit, possible
+from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published_values, scopes
+from celery_durable.store.engine import Tx
+
+T = TypeVar("T")
+_LARGEST_RUN = 2**31 - 1
+"""And the largest place of a step: both columns are of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An instance at one moment: its row, and the status people see."""
+
+    instance: InstanceRow
+    status: InstanceStatus
+
+
+class QueryOperations(OperationsBase):
+    """The verbs that read."""
+
+    def get(self, workflow: str, instance_id: str) -> Snapshot:
+        """An instance and its status now; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> Snapshot:
+            row = self._read_row(tx, workflow, instance_id)
+            return Snapshot(row, history.status_of(row.status, self._run(tx, row, row.run_number)))
+
+        return self._store.read(work)
+
+    def read(self, workflow: str, instance_id: str) -> InstanceRow:
+        """The instance's row and nothing else, for who looks often; raises InstanceNotFound."""
+        return self._store.read(lambda tx: self._read_row(tx, workflow, instance_id))
+
+    def look(self, workflow: str, instance_id: str) -> VersionedInstance:
+        """The instance's row and tag and nothing else, for clients that look often; raises InstanceNotFound."""
+        return self._store.read(lambda tx: self._look(tx, workflow, instance_id))
+
+    def _look(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
+        found = instances.look(tx, workflow, possible(workflow, instance_id))
+        self._check_reach(tx, found.instance)
+        return found
+
+    def details(self, workflow: str, instance_id: str) -> InstanceDetails:
+        """An instance with its current run and step; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> InstanceDetails:
+            look = self._look(tx, workflow, instance_id)
+            row = look.instance
+            record = self._run(tx, row, row.run_number)
+            step = history.current_step(tx, row.pk, row.run_number)
+            return InstanceDetails(
+                instance=row,
+                tag=look.tag,
+                status=history.status_of(row.status, record),
+                params=json.loads(record.params),
+                started_at=record.started_at,
+                completed_at=record.completed_at,
+                reason=record.reason,
+                current_step=None if step is None else self._shown_steps(tx, [step])[0],
+                labels=labels.of(tx, row.pk),
+            )
+
+        return self._store.read(work)
+
+    def outcome(self, workflow: str, instance_id: str, *, run: int) -> InstanceStatus:
+        """How a run stands, or what became of it; raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> InstanceStatus:
+            row = self._read_row(tx, workflow, instance_id)
+            record = self._run(tx, row, run)
+            return history.status_of(history.past_status(row, record), record)
+
+        return self._store.read(work)
+
+    def steps(
+        self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
+    ) -> list[tuple[int, StepRecord]]:
+        """Up to ``limit`` steps of a run in call order, after (place in it, step key); with their places."""
+
+        def work(tx: Tx) -> list[tuple[int, StepRecord]]:
+            found = history.step_page(tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit)
+            shown = self._shown_steps(tx, [record for _, record in found])
+            return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
+
+        return self._store.read(work)
+
+    def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
+        """The steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> History:
+            row = self._read_row(tx, workflow, instance_id)
+            record = self._run(tx, row, row.run_number if run is None else run)
+            return History(
+                workflow=workflow,
+                instance_id=instance_id,
+                run_number=record.run_number,
+                status=history.status_of(history.past_status(row, record), record),
+                params=json.loads(record.params),
+                created_at=record.created_at,
+                started_at=record.started_at,
+                completed_at=record.completed_at,
+                reason=record.reason,
+                steps=tuple(self._shown_steps(tx, history.steps(tx, row.pk, record.run_number))),
+                events=self._shown_events(tx, history.events(tx, row.pk, record.run_number)),
+                origin=self._shown_origin(tx, row, record.origin),
+                audit=interventions.audit(tx, row.pk, record.run_number),
+                labels=labels.of(tx, row.pk),
+                parent=self._shown_parent(tx, row),
+            )
+
+        return self._store.read(work)
+
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
+        """Why an instance stands where it stands, from one look at the database; raises InstanceNotFound."""
+        return explain(self.facts(workflow, instance_id))
+
+    def facts(self, workflow: str, instance_id: str) -> Facts:
+        """What `explain` rests on; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> Facts:
+            row = self._read_row(tx, workflow, instance_id)
+            open_, last = history.open_steps(tx, row.pk, row.run_number)
+            open_ = tuple(self._shown_steps(tx, open_))
+            last = None if last is None else self._shown_steps(tx, [last])[0]
+            buffered = history.buffered_types(tx, row.pk, row.run_number)
+            run = self._run(tx, row, row.run_number)
+            now, beats = heartbeats.read(tx)
+            return Facts(
+                now,
+                row,
+                run,
+                open_steps=open_,
+                last_step=last,
+                buffered=buffered,
+                heartbeats=beats,
+                answered=history.answered_tasks(tx, row.pk, row.run_number),
+                unsent=outbox.present(tx, [step.task_id for step in open_ if step.task_id is not None]),
+                unsent_items=outbox.count_by_step(
+                    tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
+                ),
+                children=instances.statuses(tx, [step.child for step in open_ if step.child is not None]),
+                parent=self._shown_parent(tx, row),
+            )
+
+        return self._store.read(work)
+
+    def history_page(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        limit: int = 25,
+        newest_first: bool = False,
+        steps_cursor: str | None = None,
+        events_cursor: str | None = None,
+        logs_cursor: str | None = None,
+        with_logs: bool = False,
+        with_audit: bool = False,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> HistoryPage:
+        """A page of a run's steps, events and, if asked for, logs, each with a cursor of its own.
+
+        ``with_audit``: also all that people did to its steps.
+
+        A cursor belongs to a run, an order and a filter: without ``run`` it goes on with its own run, also after a
+        restart.
+        Raises InstanceNotFound, RunNotFound, CursorInvalid.
+        """
+        check_limit(limit)
+        given = {"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor}
+        lists = self._history_cursors(workflow, instance_id, newest_first, levels, category)
+        after = {kind: lists[kind].read(cursor) for kind, cursor in given.items() if cursor is not None}
+        for kind, (number, *_) in after.items():
+            if run is None:
+                run = cast("int", number)
+            elif number != run:
+                raise CursorInvalid(given[kind])
+
+        def work(tx: Tx) -> HistoryPage:
+            row = self._read_row(tx, workflow, instance_id)
+            record = self._run(tx, row, row.run_number if run is None else run)
+            number = record.run_number
+
+            def page(kind: str, found: Sequence[T], key: Callable[[T], tuple[values.CursorPart, ...]]) -> Page[T]:
+                items = tuple(found[:limit])
+                more = lists[kind].write(number, *key(items[-1])) if len(found) > limit else None
+                return Page(items, more)
+
+            options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
+            place = cast("tuple[int, str] | None", after["steps"][1:] if "steps" in after else None)
+            found = page(
+                "steps",
+                history.step_page(tx, row.pk, number, after=place, **options),
+                lambda item: (item[0], item[1].step_key),
+            )
+            last_event = cast("int | None", after["events"][1] if "events" in after else None)
+            last_log = cast("int | None", after["logs"][1] if "logs" in after else None)
+            narrowed: dict[str, Any] = {"after_id": last_log, "levels": levels, "category": category}
+            return HistoryPage(
+                run_number=number,
+                status=history.status_of(history.past_status(row, record), record),
+                params=json.loads(record.params),
+                created_at=record.created_at,
+                started_at=record.started_at,
+                completed_at=record.completed_at,
+                reason=record.reason,
+                steps=Page(tuple(self._shown_steps(tx, [record for _, record in found.items])), found.cursor),
+                events=page(
+                    "events",
+                    self._shown_events(tx, history.events(tx, row.pk, number, after=last_event, **options)),
+                    lambda event: (event.seq,),
+                ),
+                logs=page("logs", history.logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
+                if with_logs
+                else None,
+                origin=self._shown_origin(tx, row, record.origin),
+                audit=interventions.audit(tx, row.pk, number) if with_audit else (),
+                labels=labels.of(tx, row.pk),
+                parent=self._shown_parent(tx, row),
+            )
+
+        return self._store.read(work)
+
+    def _history_cursors(
+        self,
+        workflow: str,
+        instance_id: str,
+        newest_first: bool,  # noqa: FBT001  # read aloud
+        levels: Sequence[LogLevel] | None,
+        category: str | None,
+    ) -> dict[str, values.Cursors]:
+        """Those of each list of a history; its run is told by the cursor."""
+        filters: dict[str, tuple[object, ...]] = {"steps": (), "events": (), "logs": (levels, category)}
+        one = (workflow, instance_id, newest_first)
+        return {kind: self._cursors(kind, *one, *narrowed) for kind, narrowed in filters.items()}
+
+    def stream_cursors(self, workflow: str, instance_id: str) -> values.Cursors:
+        """How far a client has come that follows an instance."""
+        return self._cursors("stream", workflow, instance_id)
+
+    def logs(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> list[LogRecord]:
+        """Up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
+
+        def work(tx: Tx) -> list[LogRecord]:
+            row = self._read_row(tx, workflow, instance_id)
+            number = row.run_number if run is None else run
+            return history.logs(tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category)
+
+        return self._store.read(work)
+
+    def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
+        """What a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> dict[str, Published]:
+            row = self._read_row(tx, workflow, instance_id)
+            if run is not None:
+                self._run(tx, row, run)
+            return published_values.read(tx, row.pk, row.run_number if run is None else run)
+
+        return self._store.read(work)
+
+    def list(
+        self,
+        workflow: str | None = None,
+        *,
+        status: Status | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+        labels: Mapping[str, str] | None = None,
+    ) -> Page[InstanceSummary]:
+        """Instances, newest first; ``cursor`` continues an earlier page. ``labels``: only those that have all of these.
+
+        Raises CursorInvalid, InvalidLabel, TooManyLabels.
+        """
+        check_limit(limit)
+        chosen: dict[str, Any] = {
+            "workflow": workflow,
+            "status": None if status is None else Status(status),
+            "labelled": values.labels(labels),
+            "scope": self._scope,
+        }
+        cursors = self._cursors("instances", workflow, chosen["status"], sorted(chosen["labelled"].items()))
+        before = None if cursor is None else cast("int", cursors.read(cursor)[0])
+        if workflow is not None and not can_be_named(workflow):
+            return Page((), None)
+        found = self._store.read(lambda tx: history.instances(tx, **chosen, before_pk=before, limit=limit + 1))
+        more = found[limit:]
+        items = found[:limit]
+        return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
+
+    def _shown_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """Steps without their links to instances that are out of the caller's scope."""
+        children = {step.child for step in steps if step.child is not None}
+        hidden = children - scopes.reached(tx, self._scope, children)
+        return [replace(step, child=None) if step.child in hidden else step for step in steps]
+
+    def _shown_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
+        """Events; the type of a child's answer names the child, so the id is left out where `_shown_steps` does."""
+        if self._scope is None:
+            return tuple(events)
+        children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}
+        hidden = set(children.values()) - scopes.reached(tx, self._scope, set(children.values()))
+        return tuple(
+            replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event
+            for event in events
+        )
+
+    def _shown_origin(self, tx: Tx, row: InstanceRow, origin: Origin | None) -> Origin | None:
+        if origin is None or origin.instance_id == row.instance_id:
+            return origin
+        its = Child(row.workflow, origin.instance_id)
+        return origin if its in scopes.reached(tx, self._scope, [its]) else None
+
+    def _shown_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
+        parent = instances.parent_step(tx, row.pk)
+        if parent is None:
+            return None
+        its = Child(parent.workflow, parent.instance_id)
+        return parent if its in scopes.reached(tx, self._scope, [its]) else None
+
+    @staticmethod
+    def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
+        found = history.run(tx, row.pk, number) if number <= _LARGEST_RUN else None
+        if found is None:
+            raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
+        return found

@@ -1,0 +1,52 @@
+"""RetentionOperations: deleting instances that ended long ago, with all their runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+
+from celery_durable import values
+from celery_durable.errors import ValueRefused
+from celery_durable.model import TERMINAL, Scope, Status
+from celery_durable.operations.base import OperationsBase, can_be_named
+from celery_durable.store import retention
+from celery_durable.store.retention import Ended
+
+_BATCH = 25
+
+
+class RetentionOperations(OperationsBase):
+    """The verbs that delete."""
+
+    def count_ended(
+        self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
+    ) -> int:
+        """How many instances `prune` would delete."""
+        ended = _ended(older_than, workflow, statuses, self._scope)
+        return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
+
+    def prune(
+        self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
+    ) -> int:
+        """Delete the instances that ended at least so long ago, with all their runs; answers with how many.
+
+        In small transactions: what is deleted when it is interrupted stays deleted. ``statuses``: of these alone.
+        Instances that have not ended are never deleted: asked for, ValueRefused is raised.
+        """
+        ended = _ended(older_than, workflow, statuses, self._scope)
+        deleted, batch = 0, 0 if ended is None else _BATCH
+        while ended is not None and batch == _BATCH:
+            batch = self._store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
+            deleted += batch
+        return deleted
+
+
+def _ended(
+    older_than: values.Duration, workflow: str | None, statuses: Collection[Status], scope: Scope | None
+) -> Ended | None:
+    live = [str(status) for status in statuses if not Status(status).is_terminal]
+    if live:
+        raise ValueRefused(f"Instances that are {live[0]} cannot be pruned: terminate them first.")
+    if workflow is not None and not can_be_named(workflow):
+        return None
+    return Ended(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope)

@@ -1,0 +1,148 @@
+"""Doing again: restart, wholly or from a step; retry of what failed; forks.
+
+Prior runs are never changed. What goes on from the middle is a new run that begins with copies of the steps that it
+keeps: a runner in flight loses its claim to it, and everybody can read what was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_durable import notify, values
+from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
+from celery_durable.model import DueRun, InstanceRow, Kind, RunPlan, RunRef, Status
+from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.operations.fork_specs import seed_before, seed_without_failure
+from celery_durable.store import instances, labels, runs
+from celery_durable.store.engine import Tx
+from celery_durable.store.runs import ForkSpec
+
+
+class RewindOperations(OperationsBase):
+    """The verbs that do again what was done."""
+
+    def restart(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        from_step: str | None = None,
+        reason: str | None = None,
+        if_version: Versions = None,
+    ) -> int:
+        """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept.
+
+        ``from_step``: keep what settled before this step of the current run was called (its key: its name, unless
+        repeated), and all events, those that its steps had consumed included. Raises InstanceNotFound, StepNotFound.
+        Without it a linear run follows the plan of the code that is known here, and WorkflowNotFound is raised where
+        none is; with it, the rows of the run that it continues, and ValueRefused is raised for a step ahead of these.
+        """
+
+        def seed(tx: Tx, row: InstanceRow) -> ForkSpec | None:
+            if from_step is None:
+                return None
+            return seed_before(row, runs.read(tx, row), from_step)
+
+        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+
+    def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
+        """Try again what ended an errored instance, with fresh attempts; answers with the number of the new run.
+
+        It keeps all that settled before the failure came to light. The step of a linear one goes on as it was last
+        called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
+        """
+
+        def seed(tx: Tx, row: InstanceRow) -> ForkSpec:
+            if row.status is not Status.ERRORED:
+                raise InstanceNotErrored(workflow, instance_id, row.status)
+            return seed_without_failure(row, runs.read(tx, row))
+
+        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+
+    def fork(
+        self,
+        workflow: str,
+        instance_id: str,
+        step: str,
+        *,
+        id: str | None = None,  # the public name
+    ) -> str:
+        """Create an instance that goes on before a step of another one's current run; answers with its id.
+
+        It has the same parameters and labels, copies of what settled before, and the events. The other is left alone.
+        Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a
+        step that a linear one has not come to.
+        """
+        new_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        if self._scope is not None and not self._scope.allows_id(new_id):
+            raise OutOfScope(new_id)
+        commit_id = self._runtime.new_token()
+
+        def work(tx: Tx) -> DueRun:
+            row = self._lock_row(tx, workflow, instance_id)
+            source = runs.read(tx, row)
+            seed = seed_before(row, source, step)
+            is_new = instances.insert(
+                tx,
+                workflow=workflow,
+                instance_id=new_id,
+                params=source.params,
+                queue=row.queue,
+                grace=self._grace,
+                commit_id=commit_id,
+                plan=seed.plan,
+                seed=seed,
+                retention=self._retention(workflow),
+                labelled=labels.of(tx, row.pk),
+            )
+            if not is_new:
+                raise InstanceAlreadyExists(workflow, new_id)
+            return DueRun(RunRef(workflow, new_id, 1), row.queue)
+
+        def was_applied(tx: Tx) -> DueRun | None:
+            row = self._lock_row(tx, workflow, instance_id)  # its lock was held by the commit in doubt
+            is_ours = runs.creator(tx, workflow, new_id) == commit_id
+            return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
+
+        due = self._store.transact(work, resolve=was_applied)
+        notify.created(due.ref)
+        self._wake([due])
+        return new_id
+
+    def _begin(
+        self,
+        workflow: str,
+        instance_id: str,
+        seed: Callable[[Tx, InstanceRow], ForkSpec | None],
+        *,
+        reason: str | None,
+        if_version: Versions,
+    ) -> int:
+        """Begin a run with what ``seed`` finds under the lock."""
+        commit_id = self._runtime.new_token()
+        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+
+        def work(tx: Tx) -> DueRun:
+            row = self._lock_row(tx, workflow, instance_id, if_version)
+            found = seed(tx, row)
+            plan = self._plan(row) if found is None else found.plan
+            return instances.restart(
+                tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, seed=found
+            )
+
+        def was_applied(tx: Tx) -> DueRun | None:
+            row = self._lock_row(tx, workflow, instance_id)
+            number = runs.find(tx, row, commit_id=commit_id)
+            return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
+
+        due = self._store.transact(work, resolve=was_applied)
+        notify.restarted(due.ref, reason=reason)
+        self._wake([due])
+        return due.ref.run_number
+
+    def _plan(self, row: InstanceRow) -> RunPlan:
+        """How a new run begins; a function's does also where its code is not known."""
+        known = self._registry.find(row.workflow)
+        if known is None and row.kind is Kind.REPLAY:
+            return RunPlan()
+        return (known or self._registry.get(row.workflow)).plan(self._settings.step_policy)

@@ -1,0 +1,101 @@
+"""Putting together what packages bring: their workflows by binding key, from hand, module or entry point.
+
+A package exports ``required_workflows``, a dict of binding keys and workflows, and never makes an engine; the
+application registers it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from celery_durable.definitions import Definition, Registry
+from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, WorkflowNameTaken
+from celery_durable.handles import Workflow
+
+GROUP = "celery_durable.workflows"
+"""The group of entry points: ``sessions = "sessions.workflows:required_workflows"``."""
+EXPORT = "required_workflows"
+
+RequiredWorkflows = Mapping[str, Workflow[Any, Any]]
+
+
+class Bindings:
+    """The workflows of an app by binding key: the name that Python code has for them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._bound: dict[str, Definition] = {}
+
+    def add(self, required: RequiredWorkflows, *, reserved: Iterable[str] = ()) -> None:
+        """Register all of a package's workflows, or none; the same again changes nothing.
+
+        Raises WorkflowNameTaken, BindingKeyTaken, DefinitionInvalid.
+        """
+        if not isinstance(required, Mapping):
+            raise DefinitionInvalid(f"{required!r} cannot be registered: pass a dict of binding keys and workflows.")
+        new = {key: self._checked(key, workflow, reserved) for key, workflow in required.items()}
+        names: dict[str, Definition] = {}
+        for definition in new.values():
+            taken = names.setdefault(definition.name, self._registry.find(definition.name) or definition)
+            if taken.where != definition.where:
+                raise WorkflowNameTaken(definition.name, taken.where, definition.where)
+        for definition in new.values():
+            self._registry.add(definition)
+        self._bound |= new
+
+    def _checked(self, key: Any, workflow: Any, reserved: Iterable[str]) -> Definition:
+        if not isinstance(workflow, Workflow):
+            raise DefinitionInvalid(
+                f"{workflow!r} under key {key!r} is no workflow: decorate it with @durable_workflow."
+            )
+        if not isinstance(key, str) or not key.isidentifier() or key.startswith("_") or key in reserved:
+            raise DefinitionInvalid(
+                f"Binding key {key!r} of workflow {workflow.name!r} cannot be used: write an identifier, such as "
+                "ORDER, that is no method of a dict."
+            )
+        taken = self._bound.get(key)
+        if taken is not None and (taken.name, taken.where) != (workflow.name, workflow.definition.where):
+            raise BindingKeyTaken(key, taken.where, workflow.definition.where)
+        return workflow.definition
+
+    def find(self, key: str) -> Definition | None:
+        """The workflow that is bound to a key."""
+        bound = self._bound.get(key)
+        return None if bound is None else self._registry.get(bound.name)
+
+    def __iter__(self) -> Any:
+        return iter(self._bound)
+
+
+def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWorkflows]:
+    """What ``<package>.<related_name>`` exports, for each package that has such a module; it is imported."""
+    found = []
+    for package in packages:
+        importlib.import_module(package)
+        name = f"{package}.{related_name}"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if exc.name != name:  # something that the module itself wants
+                raise
+            continue
+        found.append(getattr(module, EXPORT, {}))
+    return found
+
+
+def from_entry_points() -> list[RequiredWorkflows]:
+    """What installed packages announce, ordered by name; raises DefinitionInvalid."""
+    found = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
+        loaded = entry.load()
+        required = loaded if isinstance(loaded, Mapping) else getattr(loaded, EXPORT, None)
+        if not isinstance(required, Mapping):
+            raise DefinitionInvalid(
+                f"Entry point {entry.name} = {entry.value} of group {GROUP} is no dict of workflows, and no module "
+                f"with one called {EXPORT}."
+            )
+        found.append(required)
+    return found

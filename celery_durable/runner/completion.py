@@ -1,0 +1,67 @@
+"""What is told when a run has ended: to the task that its workflow names, and to the step whose child it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from typing import Any
+
+from celery_durable import values
+from celery_durable.definitions import Definition
+from celery_durable.model import Claim, OutboxMessage, RunRef, Status
+from celery_durable.store.claims import RunOutcome
+from celery_durable.values import PayloadLimits
+
+logger = logging.getLogger("celery_durable.runner")
+
+_NAMESPACE = uuid.UUID("0d9a0f0e-52a5-5d0b-8c36-7f0c1f2c6b1e")
+
+
+class CompletionMessages:
+    """The letters of one run's end."""
+
+    def __init__(self, definition: Definition, claim: Claim, limits: PayloadLimits) -> None:
+        self._hooks, self._claim, self._limits = definition.hooks, claim, limits
+
+    def build(self, run_outcome: RunOutcome, *, reason: str | None = None) -> list[OutboxMessage]:
+        """What is sent when the run ends like this; mostly nothing. The same id whenever it is asked for."""
+        hook = self._hooks.on_complete if run_outcome.status is Status.COMPLETE else self._hooks.on_failure
+        if hook is None:
+            return []
+        try:
+            name = hook.name
+        except Exception:  # a task that its app makes only now; the run must be able to end
+            logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
+            return []
+        return [values.completion_message(name, self._payload(run_outcome, reason), id_=self._id, limits=self._limits)]
+
+    @property
+    def _id(self) -> str:
+        # With the key: an instance that was deleted may be made again under its id.
+        ref = self._claim.ref
+        return str(uuid.uuid5(_NAMESPACE, f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{self._claim.pk}"))
+
+    def _payload(self, run_outcome: RunOutcome, reason: str | None) -> dict[str, Any]:
+        error = None
+        if run_outcome.error_name is not None:
+            error = {"name": run_outcome.error_name, "message": run_outcome.error_message}
+        return {
+            "workflow": self._claim.ref.workflow,
+            "instanceId": self._claim.ref.instance_id,
+            "runNumber": self._claim.ref.run_number,
+            "status": run_outcome.status.value,
+            "output": None if run_outcome.output is None else json.loads(run_outcome.output),
+            "error": error,
+            "reason": reason,
+        }
+
+
+def child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
+    """What the end of a child tells the step that waits for it."""
+    match run_outcome.status:
+        case Status.COMPLETE:
+            return values.answer_of(run_outcome.output)
+        case Status.TERMINATED:
+            return values.answer_of_termination(ref.workflow, ref.instance_id, reason)
+    return values.answer_of_error(run_outcome.error_name or "Error", run_outcome.error_message or "")

@@ -1,0 +1,296 @@
+"""Where a pass stands: what it has seen and recorded, and the commits by which it gets further.
+
+Only the thread of the pass commits. What fails in a commit and is not the author's doing ends the pass; it
+must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_durable import notify, values
+from celery_durable.ancestry import AncestorRun, Ancestry
+from celery_durable.config import Settings
+from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend, ValueRefused
+from celery_durable.model import DueRun, LogLevel, LogLine, OutboxMessage, StepRow, StepStatus, StepType
+from celery_durable.replay_state import ReplayState
+from celery_durable.runner import step_attempt
+from celery_durable.runner.branches import ProcessStopping, Race, RaceWon, StepExecution
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.run_limits import RunLimits
+from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
+from celery_durable.runner.step_effects import StepEffectFailed
+from celery_durable.runtime import Runtime
+from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
+from celery_durable.store.claims import OpenWait
+from celery_durable.store.engine import Store
+from celery_durable.store.step_rows import StepWrite
+
+TYPES: dict[type[StepCall], StepType] = {
+    BodyCall: StepType.DO,
+    SleepCall: StepType.SLEEP,
+    WaitCall: StepType.WAIT,
+    TaskCall: StepType.TASK,
+    MapCall: StepType.MAP,
+    ChildCall: StepType.CHILD,
+}
+"""What a call is recorded as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What all passes of a process share."""
+
+    store: Store
+    settings: Settings
+    runtime: Runtime
+    wake: Callable[[list[DueRun]], None]
+    post: Callable[[list[OutboxMessage]], None]
+    should_stop: Callable[[], bool]
+    is_from_outside: Callable[[BaseException], bool]
+    """Whether an exception stops the process, and is no verdict on the code in which it came up."""
+
+
+def log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
+    """The data of a log line as JSON text; raises for what a line cannot hold."""
+    values.label("Log category", category, settings.max_log_category)
+    if category == "system":
+        raise ValueRefused('Log category "system" is reserved for the engine; use another.')
+    return values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
+
+
+class ExecutionContext:
+    """The state of one pass, shared by its parts."""
+
+    def __init__(
+        self,
+        env: Environment,
+        lease: Lease,
+        replay_state: ReplayState,
+        committer: Committer,
+        *,
+        run_limits: RunLimits,
+        ancestry: Ancestry,
+        max_commits: int | None = None,
+    ) -> None:
+        self.env, self.lease, self.replay_state, self.committer = env, lease, replay_state, committer
+        self.ancestry = ancestry
+        self.now = lease.claim.claimed_at  # never ahead of the database's time
+        self.race: Race | None = None
+        self.logs: list[LogLine] = []
+        self.interruption: Interruption | None = None
+        """Why no further step may run, once the function is interrupted."""
+        self.deferred_commit: Callable[[], Committed] | None = None
+        """The commit that records what the function waits for and lets the instance go, once it has unwound."""
+        self.precounted: list[StepExecution] = []
+        """Branches whose attempts this pass has counted before they began."""
+        self._thread = threading.get_ident()
+        self._started = env.runtime.monotonic()
+        self._commits, self._max_commits = 0, max_commits
+        self._run_limits = run_limits
+        self._pause_requested = False
+
+    def check_running(self) -> None:
+        """At every verb: let the function go on, or raise what ends the pass."""
+        if step_attempt.current_attempt.get() is not None:
+            raise StepMisuse(
+                "A step method was called inside a step's body. Call it from the workflow function, between steps."
+            )
+        if threading.get_ident() != self._thread:
+            raise StepMisuse(
+                "A step method was called from another thread. Use step.submit() and step.gather() for parallel steps."
+            )
+        if self.interruption is not None:
+            raise self.interruption
+        stops = self._pause_requested or self.env.should_stop() or self._commits == self._max_commits
+        stops = stops or self._run_limits.is_exceeded(self.now)
+        if stops or (self._commits and self._elapsed > self.env.settings.pass_seconds):
+            raise self.interrupt(Suspend())
+
+    @property
+    def current_ancestor(self) -> AncestorRun:
+        """Whose time and chance the code sees, as far as it has come."""
+        return self.ancestry.at(self.replay_state.last_seq)
+
+    @property
+    def _elapsed(self) -> float:
+        return self.env.runtime.monotonic() - self._started
+
+    def interrupt(self, reason: Interruption) -> Interruption:
+        """From now on every step call raises ``reason``."""
+        if self.interruption is None:
+            self.interruption = reason
+        return self.interruption
+
+    def build_write(
+        self,
+        branch: StepExecution,
+        status: StepStatus,
+        *,
+        error: tuple[str, str] | None = None,
+        commit_id: str | None = None,
+        attempts: int = 0,
+        retry_in: timedelta | None = None,
+        wake_in: timedelta | None = None,
+        wake_at: datetime | None = None,
+        event_type: str | None = None,
+        result: str | None = None,
+        ran_for: timedelta | None = None,
+    ) -> StepWrite:
+        """The row of a branch as it is to be recorded; ``error``: name and message."""
+        row = self.replay_state.row(branch.key)
+        is_tried = isinstance(branch.call, (BodyCall, TaskCall, MapCall))
+        return StepWrite(
+            key=branch.key,
+            seq=branch.entry.seq,
+            name=branch.name,
+            type=TYPES[type(branch.call)],
+            status=status,
+            replaces=None if row is None else row.commit_id,
+            commit_id=commit_id or self.env.runtime.new_token(),
+            max_attempts=branch.policy.max_attempts if is_tried else None,
+            timeout=branch.policy.timeout if is_tried else None,
+            error_name=None if error is None else error[0],
+            error_message=None if error is None else error[1],
+            attempts=attempts,
+            retry_in=retry_in,
+            wake_in=wake_in,
+            wake_at=wake_at,
+            event_type=event_type,
+            result=result,
+            ran_for=ran_for,
+        )
+
+    def commit_step(self, branch: StepExecution, write: StepWrite) -> None:
+        also = self.race_writes(branch, write.commit_id) if write.is_finished else []
+        step_commit = StepCommit([write, *also], self.drain_logs())
+        self.apply_to(branch, self.or_interrupt(lambda: self.committer.commit(step_commit)))
+
+    def defer_commit(self, step_commit: StepCommit) -> None:
+        """Nothing else is open: record the wait and let go in one commit, when the function has unwound."""
+
+        def commit() -> Committed:
+            step_commit.logs += self.drain_logs()  # what was said while it unwound
+            return self.committer.commit(step_commit)
+
+        self.deferred_commit = commit
+
+    def commit_deferred(self, deferred_commit: Callable[[], Committed]) -> Committed:
+        """Commit what was deferred: the function has unwound."""
+        committed = deferred_commit()
+        committed.notify(self.lease.claim)
+        if committed.released is not None:
+            notify.suspended(self.lease.claim, committed.released, committed.until)
+        self.env.wake(list(committed.due_runs))
+        if committed.messages:
+            self.env.post(list(committed.messages))
+        return committed
+
+    def attempt_rollbacks(self) -> list[StepWrite]:
+        """The rows that take back the attempts which were counted, but stopped by what is no crash of theirs."""
+        rows = [(branch, self.replay_state.row(branch.key)) for branch in self.precounted]
+        return [
+            self.build_write(branch, StepStatus.PENDING, attempts=row.attempts - 1)
+            for branch, row in rows
+            if row is not None and row.status is StepStatus.PENDING
+        ]
+
+    def apply_to(self, branch: StepExecution, committed: Committed) -> None:
+        self.apply(committed)
+        branch.row = self.finished_row(branch)
+        row = self.replay_state.row(branch.key)
+        if branch.row is None and row is not None:
+            due_at = row.next_retry_at or row.wake_at
+            if due_at is not None:
+                branch.wait = OpenWait(due_at, row.wait_event_type)
+        if branch.row is not None and self.race is not None:
+            raise RaceWon
+
+    def apply(self, committed: Committed) -> None:
+        """What every commit tells us."""
+        self._commits += 1
+        for row in committed.rows:
+            self.replay_state.record(row)
+            if row.finished_at is not None:
+                self.now = max(self.now, row.finished_at)
+        self._pause_requested = self._pause_requested or committed.pause_requested
+        committed.notify(self.lease.claim)
+        if committed.due_runs:
+            self.env.wake(list(committed.due_runs))
+        if committed.messages:
+            self.env.post(list(committed.messages))
+
+    def or_interrupt(self, commit: Callable[[], Any]) -> Any:
+        """Run a commit; what goes wrong in it and is not the author's must not look like a failed step."""
+        try:
+            return commit()
+        except (StepEffectFailed, BodyRerunRequired):
+            raise
+        except Interruption as exc:
+            raise self.interrupt(exc) from None
+        except Exception as exc:
+            if self.env.is_from_outside(exc):
+                raise self.interrupt(ProcessStopping(exc)) from exc
+            raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
+
+    def add_log(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
+        body = step_attempt.current_attempt.get()
+        line = LogLine(
+            level=level,
+            category=category,
+            message=values.storable(message, self.env.settings.max_log_message),
+            data=data,
+            step_key=None if body is None else body.step_key,
+            attempt=None if body is None else body.attempt,
+            is_replay=body is None and self.replay_state.is_replaying,
+        )
+        (self.logs if body is None else body.logs).append(line)
+
+    def publish(self, key: str, value: Any) -> None:
+        """Show a value, unless the code still stands where an earlier pass has been."""
+        published, body = self.committer.published, step_attempt.current_attempt.get()
+        text = published.checked(key, value)
+        if body is not None:
+            body.check_not_abandoned()
+            published.publish(key, text)
+        elif self.interruption is not None:
+            raise self.interruption
+        elif not self.replay_state.is_replaying:
+            self.or_interrupt(lambda: published.publish(key, text))
+
+    def drain_logs(self, body: StepAttempt | None = None) -> list[LogLine]:
+        lines = [*self.logs, *(body.logs if body is not None else ())]
+        self.logs.clear()
+        return lines
+
+    def race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
+        """The winner's name and the end of the losers: they ride in the commit that settles the winner.
+
+        All have its ``commit_id``: by that a later run knows which branches belonged to the race (ancestry).
+        """
+        race = self.race
+        if race is None:
+            return []
+        result = values.encode(winner.key, what="Winner", limits=self.env.settings.limits)
+        verdict = StepWrite(
+            key=race.entry.key,
+            seq=race.entry.seq,
+            name=race.entry.name,
+            type=StepType.DO,
+            status=StepStatus.COMPLETED,
+            replaces=None,
+            commit_id=commit_id,
+            attempts=1,
+            result=result,
+        )
+        losers = [branch for branch in race.branches if branch is not winner and self.finished_row(branch) is None]
+        return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
+
+    def finished_row(self, branch: StepExecution) -> StepRow | None:
+        row = self.replay_state.row(branch.key)
+        return row if row is not None and row.is_finished else None

@@ -1,0 +1,479 @@
+"""One pass over a linear run: the rows say what is next, handlers say what becomes of it.
+
+``READY -> RUNNING -> DONE | WAITING | READY | DEAD``, each arrow one commit under the claim's token. The definition is
+asked for a step's handler and never for what follows it. A row that is found RUNNING belongs to a worker that died.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, assert_never
+
+from celery_durable import notify, values
+from celery_durable.definitions import LinearDefinition
+from celery_durable.errors import (
+    DurableError,
+    HandlerAnswerInvalid,
+    StepCommitConflict,
+    Superseded,
+    ValueRefused,
+    WorkerCrashLoop,
+)
+from celery_durable.linear import Completed, Dead, Outcome, Retry, Waiting
+from celery_durable.model import (
+    LEASE_EXPIRED,
+    DueRun,
+    LogLevel,
+    LogLine,
+    Status,
+    StepRow,
+    StepStatus,
+)
+from celery_durable.runner.body_runner import SESSION_RERUNS
+from celery_durable.runner.execution import Environment
+from celery_durable.runner.handlers import Handlers
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.step_attempt import Interrupted, Raised, Returned, StepAttempt, TimedOut
+from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
+from celery_durable.runner.step_effects import StepEffectFailed
+from celery_durable.runtime import ConcurrentBody
+from celery_durable.store import step_rows
+from celery_durable.store.claims import GuardResult, OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store.engine import Tx
+from celery_durable.store.step_rows import RunState, StepWrite
+
+logger = logging.getLogger("celery_durable.runner")
+
+_SHORTEST_WAIT = timedelta(seconds=1)
+_NOW = timedelta(0)
+
+
+class LinearPass:
+    """Advances one run as far as its rows allow now. ``max_turns``: hand it on after so many outcomes."""
+
+    def __init__(
+        self,
+        definition: LinearDefinition,
+        env: Environment,
+        lease: Lease,
+        committer: Committer,
+        run_state: RunState,
+        *,
+        max_commits: int | None,
+    ) -> None:
+        self._definition, self._env, self._lease, self._committer = definition, env, lease, committer
+        self._handlers = Handlers(definition, env, lease, run_state, committer.published)
+        self._max_commits = max_commits
+        self._loaded, self._rows = run_state, list(run_state.steps)
+        self._now = lease.claim.claimed_at  # never ahead of the database's time
+        self._began, self._commits, self._pause_requested = env.runtime.monotonic(), 0, False
+        self._summary: str | None = None
+        self._logs: list[LogLine] = []
+
+    def run(self) -> str:
+        """Turn after turn, until the run waits, ends or makes room; answers with a short sentence."""
+        crashes, standing = self._lease.claim.crash_count, self._current_step()
+        if crashes >= self._env.settings.max_crashes and standing is not None:
+            error = WorkerCrashLoop(crashes)
+            self._fail_run(standing, (type(error).__name__, str(error)))
+        else:
+            notify.pass_started(self._lease.claim, has_started=self._loaded.has_started)
+        while self._summary is None:
+            row = self._current_step()
+            if row is None:
+                self._finish()
+            elif row.status is StepStatus.RUNNING:
+                self._recover(row)
+            elif self._should_stop():
+                self._release([])
+            elif not self._handlers.knows(row):
+                self._leave(row)
+            elif row.status is StepStatus.LINEAR_WAITING:
+                self._check_wait(row)
+            elif row.next_retry_at is not None and row.next_retry_at > self._now:
+                self._release([OpenWait(row.next_retry_at)])
+            else:
+                self._run_step(self._commit(StepCommit([self._running_write(row)])).rows[0])
+        return self._summary
+
+    def _current_step(self) -> StepRow | None:
+        """The step that the run stands at: the first that is not done. None: all are."""
+        return next((row for row in self._rows if row.status is not StepStatus.DONE), None)
+
+    def _finish(self) -> None:
+        """All are done: the last one was settled by hand.
+
+        Or another has taken over between our claim and our look at the rows; then the claim's token stops us.
+        """
+        run_outcome = RunOutcome(Status.COMPLETE, output=self._rows[-1].result)
+        self._committer.end_run(run_outcome, [])
+        self._summary = str(run_outcome.status)
+
+    def _should_stop(self) -> bool:
+        has_had_its_time = (
+            self._commits and self._env.runtime.monotonic() - self._began > self._env.settings.pass_seconds
+        )
+        has_had_its_turns = self._max_commits is not None and self._commits >= self._max_commits
+        return bool(self._pause_requested or self._env.should_stop() or has_had_its_time or has_had_its_turns)
+
+    # --- arrows ---------------------------------------------------------------------------------
+
+    def _write(self, row: StepRow, status: StepStatus, **changes: Any) -> StepWrite:
+        """The row with another status, and what else changes; all else stays, but for its times."""
+        kept: dict[str, Any] = {
+            "attempts": row.attempts,
+            "max_attempts": row.max_attempts,
+            "timeout": row.timeout,
+            "wake_at": row.wake_at,
+            "event_type": row.wait_event_type,
+            "event_seq": row.event_seq,
+            "error_name": row.error_name,
+            "error_message": row.error_message,
+        }
+        return StepWrite(
+            key=row.step_key,
+            seq=row.seq,
+            name=row.name,
+            type=row.type,
+            status=status,
+            replaces=row.commit_id,
+            commit_id=self._env.runtime.new_token(),
+            **(kept | changes),
+        )
+
+    def _running_write(self, row: StepRow) -> StepWrite:
+        return self._write(row, StepStatus.RUNNING, ran_for=_NOW)
+
+    def _recover(self, row: StepRow) -> None:
+        """Its worker died with it: another attempt, or the end."""
+        if self._is_last_attempt(row):
+            self._fail_run(row, (LEASE_EXPIRED, "the last attempt ended with its worker"))
+        else:
+            text = "the attempt ended with its worker"
+            again: dict[str, Any] = {"attempts": row.attempts + 1, "retry_in": _NOW}
+            write = self._write(row, StepStatus.READY, **again, error_name=LEASE_EXPIRED, error_message=text)
+            self._commit(StepCommit([write]))
+
+    def _check_wait(self, row: StepRow) -> None:
+        """Its event is there: READY, with it. Its time is over: RUNNING, without. Else it goes on waiting."""
+        commit_id = self._env.runtime.new_token()
+        due_at, type_ = row.wake_at, row.wait_event_type
+        assert due_at is not None
+        assert type_ is not None
+
+        def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
+            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=due_at)
+            if event is not None:
+                step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
+                return [replace(self._ready_write(row, event.seq), commit_id=commit_id)]
+            return [replace(self._running_write(row), commit_id=commit_id)] if due_at <= guard_result.now else []
+
+        def sleep(rows: list[StepRow]) -> list[OpenWait]:
+            return [] if rows else [OpenWait(due_at, type_)]
+
+        placeholder = replace(self._running_write(row), commit_id=commit_id)
+        committed = self._commit(StepCommit([placeholder], decide=decide, sleep=sleep))
+        if committed.rows and committed.rows[0].status is StepStatus.RUNNING:
+            self._run_step(committed.rows[0])
+
+    def _ready_write(self, row: StepRow, event_seq: int) -> StepWrite:
+        return self._write(
+            row,
+            StepStatus.READY,
+            event_seq=event_seq,
+            event_type=None,
+            wake_at=None,
+            retry_in=_NOW,
+            error_name=None,
+            error_message=None,
+        )
+
+    def _is_last_attempt(self, row: StepRow) -> bool:
+        return row.max_attempts is not None and row.attempts + 1 >= row.max_attempts
+
+    def _fail_run(self, row: StepRow, error: tuple[str, str], body: StepAttempt | None = None) -> None:
+        name, message = values.storable_error(*error)
+        write = self._write(
+            row,
+            StepStatus.DEAD,
+            attempts=row.attempts + 1,
+            error_name=name,
+            error_message=message,
+            ran_for=None if body is None else body.duration,
+        )
+        run_outcome = RunOutcome(Status.ERRORED, error_name=name, error_message=message)
+        undo = () if body is None else tuple(body.buffer.on_terminal_error)
+        step_commit = StepCommit([write], self._pending_logs(body), user_writes=undo, run_outcome=run_outcome)
+        try:
+            self._commit(step_commit)
+        except StepEffectFailed as exc:  # the end is recorded all the same, with this in the log
+            text = f"on_terminal_error of step {row.name!r} failed: {exc.error!r}"
+            step_commit.user_writes, step_commit.logs = (), [*step_commit.logs, self._line(LogLevel.ERROR, text, row)]
+            self._commit(step_commit)
+
+    # --- a turn: the handler is called, and what it answers is recorded -------------------------
+
+    def _run_step(self, row: StepRow) -> None:
+        notify.attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
+        for left in reversed(range(SESSION_RERUNS + 1)):
+            body = self._handlers.body(row, self._rows)
+            try:
+                self._record(row, body, self._run_body(row, body))
+            except BodyRerunRequired as exc:
+                self._handlers.close_session(body.buffer)
+                if not left:
+                    times = SESSION_RERUNS + 1
+                    text = f"the step's transaction was lost {times} times, at last by: {exc}"
+                    self._retry(row, body, None, ("StepTransactionLost", text))
+                    return
+                text = f"The transaction of step {row.name!r} was lost: {exc}"
+                self._logs.append(self._line(LogLevel.WARNING, text, row))
+            except BaseException:
+                body.abandon()
+                raise
+            else:
+                return
+
+    def _run_body(self, row: StepRow, body: StepAttempt) -> Any:
+        """The outcome of the body; None where it took too long."""
+        self._lease.check(self._env.store)
+        self._env.runtime.checkpoint("before-body")
+        if row.timeout is None or self._env.runtime.can_interrupt():
+            outcome: Any = body.run_timed(row.timeout)
+        else:
+            outcomes: list[Any] = []
+            self._env.runtime.run_concurrently([ConcurrentBody(body.run, outcomes.append, row.timeout.total_seconds())])
+            (outcome,) = outcomes
+        self._env.runtime.checkpoint("after-body")
+        return outcome
+
+    def _record(self, row: StepRow, body: StepAttempt, outcome: Any) -> None:
+        match outcome:
+            case Interrupted(error):
+                body.abandon()
+                self._hand_back(row)
+                raise error
+            case TimedOut() | None:
+                body.abandon()
+                self._retry(row, body, None, ("StepTimeout", f"attempt {body.attempt} took longer than {row.timeout}"))
+            case Raised(error):
+                if body.buffer.session is not None and self._env.store.is_transient(error):
+                    raise BodyRerunRequired(values.text_of(error)) from error
+                self._failed(row, body, self._as_step_error(row, body, error))
+            case Returned(answer):
+                try:
+                    self._answer(row, body, answer)
+                except StepEffectFailed as exc:
+                    # One of ours says that the target is not there, or has ended: it would say so again.
+                    self._failed(row, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError))
+                except (ValueRefused, HandlerAnswerInvalid) as exc:
+                    self._failed(row, body, exc)
+
+    def _answer(self, row: StepRow, body: StepAttempt, answer: Outcome) -> None:
+        if not isinstance(answer, Outcome):
+            raise HandlerAnswerInvalid(row.name, answer)
+        match answer:
+            case Completed(result):
+                self._complete(row, body, result)
+            case Waiting():
+                self._wait(row, body, answer)
+            case Retry(backoff, error):
+                self._handlers.close_session(body.buffer)
+                released = None if backoff is None else values.duration(backoff, maximum=self._env.settings.max_sleep)
+                self._retry(row, body, released, ("Retry", error))
+            case Dead(error):
+                self._handlers.close_session(body.buffer)
+                self._fail_run(row, ("Dead", error), body)
+            case _:
+                assert_never(answer)
+
+    def _complete(self, row: StepRow, body: StepAttempt, result: Any) -> None:
+        text = values.encode(result, what=f"Result of step {row.name!r}", limits=self._env.settings.limits)
+        done = self._write(
+            row,
+            StepStatus.DONE,
+            result=text,
+            ran_for=body.duration,
+            wake_at=None,
+            event_type=None,
+            error_name=None,
+            error_message=None,
+        )
+        following = next((each for each in self._rows if each.seq == row.seq + 1), None)
+        if following is None:
+            step_commit = self._boundary([done], body, run_outcome=RunOutcome(Status.COMPLETE, output=text))
+        else:
+            step_commit = self._boundary([done, self._write(following, StepStatus.READY, retry_in=_NOW)], body)
+        self._commit(step_commit, body)
+
+    def _wait(self, row: StepRow, body: StepAttempt, answer: Waiting) -> None:
+        """WAITING; READY at once where the event has come before (it may have, ever since the run began)."""
+        settings = self._env.settings
+        type_ = values.event_type(answer.event_type, settings.max_event_type)
+        length = values.duration(answer.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+        workflow = self._lease.claim.ref.workflow
+        length = self._env.runtime.wait_duration(length, purpose="event", workflow=workflow, step=row.name)
+        tx = self._handlers.tx_of(row, body)
+        for name, payload in answer.outbound_events:
+            tx.send_outbound(name, payload)
+        waiting = self._write(
+            row,
+            StepStatus.LINEAR_WAITING,
+            wake_in=length,
+            wake_at=None,
+            event_type=type_,
+            event_seq=None,
+            ran_for=body.duration,
+            error_name=None,
+            error_message=None,
+        )
+
+        def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
+            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + length)
+            if event is None:
+                return [waiting]
+            step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
+            return [replace(self._ready_write(row, event.seq), commit_id=waiting.commit_id)]
+
+        self._commit(self._boundary([waiting], body, decide=decide, sleep=_event_waits), body)
+
+    def _failed(self, row: StepRow, body: StepAttempt, error: BaseException, *, is_non_retryable: bool = False) -> None:
+        """An exception: tried again as the step's policy says, unless it says itself that this is no use."""
+        self._handlers.close_session(body.buffer)
+        if is_non_retryable or values.forbids_retry(error):
+            self._fail_run(row, values.described(error), body)
+        else:
+            self._retry(row, body, None, values.described(error))
+
+    def _retry(self, row: StepRow, body: StepAttempt, backoff: timedelta | None, error: tuple[str, str]) -> None:
+        if self._is_last_attempt(row):
+            self._fail_run(row, error, body)
+            return
+        name, message = values.storable_error(*error)
+        if backoff is None:
+            policy = self._definition.policy_of(row.name, self._env.settings.step_policy)
+            backoff = policy.delay_after(row.attempts + 1)
+        workflow = self._lease.claim.ref.workflow
+        write = self._write(
+            row,
+            StepStatus.READY,
+            attempts=row.attempts + 1,
+            retry_in=self._env.runtime.wait_duration(backoff, purpose="retry", workflow=workflow, step=row.name),
+            error_name=name,
+            error_message=message,
+            ran_for=body.duration,
+        )
+        self._commit(StepCommit([write], self._pending_logs(body), sleep=_retry_waits))
+        self._commits += 1
+
+    def _as_step_error(self, row: StepRow, body: StepAttempt, error: BaseException) -> BaseException:
+        if body.buffer.session is not None and self._env.store.is_unique_violation(error):
+            return StepCommitConflict(row.name, values.storable(values.text_of(error), 500))
+        return error
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def _boundary(self, writes: list[StepWrite], body: StepAttempt, **how: Any) -> StepCommit:
+        """What a handler that got through has said, asked for and written."""
+        buffer = body.buffer
+        return StepCommit(
+            writes,
+            self._pending_logs(body),
+            user_writes=buffer.user_writes,
+            instances=buffer.instances,
+            events=buffer.events,
+            emissions=buffer.emissions,
+            messages=buffer.messages,
+            labels=buffer.labels,
+            **how,
+        )
+
+    def _commit(self, step_commit: StepCommit, body: StepAttempt | None = None) -> Committed:
+        committed = self._committer.commit(step_commit, session=None if body is None else body.buffer.session)
+        if body is not None:
+            self._handlers.close_session(body.buffer)
+            self._commits += 1
+        self._logs.clear()
+        by_key = {row.step_key: row for row in committed.rows}
+        self._rows = [by_key.get(row.step_key, row) for row in self._rows]
+        self._pause_requested = self._pause_requested or committed.pause_requested
+        for write, row in zip(step_commit.writes, committed.rows, strict=False):
+            if row.status is StepStatus.READY and not write.retry_in and row.next_retry_at is not None:
+                self._now = max(self._now, row.next_retry_at)
+        self._notify(committed, step_commit.run_outcome)
+        if committed.due_runs:
+            self._env.wake(list(committed.due_runs))
+        if committed.messages:
+            self._env.post(list(committed.messages))
+        if step_commit.run_outcome is not None:
+            name = step_commit.run_outcome.error_name
+            self._summary = str(step_commit.run_outcome.status) + ("" if name is None else f": {name}")
+        elif committed.released is not None:
+            self._summary = _summarize(committed.released, committed)
+        return committed
+
+    def _notify(self, committed: Committed, run_outcome: RunOutcome | None) -> None:
+        claim = self._lease.claim
+        committed.notify(claim)
+        if run_outcome is not None:
+            notify.run_ended(claim, run_outcome, lambda: self._lease.now - self._loaded.created_at)
+        elif committed.released is not None:
+            notify.suspended(claim, committed.released, committed.until)
+
+    def _release(self, waits: list[OpenWait], writes: tuple[StepWrite, ...] = (), **how: Any) -> None:
+        released = self._committer.release(self._pending_logs(None), waits, writes, **how)
+        if released is ReleaseOutcome.DUE:
+            self._env.wake([DueRun(self._lease.claim.ref, self._lease.claim.queue)])
+        until = min((wait.due_at for wait in waits), default=None)
+        self._summary = _summarize(released, Committed([], until=until))
+
+    def _leave(self, row: StepRow) -> None:
+        """Code that has no handler for the row's step: another worker's may."""
+        delay = timedelta(seconds=self._env.settings.unknown_workflow_seconds)
+        logger.warning(
+            "This worker has no handler for step %r of linear workflow %r; instance %s is left for one that has. Keep "
+            "the handlers of steps that runs in flight still have, or wait for the deploy to end.",
+            row.name, self._definition.name, self._lease.claim.ref,
+        )  # fmt: skip
+        self._release([OpenWait(self._now + delay)], is_progress=False)
+        self._summary = f"noop: step {row.name!r} has no handler in this worker"
+
+    def _hand_back(self, row: StepRow) -> None:
+        """The worker is being stopped, which is no attempt and no crash."""
+        try:
+            self._release([], (self._write(row, StepStatus.READY, retry_in=_NOW),))
+        except Superseded:
+            logger.info("%s was taken over before it could be handed on", self._lease.claim.ref)
+        except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
+            logger.warning("%s could not be handed on, its lease will end: %s", self._lease.claim.ref, exc)
+
+    # --- logs -----------------------------------------------------------------------------------
+
+    def _line(self, level: LogLevel, text: str, row: StepRow) -> LogLine:
+        message = values.storable(text, self._env.settings.max_log_message)
+        return LogLine(level, "system", message, None, row.step_key, row.attempts + 1, is_replay=False)
+
+    def _pending_logs(self, body: StepAttempt | None) -> list[LogLine]:
+        return [*self._logs, *(() if body is None else body.logs)]
+
+
+def _event_waits(rows: list[StepRow]) -> list[OpenWait]:
+    """What the run waits for when this is written; nothing where the event had come before."""
+    return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
+
+
+def _retry_waits(rows: list[StepRow]) -> list[OpenWait]:
+    return [OpenWait(row.next_retry_at) for row in rows if row.next_retry_at is not None]
+
+
+def _summarize(released: ReleaseOutcome, committed: Committed) -> str:
+    match released:
+        case ReleaseOutcome.WAITING:
+            until = committed.until
+            return "waiting" if until is None else f"waiting until {until:%Y-%m-%d %H:%M:%S} UTC"
+        case ReleaseOutcome.PAUSED:
+            return "paused"
+        case ReleaseOutcome.DUE:
+            return "handed on: due again"

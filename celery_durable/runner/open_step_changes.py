@@ -1,0 +1,88 @@
+"""What the code of today asks of an open step, compared with what its row waits for.
+
+No difference in the sense of a replay: the run goes on. Its author may not have meant it to go on with the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.model import StepRow, child_of, task_of, topic_of
+from celery_durable.runner.branches import StepExecution
+from celery_durable.runner.remote_steps import task_name
+from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, TaskCall, WaitCall
+
+_SAME = timedelta(seconds=1)
+"""A wait's length is read off its row, whose two times one transaction took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the code does something else than the record, in a sentence that names both; and what to do about it."""
+
+    sentence: str
+    remedy: str
+
+
+def open_step_changes(branch: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
+    """What has changed of a step that is open."""
+    for was, now, remedy in _compared(branch, row, settings):
+        yield Difference(
+            f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", remedy
+        )
+
+
+def _compared(branch: StepExecution, row: StepRow, settings: Settings) -> Iterator[tuple[str, str, str]]:
+    call = branch.call
+    match call:
+        case WaitCall():
+            topic = topic_of(row.wait_event_type)
+            was = f"event {row.wait_event_type!r}" if topic is None else f"topic {topic!r}"
+            now = f"{'topic' if call.is_topic else 'event'} {call.event_type!r}"
+            if row.wait_event_type is not None and was != now:
+                yield was, now, "The wait keeps its deadline and is for the new one from the next pass on."
+            yield from _length(row, "timeout", values.duration(call.timeout))
+        case TaskCall() | MapCall():
+            name = task_name(call.signature if isinstance(call, TaskCall) else call.task)
+            if (task := task_of(row.wait_event_type)) is not None and task != name:
+                yield (
+                    f"task {task!r}",
+                    f"task {name!r}",
+                    "What is out still counts; only what is sent anew is the new one.",
+                )
+            yield from _timeout(branch, row)
+        case ChildCall():
+            if (child := child_of(row.wait_event_type)) is not None:
+                workflow, instance_id = call.definition.name, call.instance_id or child[1]
+                if child != (workflow, instance_id):
+                    was, now = f"child {child[0]}/{child[1]}", f"child {workflow}/{instance_id}"
+                    yield was, now, "The child that was created still counts; no other is created."
+            timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
+            yield from _length(row, "timeout", timeout)
+        case SleepCall(until=None):
+            yield from _length(row, "length", values.duration(call.duration))
+        case SleepCall(until=until):
+            if until is not None and row.wake_at is not None and values.aware(until, "sleep_until") != row.wake_at:
+                yield f"instant {row.wake_at}", f"instant {until}", "The sleep keeps the time that is recorded."
+        case BodyCall():
+            yield from _timeout(branch, row)
+
+
+def _length(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str, str]]:
+    """Of what has a deadline in its row."""
+    if row.wake_at is None or row.created_at is None:
+        return
+    was = row.wake_at - row.created_at
+    if abs(was - now) > _SAME:
+        was = timedelta(seconds=round(was.total_seconds()))
+        yield f"{what} {was}", f"{what} {now}", "What is open keeps its deadline."
+
+
+def _timeout(branch: StepExecution, row: StepRow) -> Iterator[tuple[str, str, str]]:
+    """Of what has a time for each attempt."""
+    if row.timeout != branch.policy.timeout:
+        yield f"timeout {row.timeout}", f"timeout {branch.policy.timeout}", "The next attempt has the new timeout."

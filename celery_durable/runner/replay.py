@@ -1,0 +1,350 @@
+"""One pass over one run: the author's function is called, and each of its steps is replayed, run or waited for.
+
+The pass is the `StepContext` of the Step that it lends out. Once it is over (`Suspend`, or worse) every further
+step call of the function raises again and does nothing, so that ``finally: step.do(...)`` does no harm.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, assert_never, cast
+
+from celery_durable import values
+from celery_durable.definitions import WorkflowDefinition, describe_step
+from celery_durable.errors import (
+    BranchNeverGathered,
+    DefinitionInvalid,
+    EventPayloadInvalid,
+    EventTimeout,
+    NonRetryableError,
+    StepCancelled,
+    StepFailed,
+    StepMaxAttemptsExceeded,
+    StepNameReused,
+    StepTimeout,
+    Suspend,
+)
+from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
+from celery_durable.replay_state import StepEntry
+from celery_durable.runner.body_runner import BodyRunner
+from celery_durable.runner.branches import CallFingerprint, Race, RaceWon, StepExecution, decode_result
+from celery_durable.runner.execution import TYPES, ExecutionContext, log_data
+from celery_durable.runner.map_steps import MapSteps
+from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
+from celery_durable.runner.step_commit import StepCommit
+from celery_durable.runner.waits import WaitSteps
+from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
+from celery_durable.store.claims import OpenWait
+from celery_durable.values import Codec, Duration
+
+V = TypeVar("V", bound=Callable[..., Any])
+_SHORTEST_WAIT = timedelta(seconds=1)
+_ERRORED = StepStatus.ERRORED
+_FAILURES: dict[str, type[StepFailed]] = {
+    kind.__name__: kind for kind in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
+}
+
+
+def _engine_code(method: V) -> V:
+    """Between the call of a verb and its return it is not the author's function that runs, but ours (see `Lease`)."""
+
+    @functools.wraps(method)
+    def called(self: ReplayContext, *args: Any, **options: Any) -> Any:
+        lease = self._context.lease
+        lease.exit_user_code(self._definition)
+        try:
+            return method(self, *args, **options)
+        finally:
+            lease.enter_user_code(self._definition)
+
+    return cast("V", called)
+
+
+class ReplayContext:
+    """The host of one pass."""
+
+    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
+        self._definition, self._context = definition, context
+        self._waits, self._body_runner = WaitSteps(context), BodyRunner(context)
+        self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
+        self._policy = context.env.settings.step_policy.over(definition.step_defaults)
+        self._last_end = EPOCH
+        self._random_calls = 0
+        self._submitted: dict[str, StepExecution] = {}
+        self.waits: list[OpenWait] = []
+
+    @_engine_code
+    def call(self, call: StepCall) -> Any:
+        self._context.check_running()
+        branch = self._identify(call)
+        self._advance([branch])
+        if branch.row is None:
+            self._suspend([branch])
+        return self._result(branch)
+
+    def submit(self, call: StepCall) -> StepFuture[Any]:
+        self._context.check_running()
+        branch = self._identify(call)
+        self._context.replay_state.reserve_name(branch.key)
+        self._submitted[branch.key] = branch
+        return StepFuture(self, branch.name, branch.key, branch)
+
+    @_engine_code
+    def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
+        self._context.check_running()
+        branches = self._claim_branches(futures)
+        self._advance(branches)
+        open_ = [branch for branch in branches if branch.row is None]
+        if open_:
+            self._suspend(open_)
+        results: list[Any] = []
+        failed = [branch.key for branch in branches if branch.row is not None and branch.row.status is _ERRORED]
+        for branch in branches:  # all of them, before the first failure is raised
+            self._advance_clock(branch)
+        for branch in branches:
+            try:
+                results.append(self._result(branch, failed))
+            except (StepFailed, NonRetryableError) as exc:
+                if not return_exceptions:
+                    raise
+                results.append(exc)
+        return results
+
+    @_engine_code
+    def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
+        self._context.check_running()
+        if not futures:
+            raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
+        branches = self._claim_branches(futures)
+        self._check_name(name)
+        entry = self._context.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
+        by_key = {branch.key: branch for branch in branches}
+        if entry.row is None:
+            self._context.race = Race(entry, branches)
+            try:
+                self._decide_race(self._context.race)
+            finally:
+                self._context.race = None
+        row = self._context.replay_state.row(entry.key)
+        if row is None:
+            # One that has ended, and no verdict: its commit was in doubt, and took it along. The next pass reads it.
+            is_over = any(self._context.finished_row(branch) for branch in branches)
+            self._suspend([] if is_over else branches)
+            raise AssertionError("unreachable")
+        key = Codec().decode(row.result or "null")
+        if key not in by_key:
+            raise DefinitionInvalid(
+                f"step.first({name!r}) was won by branch {key!r}, which the code does not pass to it any more. "
+                "Pass it again, or give the new race another name."
+            )
+        winner = by_key[key]
+        winner.row = self._context.replay_state.row(winner.key)
+        return self._result(winner, [winner.key, entry.key])
+
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
+        self._context.add_log(level, message, category, log_data(self._context.env.settings, message, category, data))
+
+    def publish(self, key: str, value: Any) -> None:
+        self._context.publish(key, value)
+
+    def now(self) -> datetime:
+        self._context.check_running()
+        return self._now()
+
+    def _now(self) -> datetime:
+        """When the last step ended that the code has asked for; before the first, when the run began."""
+        return max(self._last_end, self._context.current_ancestor.created_at)
+
+    def chance(self) -> random.Random:
+        self._context.check_running()
+        self._random_calls += 1
+        return random.Random(f"{self._context.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
+
+    # --- the pass as the runner sees it ---------------------------------------------------------
+
+    def check_end(self) -> None:
+        """The function returned: nothing may be left that nobody asked for; raises BranchNeverGathered."""
+        if self._submitted:
+            raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
+
+    def _suspend(self, branches: list[StepExecution]) -> None:
+        self.waits = [branch.wait for branch in branches if branch.row is None and branch.wait is not None]
+        raise self._context.interrupt(Suspend())
+
+    def _check_name(self, name: str) -> None:
+        values.label("Step name", name, self._context.env.settings.max_step_name)
+
+    def _identify(self, call: StepCall) -> StepExecution:
+        """Identify a call, check what it carries, and warn where a name is used again."""
+        fn, policy, name, type_ = None, self._policy, call.name, TYPES[type(call)]
+        if isinstance(call, BodyCall):
+            fn = describe_step(call.fn)
+            policy, name = policy.over(fn.config).over(call.config), fn.name if name is None else name
+        elif isinstance(call, (TaskCall, MapCall)):
+            policy = TASK_POLICY.over(call.config)
+        if name is None:
+            raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
+        identity = self._identity(call)
+        self._check_name(name)
+        entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
+        if isinstance(identity, datetime) and entry.row is None and identity > self._now():
+            # Against a time that is the same on every pass: a refusal that is caught must not turn into a sleep.
+            values.duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
+        if entry.is_repeated:
+            self._context.add_log(
+                LogLevel.WARNING,
+                f"Step name {name!r} is used again in one pass: the recorded result is returned.",
+                "system",
+            )
+            entry = StepEntry(
+                entry.key, entry.name, entry.seq, self._context.replay_state.row(entry.key), is_repeated=True
+            )
+        return StepExecution(call, entry, policy, fn)
+
+    def _identity(self, call: StepCall) -> Any:
+        """What a call does, comparable; what it carries is checked."""
+        settings = self._context.env.settings
+        match call:
+            case BodyCall():
+                return CallFingerprint.of(call)
+            case SleepCall(until=None):
+                return values.duration(call.duration, maximum=settings.max_sleep)
+            case SleepCall(until=until):
+                return values.aware(until, "sleep_until")
+            case WaitCall():
+                _ = Codec(call.schema, what=f"The schema of wait {call.name!r}").is_typed
+                if call.is_topic:
+                    values.topic(call.event_type)
+                else:
+                    values.event_type(call.event_type, settings.max_event_type)
+                return call.event_type, call.is_topic, self._wait(call.timeout)
+            case TaskCall():
+                return call.signature, call.config
+            case MapCall():
+                return call.task, call.items, call.config, call.max_concurrency
+            case ChildCall():
+                timeout = None if call.timeout is None else self._wait(call.timeout)
+                return call.definition.name, call.params, call.instance_id, timeout
+            case _:
+                assert_never(call)
+
+    def _wait(self, timeout: Duration) -> timedelta:
+        return values.duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
+
+    def _claim_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
+        """The branches of these futures; from here on their names are free again."""
+        branches = []
+        for future in futures:
+            branch = future.branch
+            if not isinstance(branch, StepExecution):
+                raise DefinitionInvalid(f"{future!r} is no branch of this workflow run.")
+            if branch in branches:
+                raise StepNameReused(branch.name, concurrently=True)
+            self._submitted.pop(branch.key, None)
+            self._context.replay_state.release_name(branch.key)
+            branch.row = self._context.finished_row(branch)
+            branches.append(branch)
+        return branches
+
+    def _advance_clock(self, branch: StepExecution) -> None:
+        if branch.row is not None and branch.row.finished_at is not None:
+            self._last_end = max(self._last_end, branch.row.finished_at)
+
+    def _result(self, branch: StepExecution, failed: Sequence[str] = ()) -> Any:
+        """Hand out what is recorded: the same on the first pass as on every other.
+
+        ``failed``: the rows that are to go where a failure is to be tried again, by default this branch's.
+        """
+        self._advance_clock(branch)
+        row = branch.row
+        assert row is not None
+        if row.status is StepStatus.CANCELLED:
+            raise StepCancelled(branch.name)
+        if row.status is StepStatus.ERRORED:
+            kind = _FAILURES.get(row.error_name or "", StepFailed)
+            failure = kind(branch.name, row.error_name or "", row.error_message or "", row.attempts)
+            failure.failed_keys, failure.failed_at_seq = (
+                tuple(failed) or (branch.key,),
+                self._context.replay_state.last_seq,
+            )
+            raise failure from branch.cause
+        match branch.call:
+            case SleepCall():
+                return None
+            case WaitCall(schema=schema):
+                return _received(branch.name, row, Codec(schema))
+            case TaskCall():
+                return Codec().decode(row.result or "null")
+            case MapCall():
+                return self._results(branch, branch.call, row)
+            case ChildCall(definition=definition):
+                return decode_result(branch.name, definition.output, row.result or "null")
+            case BodyCall():
+                assert branch.fn is not None
+                return decode_result(branch.name, branch.fn.result, row.result or "null")
+
+    def _results(self, branch: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
+        """What the items of a map came to; of those that failed, if failures are wanted too, the failure."""
+        results: list[Any] = []
+        for place, (answer, attempts) in enumerate(self._map_steps.answers(branch, row)):
+            error = values.error_in(answer)
+            if error is None:
+                results.append(values.output_in(answer))
+                continue
+            kind = _FAILURES.get(error.name, StepFailed)
+            failure = kind(f"{branch.name}[{place}]", error.name, error.message, attempts)
+            if not call.return_exceptions:  # they were, when it was recorded
+                failure.failed_keys, failure.failed_at_seq = (branch.key,), self._context.replay_state.last_seq
+                raise failure
+            results.append(failure)
+        return results
+
+    def _advance(self, branches: list[StepExecution]) -> None:
+        """Bring each branch as far as it goes: settled, or with a wait."""
+        sole = len(branches) == 1
+        # Also a step that waits is open: the commits that look after it clear the count of crashes.
+        alone = sum(branch.row is None for branch in branches) == 1
+        ready: list[StepExecution] = []
+        for branch in branches:
+            if branch.row is not None:
+                continue
+            match branch.call:
+                case SleepCall():
+                    self._waits.sleep(branch, branch.call, sole=sole)
+                case WaitCall():
+                    self._waits.wait(branch, branch.call, sole=sole)
+                case TaskCall():
+                    self._remote_steps.task(branch, branch.call, sole=sole)
+                case MapCall():
+                    self._map_steps.map(branch, branch.call, sole=sole)
+                case ChildCall():
+                    self._remote_steps.child(branch, branch.call, sole=sole)
+                case BodyCall():
+                    ready.append(branch)
+        self._body_runner.advance(ready, alone=alone, sole=sole)
+
+    def _decide_race(self, race: Race) -> None:
+        ended = [branch for branch in race.branches if branch.row is not None]
+        # Whoever lost an earlier race can win this one only against others that did.
+        able = [branch for branch in ended if branch.row is not None and branch.row.status is not StepStatus.CANCELLED]
+        if able or len(ended) == len(race.branches):  # it had ended before it was raced
+            settled = (able or ended)[0]
+            step_commit = StepCommit(
+                self._context.race_writes(settled, self._context.env.runtime.new_token()), self._context.drain_logs()
+            )
+            self._context.apply(self._context.or_interrupt(lambda: self._context.committer.commit(step_commit)))
+            return
+        with suppress(RaceWon):
+            self._advance(race.branches)
+
+
+def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
+    stored = Codec().decode(row.result or "null")
+    payload = stored["payload"]
+    if schema.is_typed:
+        payload = decode_result(step, schema, values.encode(payload, what="Event payload", limits=values.CHECKED))
+    return ReceivedEvent(type=stored["type"], payload=payload, timestamp=from_us(stored["at"]))

@@ -1,0 +1,205 @@
+"""Replaying a record against the code of today: the pass of production, which stops where it would do something.
+
+What the code calls is answered from the record, by the same rules as ever. What it would do else is told: nothing is
+run, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from celery_durable.definitions import WorkflowDefinition
+from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
+from celery_durable.model import LogLine, RunRef, Status, StepRow
+from celery_durable.replay_state import ReplayState
+from celery_durable.runner.branches import Race, StepExecution
+from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.open_step_changes import Difference, open_step_changes
+from celery_durable.runner.published_values import checked
+from celery_durable.runner.recorded_run import RecordedRun
+from celery_durable.runner.replay import ReplayContext
+from celery_durable.runner.step_commit import Committer
+from celery_durable.step import StepCall
+from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store.step_rows import StepWrite
+
+_KEEP = (
+    "Keep the recorded steps and their names until no run with them is left, or give the changed workflow a new name."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """How the code of today follows a record. All steps are in call order.
+
+    ``replayed``: recorded, and answered from the record. ``ahead``: those that the code comes to, and has to wait
+    for, or run. ``missed``: recorded, and not called. ``end``: where it came to an end, in a sentence. ``changes``: of
+    open steps, which do not keep the run from going on.
+    """
+
+    ref: RunRef
+    replayed: tuple[StepRow, ...]
+    next_steps: tuple[str, ...]
+    uncalled: tuple[StepRow, ...]
+    end: str
+    differences: tuple[Difference, ...]
+    open_step_changes: tuple[Difference, ...] = ()
+
+    @property
+    def matches(self) -> bool:
+        """Whether the code does nothing else than the record."""
+        return not self.differences
+
+
+class DryRunCommitter(Committer):
+    """Commits nothing, and remembers how the run would have ended."""
+
+    def __init__(self) -> None:
+        self.run_outcome: RunOutcome | None = None
+
+    def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:  # noqa: ARG002  # the committer's signature
+        self.run_outcome = run_outcome
+
+    def release(
+        self,
+        logs: list[LogLine],  # noqa: ARG002
+        waits: list[OpenWait],  # noqa: ARG002
+        writes: Sequence[StepWrite] = (),  # noqa: ARG002
+        *,
+        is_progress: bool | None = None,  # noqa: ARG002
+    ) -> ReleaseOutcome:
+        return ReleaseOutcome.WAITING
+
+
+class ReplayCheck(ReplayContext):
+    """The host of such a pass."""
+
+    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
+        super().__init__(definition, context)
+        self.next_steps: tuple[StepExecution, ...] = ()
+        self.differences: dict[str, Difference] = {}
+        """By the name of the step."""
+        self.open_step_changes: list[Difference] = []
+
+    def publish(self, key: str, value: Any) -> None:
+        """Check the value, and show it to nobody."""
+        checked(self._context.env.settings, key, value)
+        if self._context.interruption is not None:
+            raise self._context.interruption
+
+    def _identify(self, call: StepCall) -> StepExecution:
+        try:
+            return super()._identify(call)
+        except (StepTypeMismatch, StepNameReused) as exc:
+            self._differs(exc.step, exc)
+            raise
+
+    def _result(self, branch: StepExecution, failed: Sequence[str] = ()) -> Any:
+        try:
+            return super()._result(branch, failed)
+        except StepResultInvalid as exc:
+            remedy = "Let the annotation take what is recorded until no run with it is left."
+            self.differences.setdefault(branch.name, Difference(str(exc), remedy))
+            raise
+
+    def _differs(self, step: str, error: Exception) -> None:
+        sentence, _, remedy = str(error).partition(". ")
+        self.differences.setdefault(step, Difference(f"{sentence}.", remedy))
+
+    def _advance(self, branches: list[StepExecution]) -> None:
+        """Nothing is brought further than the record."""
+        for branch in branches:
+            branch.row = branch.row or self._context.finished_row(branch)
+        next_steps = [branch for branch in branches if branch.row is None]
+        if next_steps:
+            self._stop(next_steps)
+
+    def _settle_race(self, race: Race) -> None:
+        self._stop(race.branches)
+
+    def _stop(self, branches: list[StepExecution]) -> NoReturn:
+        self.next_steps = tuple(branches)
+        for branch in branches:
+            row = self._context.replay_state.row(branch.key)
+            if row is not None and not row.is_finished:
+                self.open_step_changes += open_step_changes(branch, row, self._context.env.settings)
+        raise self._context.interrupt(Suspend())
+
+
+def compare(
+    recorded: RecordedRun, replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None
+) -> ReplayResult:
+    """What a pass that has come to its end tells of the code."""
+    unseen = replay_state.uncalled
+    uncalled = [row for row in unseen if row.name not in replay.differences]
+    replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in unseen]
+    found = list(replay.differences.values())
+    if not found and (difference := _difference(recorded, replay_state, replay, run_outcome, uncalled)) is not None:
+        found.append(difference)
+    return ReplayResult(
+        ref=recorded.ref,
+        replayed=tuple(replayed),
+        next_steps=tuple(branch.name for branch in replay.next_steps),
+        uncalled=tuple(uncalled),
+        end=_end(replay_state, replay, run_outcome),
+        differences=tuple(found),
+        open_step_changes=tuple(replay.open_step_changes),
+    )
+
+
+def _difference(
+    recorded: RecordedRun,
+    replay_state: ReplayState,
+    replay: ReplayCheck,
+    run_outcome: RunOutcome | None,
+    uncalled: Sequence[StepRow],
+) -> Difference | None:
+    does = _does(replay_state, replay, run_outcome)
+    if uncalled:
+        others = f", and {len(uncalled) - 1} more" if len(uncalled) > 1 else ""
+        return Difference(f"The code {does}, where the record has {_step(uncalled[0])}{others}.", _KEEP)
+    fails = run_outcome is not None and run_outcome.status is Status.ERRORED
+    match recorded.status:
+        case Status.COMPLETE if run_outcome is None or fails:
+            return Difference(f"The code {does}, where the record is complete.", _KEEP)
+        case Status.ERRORED if fails and run_outcome is not None and run_outcome.error_name != recorded.error_name:
+            sentence = f"The code {does}, where the record ends errored with {recorded.error_name}."
+        case Status.ACTIVE | Status.WAITING | Status.PAUSED | Status.TERMINATED if fails:
+            sentence = f"The code {does}, where the record does not end."
+        case Status.ACTIVE | Status.WAITING | Status.PAUSED if replay.next_steps and run_outcome is not None:
+            sentence = f"The code {does}, where the record waits at {_names(replay.next_steps)}."
+        case _:
+            return None
+    return Difference(sentence, "Mend the code before it is deployed: running instances would do the same.")
+
+
+def _does(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
+    if run_outcome is None:
+        kind = "open" if _is_open(replay_state, replay) else "not recorded"
+        return f"calls {_names(replay.next_steps)}, {'which is' if len(replay.next_steps) == 1 else 'which are'} {kind}"
+    if run_outcome.status is Status.ERRORED:
+        return f"ends errored with {run_outcome.error_name}: {run_outcome.error_message}".rstrip(": .")
+    return "returns"
+
+
+def _end(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
+    if run_outcome is not None:
+        return f"The code {_does(replay_state, replay, run_outcome)}."
+    if _is_open(replay_state, replay):
+        return f"The record is open at {_names(replay.next_steps)}."
+    return f"The record ends before {_names(replay.next_steps)}."
+
+
+def _is_open(replay_state: ReplayState, replay: ReplayCheck) -> bool:
+    return all(replay_state.row(branch.key) for branch in replay.next_steps)
+
+
+def _names(branches: Sequence[StepExecution]) -> str:
+    names = ", ".join(repr(branch.name) for branch in branches)
+    return f"step {names}" if len(branches) == 1 else f"steps {names}"
+
+
+def _step(row: StepRow) -> str:
+    return f"step {row.name!r} ({row.type})"

@@ -1,0 +1,518 @@
+"""Committing what a pass did: the author's writes, the guard, then our rows, in one transaction (LAW 3).
+
+A boundary without author writes is *retryable*: after a deadlock, or a commit whose outcome is unknown
+and that turns out not to have happened, it is committed again with the same result. One that holds
+the body's session is not: its body runs again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from celery_durable import notify, values
+from celery_durable.config import Settings
+from celery_durable.errors import (
+    StepCommitConflict,
+    Superseded,
+    TooManyLabels,
+)
+from celery_durable.model import Claim, DueRun, LogLine, OutboxMessage, RunRef, Status, StepRow, StepStatus, StepType
+from celery_durable.runner import completion, step_effects
+from celery_durable.runner.completion import CompletionMessages
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.published_values import PublishedValues
+from celery_durable.runner.run_limits import RunLimits
+from celery_durable.runner.step_effects import StepEffectFailed, StepEffects
+from celery_durable.step import NewEmission, NewEvent, NewInstance
+from celery_durable.store import answers, claims, instances, items, labels, outbox, step_rows, topic_waits
+from celery_durable.store.claims import GuardResult, OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.step_rows import StepWrite
+from celery_durable.store.watchdog import PASS
+
+
+class BodyRerunRequired(Exception):
+    """The body's transaction is known not to have happened, through no fault of its own."""
+
+
+@dataclass(slots=True)
+class StepCommit:
+    """What one commit holds. ``writes``: at least one, in order.
+
+    ``look``: says under the lock what is written instead, of the same key and commit id; nothing leaves the row as it
+    is. ``sleep``: let go in it, asleep for these waits; where there are none, go on. ``ending``: end the run with it.
+    """
+
+    writes: list[StepWrite]
+    logs: list[LogLine] = field(default_factory=list)
+    user_writes: Sequence[Callable[[Session], object]] = ()
+    instances: Sequence[NewInstance] = ()
+    events: Sequence[NewEvent] = ()
+    emissions: Sequence[NewEmission] = ()
+    messages: Sequence[OutboxMessage] = ()
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    decide: Callable[[Tx, GuardResult], list[StepWrite]] | None = None
+    sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
+    run_outcome: RunOutcome | None = None
+
+    @property
+    def is_progress(self) -> bool:
+        return any(write.is_progress for write in self.writes)
+
+    @property
+    def is_single_write(self) -> bool:
+        return (
+            len(self.writes) == 1
+            and not (self.logs or self.user_writes or self.instances or self.events or self.emissions or self.messages)
+            and self.sleep is None
+            and self.decide is None
+            and self.run_outcome is None
+            and not self.labels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The rows as recorded, in the order of the writes; ``after``: what became of the instance if it was let go.
+
+    ``until``: when the earliest of what it waits for is due. ``writes``, ``created`` and ``received`` are to be told.
+    """
+
+    rows: list[StepRow]
+    pause_requested: bool = False
+    released: ReleaseOutcome | None = None
+    until: datetime | None = None
+    due_runs: tuple[DueRun, ...] = ()
+    messages: tuple[OutboxMessage, ...] = ()
+    writes: Sequence[StepWrite] = ()
+    created: Sequence[RunRef] = ()
+    received: Sequence[notify.AcceptedEvent] = ()
+
+    def notify(self, claim: Claim) -> None:
+        """Before others are woken, so that what they do is told after it."""
+        notify.steps_recorded(claim, self.writes)
+        for ref in self.created:
+            notify.created(ref)
+        for event in self.received:
+            notify.event_received(event)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndResult:
+    """The run has ended, by us unless that is not ``is_certain``, and this is due now."""
+
+    due_runs: list[DueRun] = field(default_factory=list)
+    is_certain: bool = True
+
+
+class Committer:
+    """Writes under one claim."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        lease: Lease,
+        run_limits: RunLimits,
+        published: PublishedValues,
+        *,
+        has_started: bool,
+        remaining_logs: int,
+        run_created_at: datetime,
+        is_from_outside: Callable[[BaseException], bool],
+        completion: CompletionMessages,
+        post: Callable[[list[OutboxMessage]], None],
+        wake: Callable[[list[DueRun]], None],
+    ) -> None:
+        self._store, self._settings, self._lease, self._run_limits = store, settings, lease, run_limits
+        self.published = published
+        self._run_created_at, self._completion, self._post, self._wake = run_created_at, completion, post, wake
+        self._is_from_outside = is_from_outside
+        self._has_started, self._remaining_logs = has_started, remaining_logs
+        self._grace = timedelta(seconds=settings.grace_seconds)
+        self._effects = StepEffects(settings, store.runtime, lease.claim)
+
+    @property
+    def claim(self) -> Claim:
+        return self._lease.claim
+
+    # --- boundaries -----------------------------------------------------------------------------
+
+    def commit(self, step_commit: StepCommit, *, session: Session | None = None) -> Committed:
+        """Commit a boundary; raises Superseded, StepEffectFailed, and BodyRerunRequired with a session."""
+        requested_at = self._lease.mark_progress()
+        self._run_limits.reset_suspension()
+        if session is not None or step_commit.user_writes:
+            committed = self._commit_with_user_writes(step_commit, session)
+        elif step_commit.is_single_write and not self.published.has_pending:
+            committed = self._commit_single(step_commit)
+        else:
+            committed = self._commit_retryable(step_commit)
+        self._remaining_logs -= len(step_commit.logs)
+        self.published.flushed()
+        self._lease.renewed(requested_at=requested_at)
+        if committed.released is not None:
+            self._has_started = True
+        return committed
+
+    def _commit_with_user_writes(self, step_commit: StepCommit, session: Session | None) -> Committed:
+        """Commit the author's own statements, which have no bound (LAW 7)."""
+        self._lease.enter_user_code(step_commit.writes[0].commit_id)
+        try:
+            if session is None:
+                return self._commit_retryable(step_commit)
+            return self._commit_session(step_commit, session)
+        finally:
+            self._lease.exit_user_code(step_commit.writes[0].commit_id)
+
+    def _commit_single(self, step_commit: StepCommit) -> Committed:
+        def work(tx: Tx) -> Committed:
+            with self._store.conflict_as_superseded():
+                written = step_rows.commit_step(tx, self.claim, step_commit.writes[0], lease=self._lease.length)
+            return Committed([written.row], pause_requested=written.pause_requested, writes=step_commit.writes)
+
+        resolve = self._resolver(step_commit)
+        try:
+            return self._store.transact(work, resolve=resolve, single=True, bound=PASS)
+        except Superseded:
+            # Perhaps by ourselves: a first try, given up with its connection, may have arrived before the second.
+            found = self._store.transact(resolve)
+            if found is None:
+                raise
+            return found
+
+    def _write_in_lock_order(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> Committed:
+        """Author rows first, mutex rows last and by ascending id.
+
+        Guard-first deadlocks with a web transaction that updates its own row and then sends an event.
+        """
+        self._run_user_writes(tx, step_commit, session)
+        event_targets = step_effects.event_targets(tx, step_commit.events, made=step_commit.instances)
+        if step_commit.run_outcome is not None:
+            event_targets = sorted({*event_targets, *answers.waiting_parent(tx, self.claim.parent)})
+        for pk, workflow, instance_id in event_targets:
+            if pk <= self.claim.pk:  # our own too: the guard finds it by another index, see `terminate`
+                instances.lock(tx, workflow, instance_id)
+        with self._store.conflict_as_superseded():
+            guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=step_commit.is_progress)
+            writes = step_commit.writes if step_commit.decide is None else step_commit.decide(tx, guard_result)
+            rows = [self._write_row(tx, guard_result, write) for write in writes]
+        self._merge_labels(tx, step_commit)
+        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, room=self._remaining_logs)
+        self.published.flush(tx)
+        outbox.insert(
+            tx,
+            step_commit.messages,
+            pk=self.claim.pk,
+            run_number=self.claim.ref.run_number,
+            step_key=step_commit.writes[0].key,
+            grace=self._grace,
+        )
+        for pk, workflow, instance_id in event_targets:
+            if pk > self.claim.pk:
+                instances.lock(tx, workflow, instance_id)
+        received: list[notify.AcceptedEvent] = []
+        created = self._effects.create(tx, step_commit.instances, by_step=step_commit.writes[0].key)
+        due_runs = [*created, *self._effects.send(tx, step_commit.events, received)]
+        self._effects.emit(tx, step_commit.emissions)
+        released, until = None, None
+        if step_commit.sleep is not None and (waits := step_commit.sleep(rows)):
+            until = min(wait.due_at for wait in waits)
+            released = self._suspend(tx, guard_result, waits)
+        messages = tuple(step_commit.messages)
+        if step_commit.run_outcome is not None:
+            claims.end_run(tx, self.claim, step_commit.run_outcome)
+            messages += self._insert_messages(tx, self._completion.build(step_commit.run_outcome))
+            due_runs += self._answer_parent(tx, step_commit.run_outcome)
+        if released is ReleaseOutcome.DUE:
+            due_runs.append(DueRun(self.claim.ref, self.claim.queue))
+        return Committed(
+            rows,
+            guard_result.pause_requested,
+            released,
+            until,
+            tuple(due_runs),
+            messages,
+            writes=writes,
+            created=[due.ref for due in created],
+            received=received,
+        )
+
+    def _write_row(self, tx: Tx, guard_result: GuardResult, write: StepWrite) -> StepRow:
+        if write.status is StepStatus.CANCELLED:  # it lost a race
+            if write.type is StepType.WAIT:
+                topic_waits.close_wait(tx, self.claim, key=write.key)
+            elif write.type is StepType.TASK:
+                items.forget(tx, self.claim.pk, self.claim.ref.run_number, write.key)
+        return step_rows.write_step(tx, self.claim, guard_result, write)
+
+    def _merge_labels(self, tx: Tx, step_commit: StepCommit) -> None:
+        """Change the labels of the instance, whose row the guard has locked."""
+        try:
+            if step_commit.labels:
+                labels.merge(tx, self.claim.pk, step_commit.labels)
+        except TooManyLabels as exc:
+            raise StepEffectFailed(exc) from exc
+
+    def _run_user_writes(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> None:
+        try:
+            if session is not None:
+                session.flush()
+            if step_commit.user_writes:
+                self._store.run_author_writes(tx, step_commit.user_writes, session)
+        except BaseException as exc:
+            if self._store.is_transient(exc) or isinstance(exc, Superseded) or self._is_from_outside(exc):
+                raise
+            raise self._as_effect_failure(step_commit, exc) from exc
+
+    def _as_effect_failure(self, step_commit: StepCommit, exc: BaseException) -> StepEffectFailed:
+        if self._store.is_unique_violation(exc):
+            return StepEffectFailed(
+                StepCommitConflict(step_commit.writes[0].name, values.storable(values.text_of(exc), 500))
+            )
+        return StepEffectFailed(exc)
+
+    def _commit_retryable(self, step_commit: StepCommit) -> Committed:
+        try:
+            return self._store.transact(
+                lambda tx: self._write_in_lock_order(tx, step_commit, None),
+                resolve=self._resolver(step_commit),
+                bound=None if step_commit.user_writes else PASS,
+            )
+        except Exception as exc:
+            if step_commit.user_writes and self._store.is_refusal(exc):  # at the commit: a deferred constraint
+                raise self._as_effect_failure(step_commit, exc) from exc
+            raise
+
+    def _commit_session(self, step_commit: StepCommit, session: Session) -> Committed:
+        """Commit in the body's own transaction; what is known not to have happened needs the body again."""
+        resolve = self._resolver(step_commit)
+        try:
+            return self._store.transact_session(session, lambda tx: self._write_in_lock_order(tx, step_commit, session))
+        except StepEffectFailed:
+            raise
+        except Exception as exc:
+            if self._store.is_unknown(exc):
+                found = self._store.transact(resolve)
+                if found is not None:
+                    return found
+            elif self._store.is_refusal(exc):  # a deferred constraint, or an error that the body ignored
+                raise self._as_effect_failure(step_commit, exc) from exc
+            elif not self._store.is_transient(exc):
+                raise
+            raise BodyRerunRequired(str(exc)) from exc
+
+    def _resolver(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
+        """How to find out whether this boundary was applied: its commit id, once no commit is in doubt."""
+
+        def resolve(tx: Tx) -> Committed | None:
+            is_held = claims.is_held(tx, self.claim)
+            rows = [
+                step_rows.find_commit(tx, self.claim, key=write.key, commit_id=write.commit_id)
+                for write in step_commit.writes
+            ]
+            found = [row for row in rows if row is not None]
+            if len(found) == len(step_commit.writes):
+                is_released = step_commit.sleep is not None and not (is_held and step_commit.decide is not None)
+                return Committed(
+                    found, released=ReleaseOutcome.WAITING if is_released else None, writes=step_commit.writes
+                )
+            if not is_held:
+                raise Superseded(str(self.claim.ref))
+            return None
+
+        return resolve
+
+    # --- waits ----------------------------------------------------------------------------------
+
+    def commit_wait(
+        self,
+        *,
+        event_type: str,
+        topic: str | None,
+        deadline: Callable[[GuardResult], datetime],
+        write: Callable[[GuardResult, step_rows.PendingEvent | None], list[StepWrite]],
+        logs: list[LogLine],
+        key: str,
+        commit_id: str,
+        sleeps: bool,
+        message_id_to_cancel: str | None = None,
+    ) -> Committed:
+        """Look for an event under the lock and record what follows from it, in one transaction.
+
+        ``write`` makes the rows from the event that was found, or from the time; none leaves the wait as it is.
+        ``topic``: what it waits on, where its events are not sent but emitted. ``sleeps``: nothing else is open, so an
+        unsatisfied wait lets the instance go in the same commit. ``message_id_to_cancel``:
+        a message that need not leave any more
+        where the time is over.
+        """
+
+        def work(tx: Tx) -> Committed:
+            with self._store.conflict_as_superseded():
+                guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
+                until = deadline(guard_result)
+                event = step_rows.oldest_event(tx, self.claim, event_type, deadline=until)
+                writes = write(guard_result, event)
+                if writes:
+                    self._run_limits.reset_suspension()
+                if event is not None:
+                    step_rows.consume(tx, self.claim, guard_result, event, key=key)
+                rows = [self._write_row(tx, guard_result, each) for each in writes]
+                if message_id_to_cancel is not None and event is None and until <= guard_result.now:
+                    outbox.remove(tx, [message_id_to_cancel])
+                    items.forget(tx, self.claim.pk, self.claim.ref.run_number, key)
+                if topic is not None and writes and not writes[0].is_finished:
+                    topic_waits.open_wait(tx, self.claim, guard_result, key=key, topic=topic)
+                elif topic is not None and writes:
+                    topic_waits.close_wait(tx, self.claim, key=key)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+            self.published.flush(tx)
+            is_open = not writes or not writes[0].is_finished
+            released = None
+            if sleeps:  # an event that came since the glance: due at once, the next pass hands it out
+                waits = [OpenWait(until, event_type)]
+                if rows:
+                    until = rows[0].next_retry_at or until
+                    waits = [OpenWait(until, rows[0].wait_event_type)]
+                released = self._suspend(tx, guard_result, waits if is_open else [])
+            due_runs = (DueRun(self.claim.ref, self.claim.queue),) if released is ReleaseOutcome.DUE else ()
+            return Committed(rows, guard_result.pause_requested, released, until, due_runs, writes=writes)
+
+        def resolve(tx: Tx) -> Committed | None:
+            is_held = claims.is_held(tx, self.claim)
+            row = step_rows.find_commit(tx, self.claim, key=key, commit_id=commit_id)
+            if row is not None:
+                until = row.next_retry_at or row.wake_at
+                return Committed([row], released=None if is_held else ReleaseOutcome.WAITING, until=until)
+            if not is_held:
+                raise Superseded(str(self.claim.ref))
+            return None
+
+        requested_at = self._lease.mark_progress()
+        committed = self._store.transact(work, resolve=resolve, bound=PASS)
+        self._remaining_logs -= len(logs)
+        self.published.flushed()
+        self._lease.renewed(requested_at=requested_at)
+        return committed
+
+    # --- the end of a pass ----------------------------------------------------------------------
+
+    def _suspend(self, tx: Tx, guard_result: GuardResult, waits: list[OpenWait]) -> ReleaseOutcome:
+        if not self._has_started:
+            claims.mark_started(tx, self.claim)
+        if not waits:
+            return claims.release(tx, self.claim, guard_result, grace=self._grace)
+        waits = [*waits, *self._run_limits.deadlines(guard_result.now)]
+        return claims.suspend(tx, self.claim, guard_result, waits, grace=self._grace)
+
+    def release(
+        self,
+        logs: list[LogLine],
+        waits: list[OpenWait],
+        writes: Sequence[StepWrite] = (),
+        *,
+        is_progress: bool | None = None,
+    ) -> ReleaseOutcome:
+        """Release the instance: asleep for ``waits``, or due at once where there are none (it was only interrupted)."""
+        makes_progress = bool(waits) if is_progress is None else is_progress
+
+        def work(tx: Tx) -> ReleaseOutcome:
+            guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=makes_progress)
+            for write in writes:
+                step_rows.write_step(tx, self.claim, guard_result, write)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+            self.published.flush(tx)
+            return self._suspend(tx, guard_result, waits)
+
+        is_certain = True
+
+        def resolve(tx: Tx) -> ReleaseOutcome | None:
+            nonlocal is_certain
+            is_certain = claims.is_held(tx, self.claim)
+            # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
+            return None if is_certain else ReleaseOutcome.WAITING
+
+        released = self._store.transact(work, resolve=resolve, bound=PASS)
+        if is_certain:
+            notify.suspended(self.claim, released, min((wait.due_at for wait in waits), default=None))
+        return released
+
+    def terminate(self, reason: str) -> None:
+        """End the run because it overstayed."""
+        run_outcome = RunOutcome(Status.TERMINATED)
+        messages = self._completion.build(run_outcome, reason=reason)
+
+        def work(tx: Tx) -> _EndResult:
+            answers.lock_parent(tx, self.claim.parent)
+            # InnoDB locks the index entry by which a row is found, then the row. Others find it by its id: to ask for
+            # that entry after the guard, which finds it by its key, is a deadlock with whoever waits for the row.
+            row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
+            claims.guard(tx, self.claim, lease=self._lease.length)
+            instances.terminate(tx, row, reason=reason)
+            self._insert_messages(tx, messages)
+            return _EndResult(self._answer_parent(tx, run_outcome, reason=reason))
+
+        self._commit_end(work, messages, lambda: notify.terminated(self.claim.ref, reason=reason))
+
+    def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
+        """End the run."""
+        messages = self._completion.build(run_outcome)
+        is_single_write = not (logs or self.published.has_pending)
+
+        def work(tx: Tx) -> _EndResult:
+            answers.lock_parent(tx, self.claim.parent)
+            if not is_single_write:
+                guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
+                step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+                self.published.flush(tx)
+            claims.end_run(tx, self.claim, run_outcome)
+            self._insert_messages(tx, messages)
+            return _EndResult(self._answer_parent(tx, run_outcome))
+
+        is_single = is_single_write and not messages and self.claim.parent is None
+        notify_end = functools.partial(
+            notify.run_ended, self.claim, run_outcome, lambda: self._lease.now - self._run_created_at
+        )
+        self._commit_end(work, messages, notify_end, single=is_single)
+
+    def _commit_end(
+        self,
+        work: Callable[[Tx], _EndResult],
+        messages: list[OutboxMessage],
+        notify: Callable[[], None],
+        *,
+        single: bool = False,
+    ) -> None:
+        """Commit what ends the run, and tell of it, unless somebody else may have ended it."""
+        ended = self._store.transact(work, resolve=self._resolve_end, single=single, bound=PASS)
+        if not ended.is_certain:  # sweeps find what is to be sent and woken
+            return
+        notify()
+        if messages:
+            self._post(messages)
+        if ended.due_runs:
+            self._wake(ended.due_runs)
+
+    def _answer_parent(self, tx: Tx, run_outcome: RunOutcome, *, reason: str | None = None) -> list[DueRun]:
+        """Tell the step whose child this is, in the transaction that ends it; its instance is locked already."""
+        if self.claim.parent is None:
+            return []
+        payload = completion.child_answer(self.claim.ref, run_outcome, reason=reason)
+        event_id = self._store.runtime.new_id()
+        return answers.answer_parent(tx, self.claim.parent, payload=payload, event_id=event_id, grace=self._grace)
+
+    def _insert_messages(self, tx: Tx, messages: list[OutboxMessage]) -> tuple[OutboxMessage, ...]:
+        """Put what is sent at the end of the run into the outbox."""
+        outbox.insert(
+            tx, messages, pk=self.claim.pk, run_number=self.claim.ref.run_number, step_key=None, grace=self._grace
+        )
+        return tuple(messages)
+
+    def _resolve_end(self, tx: Tx) -> _EndResult | None:
+        """What is known where the claim is gone after a commit in doubt: we ended it, or somebody took it."""
+        return None if claims.is_held(tx, self.claim) else _EndResult(is_certain=False)

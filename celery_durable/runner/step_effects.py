@@ -1,0 +1,126 @@
+"""What a step makes for others: instances, events, emissions, each written in the transaction of its boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from celery_durable import notify, values
+from celery_durable.config import Settings
+from celery_durable.errors import (
+    DurableError,
+    InstanceAlreadyExists,
+    InstanceNotFound,
+    InstanceTerminal,
+    WorkflowParamsInvalid,
+)
+from celery_durable.model import Claim, DueRun, Parent, RunRef, Wake
+from celery_durable.runtime import Runtime
+from celery_durable.step import NewEmission, NewEvent, NewInstance
+from celery_durable.store import emissions, instances
+from celery_durable.store.engine import Tx
+
+
+class StepEffectFailed(Exception):
+    """The author's part of a boundary failed with ``error``; nothing was committed."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(values.text_of(error))
+
+
+def event_targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInstance]) -> list[tuple[int, str, str]]:
+    """Whom events go to, by ascending key; those that are made in the same transaction come after all others."""
+    request = {(each.definition.name, each.instance_id) for each in made}
+    found = set()
+    for event in events:
+        try:
+            values.instance_id(event.instance_id, values.LONGEST_ID)
+            values.label("Event id", event.event_id, values.LONGEST_ID)
+        except DurableError as exc:
+            raise StepEffectFailed(exc) from exc
+        pk = instances.find_pk(tx, event.workflow, event.instance_id)
+        if pk is not None:
+            found.add((pk, event.workflow, event.instance_id))
+        elif (event.workflow, event.instance_id) not in request:
+            raise StepEffectFailed(InstanceNotFound(event.workflow, event.instance_id))
+    return sorted(found)
+
+
+class StepEffects:
+    """Makes it in the name of one claim; what cannot be made raises StepEffectFailed."""
+
+    def __init__(self, settings: Settings, runtime: Runtime, claim: Claim) -> None:
+        self._settings, self._runtime, self._claim = settings, runtime, claim
+        self._grace = timedelta(seconds=settings.grace_seconds)
+
+    def create(self, tx: Tx, requests: Sequence[NewInstance], *, by_step: str) -> list[DueRun]:
+        """Instances, which begin when this has committed."""
+        due_runs = []
+        for request in requests:
+            definition = request.definition
+            try:
+                checked = definition.params.check(request.params)
+            except values.ValidationFailed as exc:
+                raise StepEffectFailed(
+                    WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id)
+                ) from exc
+            try:
+                instance_id = values.instance_id(request.instance_id, self._settings.max_instance_id)
+                what = f"Parameters of workflow {definition.name!r}"
+                params = definition.params.encode(checked, what=what, limits=self._settings.limits)
+            except DurableError as exc:
+                raise StepEffectFailed(exc) from exc
+            queue = definition.queue or self._settings.queue
+            is_new = instances.insert(
+                tx,
+                workflow=definition.name,
+                instance_id=instance_id,
+                params=params,
+                queue=queue,
+                grace=self._grace,
+                plan=definition.plan(self._settings.step_policy),
+                commit_id=self._runtime.new_token(),
+                parent=Parent(self._claim.pk, self._claim.ref.run_number, by_step),
+                retention=self._settings.retention_of(definition.retention),
+                labelled=request.labels,
+            )
+            if not is_new:
+                raise StepEffectFailed(InstanceAlreadyExists(definition.name, instance_id))
+            due_runs.append(DueRun(RunRef(definition.name, instance_id, 1), queue))
+        return due_runs
+
+    def send(self, tx: Tx, events: Sequence[NewEvent], received: list[notify.AcceptedEvent]) -> list[DueRun]:
+        """Events; answers with those whom they wake. ``received``: gets what is to be told."""
+        due_runs = []
+        for event in events:
+            try:
+                values.event_type(event.type, self._settings.max_event_type)
+                payload = values.encode(
+                    event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits
+                )
+            except DurableError as exc:
+                raise StepEffectFailed(exc) from exc
+            row = instances.lock(tx, event.workflow, event.instance_id)
+            if row.status.is_terminal:
+                raise StepEffectFailed(
+                    InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
+                )
+            sent = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
+            if sent is None:
+                continue
+            received.append(notify.AcceptedEvent(row.ref, event.type, event.event_id))
+            if instances.is_awaited(tx, row, event.type):
+                due_runs.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
+        return due_runs
+
+    def emit(self, tx: Tx, requests: Sequence[NewEmission]) -> None:
+        """Emissions, which the next sweep hands out."""
+        for request in requests:
+            try:
+                topic = values.topic(request.topic)
+                what = f"Payload for topic {topic!r}"
+                payload = values.encode(request.payload, what=what, limits=self._settings.limits)
+            except DurableError as exc:
+                raise StepEffectFailed(exc) from exc
+            emissions.begin(tx, emission_id=request.emission_id, topic=topic, payload=payload, lease=timedelta(0))

@@ -1,0 +1,285 @@
+"""Losses: the tasks that are out, and what becomes of those that were lost with a worker, a machine or a queue.
+
+A lost task is sent again under the same task id and attempt, with a delivery number that is one higher. Whoever reports
+a loss names the delivery that was lost, and only the newest counts: of several reports one is carried out. A loss holds
+the item's row alone, never the instance's, so it may meet an answer: the first to write wins.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    ItemRef,
+    ItemStatus,
+    OnLost,
+    OutboxMessage,
+    RunRef,
+    Status,
+    StepStatus,
+    StepType,
+    TaskReference,
+    duration_us,
+    task_id,
+)
+from celery_durable.store import outbox, sent_attempts
+from celery_durable.store.database_identity import store_id
+from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.values import replying_task_message
+
+_ENDED = [status.value for status in Status if status.is_terminal]
+_CHUNK = 200
+_FAIL: OnLost = "fail"
+_WAIT: OnLost = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class SentTask:
+    """A task that is out, as far as the database knows. ``sent_us``: when its newest message was sent."""
+
+    reference: TaskReference
+    pk: int
+    step_key: str
+    place: int
+    sent_us: int
+
+    @property
+    def id(self) -> str:
+        """Under which Celery knows it."""
+        return task_id(self.reference.event_type, self.pk, self.reference.ref.run_number)
+
+    @property
+    def key(self) -> tuple[int, int, str, int]:
+        return (self.pk, self.reference.ref.run_number, self.step_key, self.place)
+
+
+# --- what is out --------------------------------------------------------------------------------
+
+
+Place = tuple[int, int, int, str, int]
+"""Where a page of tasks ended: when the last was sent, and its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentPage:
+    """Tasks that are out; ``next``: where to go on, None: these were the last."""
+
+    tasks: Sequence[SentTask]
+    next: Place | None
+
+
+def read_sent(tx: Tx, *, age: timedelta, after: Place | None, limit: int) -> SentPage:
+    """Tasks whose newest message was sent at least ``age`` ago, oldest first, and which are to be searched for.
+
+    The page counts what belongs to runs that are over, too, but leaves it out: their rows never change.
+    """
+    item, i, st = tx.t.item, tx.t.instance, tx.t.step
+    key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.place)
+    query = (
+        sa.select(*key, item.c.attempts, item.c.losses, item.c.token, i.c.workflow, i.c.instance_id)
+        .add_columns(i.c.run_number.label("current"), i.c.status, st.c.type, st.c.status.label("step_status"))
+        .add_columns(st.c.wait_event_type)
+        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, sent_attempts.on_step(item, st)))
+        .where(item.c.status == ItemStatus.SENT.value, item.c.sent_at <= tx.store.clock() - duration_us(age))
+        .where(item.c.on_lost != _WAIT)
+        .order_by(*key)
+        .limit(limit)
+    )
+    if after is not None:
+        later = sa.and_(key[0] == after[0], sa.tuple_(*key[1:]) > after[1:])
+        query = query.where(key[0] >= after[0], sa.or_(key[0] > after[0], later))
+    rows = tx.execute(query).all()
+    last = rows[-1] if len(rows) == limit else None
+    here = store_id(tx)
+    tasks = [_sent_task(row, here) for row in rows if _is_awaited(row)]
+    return SentPage(tasks, None if last is None else _place_of(last))
+
+
+def _place_of(row: Any) -> Place:
+    return row.sent_at, row.instance_pk, row.run_number, row.step_key, row.place
+
+
+def _is_awaited(row: Any) -> bool:
+    is_current = row.current == row.run_number and row.status not in _ENDED
+    return is_current and row.step_status == StepStatus.WAITING.value
+
+
+def _sent_task(row: Any, here: str) -> SentTask:
+    event_type = row.wait_event_type
+    if row.type == StepType.MAP.value:
+        event_type = ItemRef(row.instance_pk, row.step_key, row.place, row.attempts).type
+    ref = RunRef(row.workflow, row.instance_id, row.run_number)
+    reference = TaskReference(here, ref, event_type, row.token, delivery=row.losses)
+    return SentTask(reference, row.instance_pk, row.step_key, row.place, row.sent_at)
+
+
+def _at(s: Store) -> list[sa.ColumnElement[bool]]:
+    item = s.tables.item.c
+    return [
+        item.instance_pk == param("pk", sa.BigInteger),
+        item.run_number == param("run", sa.Integer),
+        item.step_key == param("key", sa.String),
+        item.place == param("nth", sa.Integer),
+    ]
+
+
+def left_outbox(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
+    """Those whose message has left the outbox; what is still there was not sent, and is not lost."""
+    left: list[SentTask] = []
+    for start in range(0, len(tasks), _CHUNK):
+        part = tasks[start : start + _CHUNK]
+        there = outbox.present(tx, [each.id for each in part])
+        left += [each for each in part if each.id not in there]
+    return left
+
+
+def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, int], str]:
+    """What was stored of these, by their keys, for `values.replying_task_message`."""
+    item = tx.t.item.c
+    key = (item.instance_pk, item.run_number, item.step_key, item.place)
+    found: dict[tuple[int, int, str, int], str] = {}
+    for start in range(0, len(tasks), _CHUNK):
+        wanted = [each.key for each in tasks[start : start + _CHUNK]]
+        for row in tx.execute(sa.select(*key, item.body).where(sa.tuple_(*key).in_(wanted))):
+            found[row.instance_pk, row.run_number, row.step_key, row.place] = row.body
+    return found
+
+
+# --- what is lost -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """The task is sent again: ``message`` is in the outbox."""
+
+    message: OutboxMessage
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The task is not sent again. ``name``: of the Celery task. ``losses``: how often it was lost, with this one."""
+
+    name: str
+    losses: int
+
+
+def report(
+    tx: Tx, reference: TaskReference, *, sent_us: int | None, limit: int, grace: timedelta
+) -> Resend | GiveUp | None:
+    """A delivery of a task is lost: send it again. None where it has ended, or another delivery is under way.
+
+    ``sent_us``: when its message was sent, as the reporter has read it: a task that has sent itself again since (a
+    retry) is not lost; None: the reporter saw it die. ``limit``: losses after which a task is given up.
+    """
+    row = _find(tx, reference)
+    if row is None or row.losses != reference.delivery or sent_us not in (None, row.sent_at):
+        return None
+    if not hmac.compare_digest(row.token.encode(), reference.token.encode()):
+        return None
+    if row.on_lost == _WAIT and sent_us is not None:
+        return None
+    if row.on_lost == _FAIL or row.losses + 1 >= limit:
+        return GiveUp(json.loads(row.body)["name"], row.losses + 1)
+    where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "nth": row.place}
+    mine = {"attempt": row.attempts, "delivery": reference.delivery}
+    what, moved = (_lose, {}) if sent_us is None else (_lose_unmoved, {"sent": sent_us})
+    if tx.run(what, **where, **mine, **moved).rowcount == 0:
+        return None
+    again = TaskReference(
+        reference.store_id, reference.ref, reference.event_type, row.token, delivery=reference.delivery + 1
+    )
+    id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
+    message = replying_task_message(row.body, id_=id_, answers=again)
+    outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
+    return Resend(message)
+
+
+@statement
+def _lose(s: Store) -> Any:
+    item = s.tables.item
+    return (
+        sa.update(item)
+        .where(
+            *_at(s),
+            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+            item.c.attempts == param("attempt", sa.Integer),
+            item.c.losses == param("delivery", sa.Integer),
+        )
+        .values(losses=item.c.losses + 1, sent_at=s.clock())
+    )
+
+
+@statement
+def _lose_unmoved(s: Store) -> Any:
+    return _lose.build(s).where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))
+
+
+def _out(s: Store) -> sa.Select[Any]:
+    i, item = s.tables.instance, s.tables.item
+    columns = ("instance_pk", "run_number", "step_key", "place", "attempts", "losses", "token", "sent_at", "on_lost")
+    mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
+    return (
+        sa.select(*[item.c[name] for name in columns], item.c.body)
+        .select_from(sent_attempts.with_step(s).join(i, mine))
+        .where(
+            i.c.workflow == param("workflow", sa.String),
+            i.c.instance_id == param("instance", sa.String),
+            i.c.run_number == param("run", sa.Integer),
+            i.c.status.not_in([sa.literal_column(f"'{status}'") for status in _ENDED]),
+        )
+    )
+
+
+@statement
+def _step_out(s: Store) -> Any:
+    return _out(s).where(*sent_attempts.of_step(s))
+
+
+@statement
+def _item_out(s: Store) -> Any:
+    return _out(s).where(*sent_attempts.of_item(s))
+
+
+def _find(tx: Tx, reference: TaskReference) -> Any:
+    """The row of the attempt that a reference names, as long as its step waits for it."""
+    ref = reference.ref
+    where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
+    return sent_attempts.find(tx, reference, step=_step_out, item=_item_out, **where)
+
+
+def is_out(tx: Tx, reference: TaskReference) -> bool:
+    """Whether the step, or the item, still waits for this attempt."""
+    return _find(tx, reference) is not None
+
+
+# --- what goes on by itself ---------------------------------------------------------------------
+
+
+def note_sent_again(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
+    """The task has sent itself again (a retry): a search that had begun before does not concern this message.
+
+    ``sent_in``: when it may run, for a retry with a countdown: until then it may be held by the broker.
+    """
+    _move(tx, reference, tx.store.clock() + duration_us(sent_in))
+
+
+def note_replaced(tx: Tx, reference: TaskReference) -> None:
+    """Other tasks do its work now (`Task.replace`), whose messages need not name the step: it is not searched for."""
+    _move(tx, reference, None)
+
+
+def _move(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
+    row = _find(tx, reference)
+    if row is None or row.losses != reference.delivery or row.sent_at is None:
+        return
+    item = tx.t.item.c
+    mine = (item.instance_pk == row.instance_pk, item.run_number == row.run_number, item.step_key == row.step_key)
+    more = (item.place == row.place, item.attempts == row.attempts, item.losses == row.losses)
+    tx.execute(sa.update(tx.t.item).where(*mine, *more, item.sent_at.is_not(None)).values(sent_at=sent_at))

@@ -1,0 +1,522 @@
+"""What a run did: load it, and commit its step boundaries, events and logs under the guard.
+
+A boundary is one commit: the author's writes first, then the guard, then these rows (LAW 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.ancestry import Ancestry
+from celery_durable.errors import Superseded
+from celery_durable.model import (
+    FINISHED_STEPS,
+    LEASE_EXPIRED,
+    Claim,
+    LogLine,
+    StepRow,
+    StepStatus,
+    StepType,
+    duration_us,
+    from_us,
+    to_us,
+    topic_of,
+)
+from celery_durable.store.claims import GuardResult, fence, guard, guard_update
+from celery_durable.store.engine import Store, Tx, param, statement
+
+# --- load ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run as recorded so far."""
+
+    params: str
+    created_at: datetime
+    started_at: datetime | None
+    logs: int
+    ancestry: Ancestry
+    steps: tuple[StepRow, ...]
+    version: int | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a pass before this one has recorded anything."""
+        return self.started_at is not None
+
+
+@statement
+def _load(s: Store) -> Any:
+    r, st = s.tables.run, s.tables.step
+    # One statement for both: the run's columns come with every step, its parameters only with the first.
+    order = (st.c.seq, st.c.step_key)
+    is_first = sa.func.row_number().over(order_by=order) == 1
+    joined = r.outerjoin(st, sa.and_(st.c.instance_pk == r.c.instance_pk, st.c.run_number == r.c.run_number))
+    return (
+        sa.select(
+            sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
+            r.c.started_at.label("run_started_at"), r.c.logs, r.c.code_version,
+            sa.case((is_first, r.c.ancestry)).label("ancestry"),
+            *(c for c in st.c if c.name not in ("instance_pk", "run_number")),
+        )
+        .select_from(joined)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
+        .order_by(*order)
+    )  # fmt: skip
+
+
+def load(tx: Tx, claim: Claim) -> RunState:
+    """The run's parameters and steps, in call order. Reads only what the claim already protects.
+
+    Raises Superseded where the instance was ended and deleted since the claim.
+    """
+    rows = tx.run(_load, pk=claim.pk, run=claim.ref.run_number).all()
+    if not rows:
+        raise Superseded(str(claim.ref))
+    first = rows[0]
+    return RunState(
+        params=first.params,
+        created_at=from_us(first.run_created_at),
+        started_at=maybe_at(first.run_started_at),
+        logs=first.logs,
+        ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
+        version=first.code_version,
+        steps=tuple(step_of(row) for row in rows if row.step_key is not None),
+    )
+
+
+def step_of(row: Any) -> StepRow:
+    """A step's row as data."""
+    return StepRow(
+        step_key=row.step_key,
+        seq=row.seq,
+        name=row.name,
+        type=StepType(row.type),
+        status=StepStatus(row.status),
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
+        next_retry_at=maybe_at(row.next_retry_at),
+        wake_at=maybe_at(row.wake_at),
+        wait_event_type=row.wait_event_type,
+        result=row.result,
+        error_name=row.error_name,
+        error_message=row.error_message,
+        event_seq=row.event_seq,
+        created_at=maybe_at(row.created_at),
+        started_at=maybe_at(row.started_at),
+        finished_at=maybe_at(row.finished_at),
+        commit_id=row.commit_id,
+    )
+
+
+def maybe_at(us: int | None) -> datetime | None:
+    """An instant as stored; None where there is none."""
+    return None if us is None else from_us(us)
+
+
+# --- step rows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepWrite:
+    """A step row to be written at a boundary.
+
+    ``replaces``: the commit id of the row that it overwrites, None where there is none of this key. ``ran_for``: the
+    time since the body began, None where there is none. ``retry_in`` and ``wake_in`` count from the boundary's own
+    time; ``wake_at`` is absolute.
+    """
+
+    key: str
+    seq: int
+    name: str
+    type: StepType
+    status: StepStatus
+    replaces: str | None
+    commit_id: str
+    attempts: int = 0
+    max_attempts: int | None = None
+    timeout: timedelta | None = None
+    retry_in: timedelta | None = None
+    wake_in: timedelta | None = None
+    wake_at: datetime | None = None
+    event_type: str | None = None
+    result: str | None = None
+    error_name: str | None = None
+    error_message: str | None = None
+    event_seq: int | None = None
+    ran_for: timedelta | None = None
+
+    @property
+    def is_new(self) -> bool:
+        return self.replaces is None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the step has ended with this."""
+        return self.status in FINISHED_STEPS
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether the run gets further with this: not by announcing an attempt, which may kill its worker."""
+        return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the database made of a write: its times, and whether somebody asked for a pause."""
+
+    row: StepRow
+    pause_requested: bool
+
+
+def _values(now: Any) -> dict[str, Any]:
+    """The columns of a step write, in terms of ``now`` and the parameters of `_parameters`."""
+
+    def after(name: str) -> Any:
+        return now + param(name, sa.BigInteger)  # NULL where the parameter is
+
+    return {
+        "status": param("status", sa.String),
+        "attempts": param("attempts", sa.Integer),
+        "max_attempts": param("max_attempts", sa.Integer),
+        "timeout_ms": param("timeout_ms", sa.BigInteger),
+        "next_retry_at": after("retry_us"),
+        "wake_at": sa.func.coalesce(param("wake_us", sa.BigInteger), after("wake_in_us")),
+        "wait_event_type": param("event_type", sa.String),
+        "event_seq": param("event_seq", sa.BigInteger),
+        "result": param("result", sa.Text),
+        "error_name": param("error_name", sa.String),
+        "error_message": param("error_message", sa.Text),
+        "commit_id": param("commit_id", sa.String),
+        "started_at": after("started_us"),
+        "finished_at": after("finished_us"),
+    }
+
+
+def _identity(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
+    return {
+        "instance_pk": pk,
+        "run_number": run_number,
+        "step_key": param("key", sa.String),
+        "seq": param("seq", sa.Integer),
+        "name": param("name", sa.String),
+        "type": param("type", sa.String),
+        "created_at": now,
+    }
+
+
+def _parameters(write: StepWrite) -> dict[str, Any]:
+    return {
+        "key": write.key,
+        "status": write.status.value,
+        "attempts": write.attempts,
+        "max_attempts": write.max_attempts,
+        "timeout_ms": None if write.timeout is None else write.timeout // timedelta(milliseconds=1),
+        "retry_us": None if write.retry_in is None else duration_us(write.retry_in),
+        "wake_us": None if write.wake_at is None else to_us(write.wake_at),
+        "wake_in_us": None if write.wake_in is None else duration_us(write.wake_in),
+        "event_type": write.event_type,
+        "event_seq": write.event_seq,
+        "result": write.result,
+        "error_name": write.error_name,
+        "error_message": write.error_message,
+        "commit_id": write.commit_id,
+        "started_us": None if write.ran_for is None else -duration_us(write.ran_for),
+        "finished_us": 0 if write.is_finished else None,
+    }
+
+
+def _new_parameters(write: StepWrite) -> dict[str, Any]:
+    return {"seq": write.seq, "name": write.name, "type": write.type.value}
+
+
+def _times(st: sa.Table) -> list[Any]:
+    return [st.c.next_retry_at, st.c.wake_at, st.c.created_at, st.c.started_at, st.c.finished_at]
+
+
+def _replaced(st: sa.Table) -> list[Any]:
+    """The row as the claim last saw it.
+
+    The token is not enough: a statement of our own may be held up when its connection breaks, and arrive when the
+    step has got further.
+    """
+    return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
+
+
+@statement
+def _fused_insert(s: Store) -> Any:
+    i, st = s.tables.instance, s.tables.step
+    held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
+    values = _identity(held.c.id, held.c.run_number, s.clock()) | _values(s.clock())
+    source = sa.select(*values.values()).select_from(held)
+    written = sa.insert(st).from_select(list(values), source).returning(*_times(st)).cte("written")
+    return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
+
+
+@statement
+def _fused_update(s: Store) -> Any:
+    i, st = s.tables.instance, s.tables.step
+    held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
+    written = (
+        sa.update(st)
+        .where(
+            st.c.instance_pk == held.c.id,
+            st.c.run_number == held.c.run_number,
+            *_replaced(st),
+        )
+        .values(_values(s.clock()))
+        .returning(*_times(st))
+        .cte("written")
+    )
+    return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
+
+
+def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> Written:
+    """A boundary without anything else in it: the guard and one step row, fused into one statement.
+
+    Raises Superseded: the claim is lost, or the row is no longer the one that this was to overwrite.
+    """
+    if not tx.store.database.fuses_writes:
+        guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
+        return Written(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
+    given = fence(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
+    if write.is_new:
+        found = tx.run(_fused_insert, **given, **_new_parameters(write)).first()
+    else:
+        found = tx.run(_fused_update, **given, replaces=write.replaces).first()
+    if found is None:
+        raise Superseded(str(claim.ref))
+    return Written(_as_row(write, found), found.pause_requested)
+
+
+@statement
+def _insert(s: Store) -> Any:
+    now = param("now_us", sa.BigInteger)
+    identity = _identity(param("pk", sa.BigInteger), param("run", sa.Integer), now)
+    return sa.insert(s.tables.step).values(identity | _values(now)).inline()
+
+
+@statement
+def _update(s: Store) -> Any:
+    st = s.tables.step
+    return (
+        sa.update(st)
+        .where(
+            st.c.instance_pk == param("pk", sa.BigInteger),
+            st.c.run_number == param("run", sa.Integer),
+            *_replaced(st),
+        )
+        .values(_values(param("now_us", sa.BigInteger)))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    next_retry_at: int | None
+    wake_at: int | None
+    created_at: int | None
+    started_at: int | None
+    finished_at: int | None
+
+
+def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite) -> StepRow:
+    """Write one step row inside a guarded transaction; its times are the guard's.
+
+    What comes back is the row as `load` reads it, but for the created_at of one that existed: None.
+    """
+    now = to_us(guard_result.now)
+    given = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
+    if write.is_new:
+        tx.run(_insert, **given, **_new_parameters(write))
+    elif tx.run(_update, **given, replaces=write.replaces).rowcount == 0:
+        raise Superseded(str(claim.ref))
+
+    def after(us: int | None) -> int | None:
+        return None if us is None else now + us
+
+    times = _Times(
+        next_retry_at=after(given["retry_us"]),
+        wake_at=given["wake_us"] if given["wake_us"] is not None else after(given["wake_in_us"]),
+        created_at=now if write.is_new else None,
+        started_at=after(given["started_us"]),
+        finished_at=after(given["finished_us"]),
+    )
+    return _as_row(write, times)
+
+
+def _as_row(write: StepWrite, times: Any) -> StepRow:
+    return StepRow(
+        step_key=write.key,
+        seq=write.seq,
+        name=write.name,
+        type=write.type,
+        status=write.status,
+        attempts=write.attempts,
+        max_attempts=write.max_attempts,
+        timeout=write.timeout,
+        next_retry_at=maybe_at(times.next_retry_at),
+        wake_at=maybe_at(times.wake_at),
+        wait_event_type=write.event_type,
+        result=write.result,
+        error_name=write.error_name,
+        error_message=write.error_message,
+        event_seq=write.event_seq,
+        created_at=maybe_at(times.created_at),
+        started_at=maybe_at(times.started_at),
+        finished_at=maybe_at(times.finished_at),
+        commit_id=write.commit_id,
+    )
+
+
+@statement
+def _find_commit(s: Store) -> Any:
+    st = s.tables.step
+    return sa.select(st).where(
+        st.c.instance_pk == param("pk"),
+        st.c.run_number == param("run"),
+        st.c.step_key == param("key"),
+        st.c.commit_id == param("commit_id"),
+    )
+
+
+def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
+    """The step row of a boundary whose commit was in doubt. Ask `claims.is_held` first: it waits for the decision."""
+    row = tx.run(_find_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
+    return None if row is None else step_of(row)
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvent:
+    """An event that nobody has consumed yet; ``payload`` is JSON text."""
+
+    seq: int
+    type: str
+    payload: str
+    created_at: datetime
+
+    @property
+    def as_result(self) -> str:
+        """As the wait that consumes it records it. The payload is JSON text already; it is stored as it came."""
+        type_ = topic_of(self.type) or self.type
+        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
+
+
+@statement
+def _oldest(s: Store) -> Any:
+    e = s.tables.event.c
+    return (
+        sa.select(e.seq, e.type, e.payload, e.created_at)
+        .where(
+            e.instance_pk == param("pk"),
+            e.run_number == param("run"),
+            e.type == param("type"),
+            e.delivered_at.is_(None),
+            e.created_at <= param("deadline_us"),
+        )
+        .order_by(e.seq)
+        .limit(1)
+    )
+
+
+def oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
+    """The oldest unconsumed event of a type accepted by the deadline, however late it is now."""
+    row = tx.run(_oldest, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)).first()
+    return None if row is None else PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _event(s: Store) -> Any:
+    e = s.tables.event.c
+    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
+        e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
+    )
+
+
+def event(tx: Tx, claim: Claim, seq: int) -> PendingEvent:
+    """One event of the run, consumed or not."""
+    row = tx.run(_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
+    return PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _consume(s: Store) -> Any:
+    e = s.tables.event
+    return (
+        sa.update(e)
+        .where(e.c.instance_pk == param("pk"), e.c.run_number == param("run"), e.c.seq == param("seq"))
+        .values(delivered_at=param("now_us"), consumed_by_step_key=param("key"))
+    )
+
+
+def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent, *, key: str) -> None:
+    """Give an event to a step, for good."""
+    tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
+
+
+# --- logs ---------------------------------------------------------------------------------------
+
+
+@statement
+def _log(s: Store) -> Any:
+    return (
+        sa.insert(s.tables.log)
+        .values(
+            instance_pk=param("pk"),
+            run_number=param("run"),
+            step_key=param("key"),
+            attempt=param("attempt"),
+            level=param("level"),
+            category=param("category"),
+            message=param("message"),
+            data=param("data"),
+            is_replay=param("is_replay", sa.Boolean),
+            created_at=param("now_us"),
+        )
+        .inline()
+    )
+
+
+@statement
+def _count_logs(s: Store) -> Any:
+    r = s.tables.run
+    return (
+        sa.update(r)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
+        .values(logs=r.c.logs + param("kept", sa.Integer), dropped_logs=r.c.dropped_logs + param("dropped", sa.Integer))
+    )
+
+
+def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, room: int) -> None:
+    """Append log lines in order; those beyond ``room`` are only counted."""
+    if not lines:
+        return
+    kept = lines[: max(room, 0)]
+    scope = {"pk": claim.pk, "run": claim.ref.run_number}
+    tx.run_many(
+        _log,
+        [
+            scope
+            | {
+                "key": line.step_key,
+                "attempt": line.attempt,
+                "level": line.level.value,
+                "category": line.category,
+                "message": line.message,
+                "data": line.data,
+                "is_replay": line.is_replay,
+                "now_us": to_us(guard_result.now),
+            }
+            for line in kept
+        ],
+    )
+    tx.run(_count_logs, **scope, kept=len(kept), dropped=len(lines) - len(kept))

@@ -1,0 +1,107 @@
+"""Who waits on a topic: one narrow row per open wait, so that steps which wait on none pay for no index.
+
+The step's row decides whether a wait is open; a row here that was left behind by an ended run does no harm, and
+goes with the next emission to its topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import TERMINAL, Claim, Scope, StepStatus, Waiter, from_us, to_us
+from celery_durable.store import scopes
+from celery_durable.store.claims import GuardResult
+from celery_durable.store.engine import Store, Tx, param, statement
+
+
+@statement
+def _open(s: Store) -> Any:
+    return (
+        sa.insert(s.tables.waiter)
+        .values(
+            instance_pk=param("pk"),
+            run_number=param("run"),
+            step_key=param("key"),
+            topic=param("topic"),
+            opened_at=param("now_us"),
+        )
+        .inline()
+    )
+
+
+@statement
+def _close(s: Store) -> Any:
+    w = s.tables.waiter
+    mine = (w.c.instance_pk == param("pk"), w.c.run_number == param("run"), w.c.step_key == param("key"))
+    return sa.delete(w).where(*mine)
+
+
+def open_wait(tx: Tx, claim: Claim, guard_result: GuardResult, *, key: str, topic: str) -> None:
+    """A step begins to wait, in the transaction that records it; one that a deploy changed begins anew."""
+    close_wait(tx, claim, key=key)
+    tx.run(_open, pk=claim.pk, run=claim.ref.run_number, key=key, topic=topic, now_us=to_us(guard_result.now))
+
+
+def close_wait(tx: Tx, claim: Claim, *, key: str) -> None:
+    """A step has ended, or waits for something else."""
+    tx.run(_close, pk=claim.pk, run=claim.ref.run_number, key=key)
+
+
+def close_all(tx: Tx, pk: int) -> None:
+    """All waits of an instance have ended with their run."""
+    tx.execute(sa.delete(tx.t.waiter).where(tx.t.waiter.c.instance_pk == pk))
+
+
+def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
+    """These waits, by instance, run and step key, are served or gone."""
+    tx.run_many(_close, [{"pk": pk, "run": run, "key": key} for pk, run, key in keys])
+
+
+def page(
+    tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
+) -> list[tuple[tuple[int, str], Waiter]]:
+    """Open waits on a topic that come after (instance key, step key), in that order; with these keys."""
+    w, st, i = tx.t.waiter, tx.t.step, tx.t.instance
+    its_step = sa.and_(
+        st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
+    )
+    query = (
+        sa.select(w, st.c.name, st.c.wake_at, i.c.workflow, i.c.instance_id)
+        .join(st, its_step)
+        .join(i, sa.and_(i.c.id == w.c.instance_pk, i.c.run_number == w.c.run_number))
+        .where(
+            w.c.topic == topic,
+            st.c.status == StepStatus.WAITING.value,
+            st.c.wait_event_type.like(f"topic:%:{_escaped(topic)}", escape="!"),
+            st.c.wake_at >= tx.store.statement_clock(),
+            i.c.status.not_in([status.value for status in TERMINAL]),
+            *scopes.conditions(tx.t, scope),
+        )
+        .order_by(w.c.instance_pk, w.c.step_key)
+        .limit(limit)
+    )
+    if after is not None:
+        pk, key = after
+        query = query.where(
+            sa.or_(w.c.instance_pk > pk, sa.and_(w.c.instance_pk == pk, w.c.step_key > key)), w.c.instance_pk >= pk
+        )
+    return [((row.instance_pk, row.step_key), _waiter(row)) for row in tx.execute(query)]
+
+
+def _escaped(topic: str) -> str:
+    return topic.replace("_", "!_")  # the only wildcard of LIKE that a topic may have
+
+
+def _waiter(row: Any) -> Waiter:
+    return Waiter(
+        workflow=row.workflow,
+        instance_id=row.instance_id,
+        run_number=row.run_number,
+        step=row.name,
+        topic=row.topic,
+        opened_at=from_us(row.opened_at),
+        deadline=from_us(row.wake_at),
+    )

@@ -1,0 +1,86 @@
+"""Background work: one daemon thread per process for what Celery's main loop must not wait for (LAW 8).
+
+A worker's main loop sends and receives the messages of all its tasks, and a query or a publish in it holds up every
+foreign task (one dead pool process while the database hung: none ran for 75 s). The queue is bounded and is lost with
+the process, so only such work belongs here that a sweep or the end of a lease finds anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from celery_durable.tasks.fork_safety import ForkSafeThread
+
+logger = logging.getLogger("celery_durable.tasks")
+
+_SIZE = 1000
+_Job = tuple[str, Callable[[], object]]
+
+
+class BackgroundQueue(ForkSafeThread):
+    """Runs jobs one after another, in order. A fork of the process begins with a queue of its own, and empty."""
+
+    def __init__(self, size: int = _SIZE) -> None:
+        super().__init__()
+        self._size = size
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(self._size)
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], object], *, what: str) -> bool:
+        """Have ``job`` run soon, without waiting; False where the queue is full, which is logged.
+
+        An exception of the job is logged with ``what``, as a sentence's subject: "The claim of a dead process".
+        """
+        if self._pid != os.getpid():  # the lock and the queue may have been in use when the process forked
+            self._begin()
+        with self._lock:
+            try:
+                self._jobs.put_nowait((what, job))
+            except queue.Full:
+                logger.warning("%s is left to the sweep: %d jobs wait in this process already", what, self._size)
+                return False
+            if self._thread is None or not self._thread.is_alive():
+                self.reset_fork_lock()
+                self._thread = threading.Thread(
+                    target=self._loop, args=(self._jobs,), name="durable-background", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def close(self, timeout: float) -> bool:
+        """Run what waits, for at most ``timeout`` seconds; False if that was not enough. Later jobs begin anew."""
+        if self._pid != os.getpid():
+            return True
+        with self._lock:
+            thread, self._thread = self._thread, None
+            jobs, self._jobs = self._jobs, queue.Queue(self._size)
+        if thread is None or not thread.is_alive():
+            return True
+        with contextlib.suppress(queue.Full):  # then it is waited for below, and left behind
+            jobs.put_nowait(None)
+        thread.join(timeout)
+        if thread.is_alive():
+            logger.warning("%d jobs of this process are left to the sweep: they did not end in time", jobs.qsize() + 1)
+        return not thread.is_alive()
+
+    def _loop(self, jobs: queue.Queue[_Job | None]) -> None:
+        while (job := jobs.get()) is not None:
+            with self.fork_lock:
+                self._run(*job)
+
+    @staticmethod
+    def _run(what: str, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the next job is not to blame
+            logger.warning("%s is left to the sweep: %s", what, exc)

@@ -1,0 +1,194 @@
+"""Heartbeats: a process that sweeps or works says each ten seconds that it lives, and what it knows.
+
+One statement each time, at best effort, on a thread that does nothing that work waits for: a dispatcher's own, or in
+a worker that hosts none, one for this alone. What fails is logged once, and tried again with the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Literal
+
+from celery_durable.model import HEARTBEAT, SWEEP_TASK, Outage
+from celery_durable.runtime import Runtime
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import Store
+from celery_durable.store.watchdog import LOOP
+from celery_durable.tasks.fork_safety import ForkSafeThread
+
+logger = logging.getLogger("celery_durable.heartbeat")
+
+_PERIOD_SECONDS = HEARTBEAT.total_seconds()
+_CLEANS_EACH = 60
+
+
+class HeartbeatThread(ForkSafeThread):
+    """This process's heartbeat. It has none before `begin`; a fork of it has to begin its own.
+
+    ``store`` is asked for when the first beat is due: a worker without a usable database starts all the same.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        runtime: Runtime,
+        *,
+        queues: Callable[[], Sequence[str]],
+        workflows: Callable[[], Sequence[str]],
+    ) -> None:
+        super().__init__()
+        self._store, self._runtime, self._queues, self._workflows = store, runtime, queues, workflows
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._id: str | None = None
+        self.is_needed = False
+        self._kind: Literal["dispatcher", "worker"] = "worker"
+        self._pool: str | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid, self._due_at, self._beats, self._is_there, self._is_blind = os.getpid(), -math.inf, 0, False, False
+        self._looked_at, self._wakes_at = -math.inf, math.inf
+        self._outages: Sequence[Outage] = ()
+
+    def begin(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
+        """From now on this process has a row, which `beat` writes. A worker that also hosts a beat is a worker."""
+        self._pool = pool or self._pool
+        if self._id is not None and self._pid == os.getpid():
+            if kind == "worker":
+                self._kind, self._node, self._due_at = kind, node, -math.inf
+            return
+        self._forget()
+        self._kind, self._node, self._id = kind, node, self._runtime.new_token()
+
+    @property
+    def row(self) -> str | None:
+        """The id of this process's row; None before `begin` and after `end`."""
+        return self._id if self._pid == os.getpid() else None
+
+    def start(self) -> None:
+        """Beat on a thread for this alone, until `stop`."""
+        self._stop = threading.Event()
+        self.reset_fork_lock()
+        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """End the thread, which takes the row with it; ``wait``: for at most five seconds, until it has ended."""
+        self._stop.set()
+        if wait:
+            self.join(5)
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(timeout)
+
+    def _loop(self, stop: threading.Event) -> None:
+        delay = 0.0
+        while not stop.wait(delay):
+            with self.fork_lock:
+                self.beat()
+            delay = _PERIOD_SECONDS
+        with self.fork_lock:
+            self.end()
+
+    def beat(
+        self, *, looked_ago: float | None = None, wakes_in: float = math.inf, outages: Sequence[Outage] = ()
+    ) -> None:
+        """Say that this process lives, if the last time is long enough ago; never raises.
+
+        ``looked_ago``, ``wakes_in``: seconds since the last look for due work, and to the next; for dispatchers.
+        ``outages``: what keeps it from its work, ``since`` by this machine's clock; said at once when it changes.
+        """
+        now = self._runtime.monotonic()
+        if _named(outages) != _named(self._outages):
+            self._due_at = -math.inf
+        self._outages = outages
+        if looked_ago is not None:
+            if math.isinf(self._looked_at):
+                self._due_at = -math.inf  # who begins to sweep says so at once
+            self._looked_at, self._wakes_at = now - looked_ago, now + wakes_in
+        if self._id is None or self._pid != os.getpid() or now < self._due_at:
+            return
+        self._due_at = now + _PERIOD_SECONDS
+        try:
+            self._write(self._id, now)
+        except Exception as exc:  # noqa: BLE001  # nothing may fail because nobody can be told that it works
+            if not self._is_blind:
+                logger.warning("The heartbeat of this process cannot be written, trying on: %s", exc)
+            self._is_blind = True
+        else:
+            self._is_blind = False
+
+    def _write(self, id_: str, now: float) -> None:
+        wall = self._runtime.wall_clock()
+        update = heartbeats.HeartbeatUpdate(
+            id_,
+            self._kind,
+            self._node,
+            self._pid,
+            queues=self._queues() if self._kind == "worker" else (),
+            workflows=self._workflows(),
+            swept_ago=_length(now - self._looked_at),
+            wakes_in=_length(self._wakes_at - now),
+            pool=self._pool,
+            outages=[(each, max(wall - each.since, timedelta(0))) for each in self._outages],
+        )
+        self._store().attempt(lambda tx: heartbeats.upsert(tx, update))
+        self._is_there = True
+        if update.swept_ago is not None and self._beats % _CLEANS_EACH == 0:
+            self._store().attempt(heartbeats.delete_old)
+        self._beats += 1
+
+    def end(self) -> None:
+        """Remove the row: this process ends in good order. Not where the database had just not answered.
+
+        Not yet where ``is_needed`` says so: a worker that stops still works on what it holds.
+        """
+        if self.is_needed:
+            return
+        id_, self._id = self._id, None
+        if id_ is None or not self._is_there or self._is_blind or self._pid != os.getpid():
+            return
+        try:
+            self._store().attempt(lambda tx: heartbeats.delete(tx, id_))
+        except Exception as exc:  # noqa: BLE001  # it will be removed when it is old
+            logger.info("The heartbeat of this process stays behind: %s", exc)
+
+
+class SweepTaskHeartbeat:
+    """The heartbeat of the `sweep` task, for beats that host no dispatcher's thread."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
+        self._due_at = -math.inf
+
+    def is_alone(self) -> bool:
+        """Whether no dispatcher looks for due work: nobody would come back with what is seen now."""
+        return not self._store.read(lambda tx: heartbeats.is_swept(tx, but=SWEEP_TASK), bound=LOOP)
+
+    def beat(self, node: str) -> None:
+        """Say that due work has been looked for, if this process has not said so just now; never raises."""
+        now = self._runtime.monotonic()
+        if now < self._due_at:
+            return
+        self._due_at = now + _PERIOD_SECONDS
+        update = heartbeats.HeartbeatUpdate(SWEEP_TASK, "dispatcher", node, os.getpid(), swept_ago=timedelta(0))
+        try:
+            self._store.attempt(lambda tx: heartbeats.upsert(tx, update))
+        except Exception as exc:  # noqa: BLE001  # as above
+            logger.info("The heartbeat of the sweep task cannot be written: %s", exc)
+
+
+def _named(outages: Sequence[Outage]) -> set[tuple[str, str, str]]:
+    return {(each.what, each.where, each.error) for each in outages}
+
+
+def _length(seconds: float) -> timedelta | None:
+    return None if math.isinf(seconds) else timedelta(seconds=max(0.0, seconds))

@@ -1,0 +1,104 @@
+"""A worker's part in the search for lost tasks: what it holds, what it is asked, and what it sees die."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from celery import signals
+
+from celery_durable.model import TaskReference
+from celery_durable.runtime import Runtime
+from celery_durable.store import lost_tasks
+from celery_durable.store.database_identity import store_id
+from celery_durable.store.engine import Store, Tx
+from celery_durable.tasks.background_queue import BackgroundQueue
+from celery_durable.tasks.lost.duplicates import DuplicateFilter
+from celery_durable.tasks.lost.held import HEADER, HeldTasks, is_requeued
+from celery_durable.tasks.lost.inventory import InventoryReporter
+
+logger = logging.getLogger("celery_durable.lost")
+
+
+class LossOperations(Protocol):
+    """Reports losses (`Operations.report_lost`)."""
+
+    def report_lost(self, lost: Any, *, why: str) -> int: ...
+
+
+class WorkerLossTracker:
+    """Listens to Celery's signals in a worker, for one app. ``row``: the id of its heartbeat's row."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        runtime: Runtime,
+        background: BackgroundQueue,
+        operations: Callable[[], LossOperations],
+        *,
+        marker: str,
+        row: Callable[[], str | None],
+    ) -> None:
+        self._store, self._runtime, self._background, self._operations = store, runtime, background, operations
+        self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), row=row)
+        self._copies = DuplicateFilter(store, runtime, background)
+
+    def connect(self, is_ours: Callable[[Any], bool]) -> None:
+        """Listen; ``is_ours``: whether a signal is of our app."""
+
+        def received(sender: Any, request: Any, **_: Any) -> None:
+            if is_ours(sender.app):
+                self.inventories.received(request)
+                self._copies.received(request)
+
+        def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:
+            if is_ours(sender.app):
+                self._go_on(request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=self._pause(reason)))
+
+        def ended(sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
+            if is_ours(sender.app) and is_requeued(task, state, retval):
+                self._go_on(task.request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=timedelta(0)))
+
+        signals.task_postrun.connect(ended, weak=False)
+        signals.task_received.connect(received, weak=False)
+        signals.task_retry.connect(retried, weak=False)
+
+    def died(self, reference: object, *, why: str) -> bool:
+        """A pool process of this worker died with a task, or the task ended it; False where that is not for us.
+
+        Called in Celery's main loop, so it is reported in the background.
+        """
+        found = TaskReference.read(reference)
+        if found is None:
+            return False
+
+        def report() -> None:
+            if self._store().read(store_id) == found.store_id:
+                self._operations().report_lost([(found, None)], why=why)
+
+        return self._background.submit(report, what=f"A task of {found.ref} whose process died")
+
+    def replaced(self, request: Any) -> None:
+        """A task has replaced itself: its successors have its links, or their last one has; none need have its id."""
+        self._go_on(request, lost_tasks.note_replaced)
+
+    def _go_on(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
+        reference = TaskReference.read(request.get(HEADER))
+        if reference is None:
+            return
+        try:
+            self._store().attempt(lambda tx: note(tx, reference) if store_id(tx) == reference.store_id else None)
+        except Exception as exc:  # noqa: BLE001  # at worst it is sent once more
+            logger.warning("That a task of %s goes on by itself cannot be noted: %s", reference.ref, exc)
+
+    def _pause(self, reason: Any) -> timedelta:
+        """How long a retry waits, perhaps in the broker: it may be in nobody's hands until then."""
+        when = getattr(reason, "when", None)
+        if isinstance(when, (int, float)):
+            return timedelta(seconds=max(0.0, when))
+        if isinstance(when, datetime):
+            aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            return max(timedelta(0), aware - self._runtime.wall_clock())
+        return timedelta(0)

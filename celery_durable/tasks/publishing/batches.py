@@ -1,0 +1,96 @@
+"""Messages on their way to a transport: one lane for each destination, whose failures are its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_durable.tasks.publishing.message_builder import Message
+from celery_durable.tasks.publishing.recorder import RecordedMessage
+from celery_durable.tasks.publishing.report import SendState
+
+logger = logging.getLogger("celery_durable.tasks")
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One message, and where its state is reported."""
+
+    states: list[SendState]
+    index: int
+    id: str
+    message: Message
+
+    @property
+    def recorded(self) -> RecordedMessage:
+        return self.message if isinstance(self.message, RecordedMessage) else self.message.recorded
+
+    @property
+    def state(self) -> SendState:
+        return self.states[self.index]
+
+    @state.setter
+    def state(self, state: SendState) -> None:
+        self.states[self.index] = state
+
+
+@dataclass(slots=True, eq=False)
+class DestinationBatch:
+    """What goes to one exchange with one routing key, in order.
+
+    ``queue``: the name under which an outage is recorded; None for events of Celery's. ``error``: why not all was sent.
+    """
+
+    exchange: str
+    routing_key: str
+    queue: str | None
+    items: list[Item] = field(default_factory=list)
+    declare: list[Any] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.exchange, self.routing_key
+
+    def add(self, item: Item) -> None:
+        self.items.append(item)
+        self.declare_too(item.recorded.declare)
+
+    def declare_too(self, entities: Iterable[Any]) -> None:
+        for entity in entities:
+            if not any(entity is each or entity == each for each in self.declare):
+                self.declare.append(entity)
+
+    def join(self, other: DestinationBatch) -> None:
+        """Take what another caller sends the same way."""
+        self.items += other.items
+        self.declare_too(other.declare)
+        self.queue = self.queue or other.queue
+
+    def open_items(self) -> list[Item]:
+        """Those that are not known to have left."""
+        return [item for item in self.items if item.state is not SendState.SENT]
+
+    def refuse(self, error: object) -> None:
+        """The destination took no more."""
+        self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        for item in self.open_items():
+            item.state = SendState.REFUSED
+
+    def refuse_one(self, item: Item, exc: Exception) -> None:
+        """This message cannot be written as its transport wants it: neither the queue's nor the broker's fault."""
+        item.state = SendState.REFUSED
+        logger.error("Message %s to %r cannot be sent, and is tried again later: %r", item.id, self.routing_key, exc)
+
+
+def merge_batches(batches: Iterable[DestinationBatch]) -> list[DestinationBatch]:
+    """As few lanes as there are destinations."""
+    found: dict[tuple[str, str], DestinationBatch] = {}
+    for batch in batches:
+        if batch.key in found:
+            found[batch.key].join(batch)
+        else:
+            found[batch.key] = batch
+    return list(found.values())

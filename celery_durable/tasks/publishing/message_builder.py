@@ -1,0 +1,121 @@
+"""What is sent for a run that is due, and for what a step has left in the outbox."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.app.routes import Router
+
+from celery_durable.model import DueRun, OutboxKind, OutboxMessage, TaskReference
+from celery_durable.runtime import Runtime
+from celery_durable.tasks.publishing.recorder import RecordedMessage, Recorder, is_watched, keep_off_backend
+from celery_durable.tasks.publishing.templates import FilledTemplate, Templates
+
+HEADER = "durable"
+"""The header of a task's message that carries its `TaskReference`."""
+Message = RecordedMessage | FilledTemplate
+_LONGEST_NAME = 240
+
+
+class MessageBuilder:
+    """Makes messages on the caller's thread; raises whatever routes, serializers and receivers raise.
+
+    The first message of each is the task's own; what follows are Celery's events about it.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        runtime: Runtime,
+        *,
+        advance: str,
+        deliver: str,
+        answers: tuple[str, str],
+        queue: Callable[[], str],
+    ) -> None:
+        self._app, self._runtime = app, runtime
+        self._advance, self._deliver, self._answers, self._queue = advance, deliver, answers, queue
+        self.templates = Templates(app)
+
+    def hints(self, *, can_fill: bool) -> Callable[[DueRun], Sequence[Message]]:
+        """What makes the hints of one batch. ``can_fill``: the transport can send templates."""
+        uses_templates = can_fill and not is_watched(self._app)
+        task: Any = self._app.current_worker_task
+        ids = (task.request.root_id or task.request.id, task.request.id) if task else ("", "")
+
+        def make(due: DueRun) -> Sequence[Message]:
+            ref = due.ref
+            args = (ref.workflow, ref.instance_id, ref.run_number)
+            # Flower and logs show these; the nonce keeps a revoke of one message from blocking the next.
+            # It travels as a short string of AMQP, 255 bytes.
+            id_ = f"{':'.join(map(str, args))[:_LONGEST_NAME]}:{self._nonce()}"
+
+            def record(args: tuple[Any, ...], options: dict[str, Any]) -> RecordedMessage:
+                return self._record_ours(self._advance, args, ref.workflow, due.queue, options)[0]
+
+            if uses_templates:
+                has_parent = task is not None
+                template = self.templates.find(due.queue, ref.workflow, has_parent=has_parent, record=record)
+                if template is not None:
+                    return (self.templates.fill(template, args, id=id_, root=ids[0], parent=ids[1]),)
+            options = {"task_id": id_, "argsrepr": repr(args), "kwargsrepr": "{}"}
+            return self._record_ours(self._advance, args, ref.workflow, due.queue, options)
+
+        return make
+
+    def outgoing(self, message: OutboxMessage) -> Sequence[Message]:
+        """What the outbox sends: always recorded, since each has options of its own."""
+        if message.kind is OutboxKind.EVENT:
+            id_ = {"task_id": f"{message.id}:{self._nonce()}"}
+            return self._record_ours(self._deliver, (message.id,), message.name, self._queue(), id_)
+        keep_off_backend(self._app)
+        recorder, body = Recorder(), message.content
+        ours = {"task_id": message.id, "producer": recorder, "add_to_parent": False}
+        options: dict[str, Any] = {**body["options"], **self.answering(body), **ours}
+        task = self._app.tasks.get(message.name)
+        if task is None:  # of another application, or another module
+            self._app.send_task(message.name, args=body["args"], kwargs=body["kwargs"], **options)
+        else:  # with the options of its definition
+            task.apply_async(body["args"], body["kwargs"], **options)
+        return recorder.calls
+
+    def answering(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What a worker, also of another application, calls when the task has ended, if anybody wants to know.
+
+        The header says the same where nothing is called: the message may be unreadable, or its task unknown.
+        """
+        asked = TaskReference.read(body.get("answers"))
+        if asked is None:
+            return {}
+        queue = self._queue()  # a worker with workflows of its own has another queue of its own
+        reference = asked.published_from(queue).to_json()
+        options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
+        done, failed = (self._app.signature(name, args=(reference,), options=options) for name in self._answers)
+        headers = {**(body["options"].get("headers") or {}), HEADER: reference}
+        return {"link": done, "link_error": failed, "headers": headers}
+
+    def _record_ours(
+        self, task: str, args: tuple[Any, ...], name: str, queue: str, options: dict[str, Any]
+    ) -> list[RecordedMessage]:
+        """A message to a task of ours: the application's routes and default priority are for its own."""
+        recorder = Recorder()
+        self._app.send_task(
+            task,
+            args=args,
+            queue=queue,
+            shadow=f"durable:{name}"[:_LONGEST_NAME],
+            router=Router(queues=self._app.amqp.queues, app=self._app),
+            priority=0,
+            serializer="json",
+            ignore_result=True,
+            add_to_parent=False,
+            producer=recorder,
+            **options,
+        )
+        return recorder.calls
+
+    def _nonce(self) -> str:
+        return uuid.UUID(self._runtime.new_token()).hex[:8]
