@@ -10,7 +10,11 @@ from celery_durable.cli.console import Console
 
 @click.command(cls=Command, examples=["migrate", "migrate --check", "migrate --sql"])
 @click.option("--sql", is_flag=True, help="Print the statements for an empty database instead of running them.")
-@click.option("--check", is_flag=True, help="Change nothing; fail where the tables are older than this version needs.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Change nothing; fail if tables or columns are older than this version needs, or missing.",
+)
 @click.pass_context
 def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
     """Make the tables, or bring them up to date.
@@ -27,7 +31,7 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
         if sql:
             click.echo(migrations.sql(durable.store), nl=False)
         elif check:
-            migrations.check(durable.store)
+            migrations.verify(durable.store)
             console.entry(["Up to date", f"revision {migrations.current(durable.store)}"])
         else:
             before, after = migrations.upgrade(durable.store)

@@ -3,8 +3,8 @@
 ::
 
     DurableError
-      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, UnsupportedDatabase,
-      StoreUnavailable
+      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, SchemaIncomplete,
+      UnsupportedDatabase, StoreUnavailable
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
                     EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, NotSerializable,
@@ -30,6 +30,7 @@ from celery_durable.errors.configuration import (
     SettingUnknown,
 )
 from celery_durable.errors.database import (
+    SchemaIncomplete,
     SchemaOutdated,
     StoreMismatch,
     StoreUnavailable,
@@ -142,6 +143,7 @@ __all__ = [
     "PayloadTooLarge",
     "ResultTimeout",
     "RunNotFound",
+    "SchemaIncomplete",
     "SchemaOutdated",
     "SettingUnknown",
     "StartTooFar",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from celery_durable.errors.base import DurableError
 
 
@@ -55,6 +57,26 @@ class SchemaOutdated(DurableError):
         super().__init__(
             f"The database {state}; this version needs revision {expected!r}. "
             "Bring it up to date: celery -A <your app> durable migrate"
+        )
+
+
+class SchemaIncomplete(DurableError):
+    """Tables or columns are missing, although the database is at the revision that this version needs.
+
+    They were removed, or a restore left them out. Restore them from a backup, or create them as
+    ``celery -A proj durable migrate --sql`` shows.
+
+    Attributes:
+        missing: The missing tables, as ``table``, and columns, as ``table.column``.
+    """
+
+    code = "SCHEMA_INCOMPLETE"
+
+    def __init__(self, missing: Sequence[str]) -> None:
+        self.missing = tuple(missing)
+        super().__init__(
+            f"The database lacks {', '.join(self.missing)}, although its revision is current. Restore what is "
+            "missing from a backup, or create it as this shows: celery -A <your app> durable migrate --sql"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import sqlalchemy as sa
 
-from celery_durable.errors import SchemaOutdated
+from celery_durable.errors import SchemaIncomplete, SchemaOutdated
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION
@@ -64,6 +64,28 @@ def check(store: Store) -> None:
     found = current(store)
     if not _serves(found):
         raise SchemaOutdated(found, REVISION)
+
+
+def verify(store: Store) -> None:
+    """Raise SchemaOutdated as `check` does, and SchemaIncomplete if a table or a column is missing.
+
+    Columns and tables that this code does not know are of a newer revision, and are left alone.
+    """
+    check(store)
+    missing = store.read(lambda tx: list(_missing(tx.conn, store)))
+    if missing:
+        raise SchemaIncomplete(missing)
+
+
+def _missing(connection: sa.Connection, store: Store) -> Iterator[str]:
+    found = sa.inspect(connection).get_multi_columns(schema=store.schema)
+    names = {(schema, table): {column["name"] for column in columns} for (schema, table), columns in found.items()}
+    for table in store.tables.metadata.sorted_tables:
+        columns = names.get((store.schema, table.name))
+        if columns is None:
+            yield table.name
+        else:
+            yield from (f"{table.name}.{column.name}" for column in table.columns if column.name not in columns)
 
 
 def _serves(found: str | None) -> TypeGuard[str]:

@@ -218,6 +218,11 @@ def test_migrate_makes_the_tables_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert shop.pipe("migrate").rows == [["Up to date", "revision 0001"]]
     assert shop.pipe("migrate", "--check").rows == [["Up to date", "revision 0001"]]
     assert shop.pipe("ls").code == 0
+    with shop.durable.store.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE workflow_label")
+    said = shop.pipe("migrate", "--check")
+    assert said.code == 1
+    assert said.err.startswith("error: The database lacks workflow_label, although its revision is current.")
     shop.durable.close()
 
 

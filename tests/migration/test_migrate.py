@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable
-from celery_durable.errors import SchemaOutdated
+from celery_durable.errors import SchemaIncomplete, SchemaOutdated
 from celery_durable.store import instances, migrate
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store
@@ -412,6 +412,31 @@ def test_a_database_that_is_behind_is_told_so(empty: Store) -> None:
 def test_a_database_that_is_up_to_date_passes(empty: Store) -> None:
     migrate.upgrade(empty)
     migrate.check(empty)
+    migrate.verify(empty)
+
+
+def test_missing_tables_and_columns_are_named_although_the_revision_is_current(empty: Store) -> None:
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE workflow_label"))
+        connection.execute(sa.text("ALTER TABLE workflow_run RENAME COLUMN logs TO log_lines"))
+    migrate.check(empty)
+    with pytest.raises(SchemaIncomplete) as caught:
+        migrate.verify(empty)
+    assert caught.value.missing == ("workflow_label", "workflow_run.logs")
+    assert str(caught.value) == (
+        "The database lacks workflow_label, workflow_run.logs, although its revision is current. Restore what is "
+        "missing from a backup, or create it as this shows: celery -A <your app> durable migrate --sql"
+    )
+
+
+def test_tables_and_columns_of_a_newer_revision_pass(empty: Store) -> None:
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE workflow_run ADD COLUMN of_tomorrow INTEGER"))
+        connection.execute(sa.text("CREATE TABLE workflow_of_tomorrow (id INTEGER)"))
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0099'"))
+    migrate.verify(empty)
 
 
 # --- offline ------------------------------------------------------------------------------------
