@@ -1,4 +1,4 @@
-"""One pass over one run: claim, load, replay the author's function, commit at every step, settle or let go."""
+"""One pass over one run: claim, load, replay the workflow function, commit at every step, end or release the run."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ STOPPING = "noop: this worker stops, the run is left to the next"
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
-    ``should_stop`` is asked before each claim and at every step boundary (a worker that shuts down).
-    ``is_from_outside`` says whether an exception stops the process and is no failure of the code in which it came up.
-    ``wake`` and ``post`` are told after a commit what is due and what it left in the outbox; what they miss, a sweep
-    finds.
+    ``should_stop`` is called before each claim and at every step call; it is true while the worker shuts down.
+    ``is_from_outside`` says whether an exception stops the process, and is not a failure of the code that raised it.
+    After a commit, ``wake`` receives the runs that are due and ``post`` the messages that it left in the outbox.
+    A sweep finds what they miss.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Runner:
         self._watermark = Watermark(store, runtime)
 
     def advance(self, ref: RunRef, *, claimed_by: str, max_steps: int | None = None) -> str:
-        """Advance a run as far as it goes now; any number of times, anywhere: superfluous calls change nothing.
+        """Advance a run as far as it goes now. Any process may call it at any time: a superfluous call changes nothing.
 
-        ``max_steps``: hand it on after so many commits of steps; branches that run at the same time end together.
-        Answers with a short sentence for people. Raises what broke the pass from outside, such as the
-        database; the run is then found again by the sweep.
+        ``max_steps``: release the run after this many step commits. Branches that run concurrently finish together.
+        Returns a short sentence for people. Raises the error that broke the pass, such as a database error; a sweep
+        then finds the run again.
         """
         definition = self._registry.find(ref.workflow)
         if definition is None:
@@ -97,7 +97,7 @@ class Runner:
             return NOT_DUE
         self._runtime.checkpoint("claimed")
         lease = Lease(claim, self._settings.lease, self._runtime, requested_at=requested_at)
-        outer = current_attempt.set(None)  # under task_always_eager a body may have started this run
+        outer = current_attempt.set(None)  # with task_always_eager, a step's body may have started this run
         try:
             with self._renewer.hold(lease), notify.around_pass(claim):
                 self._watermark.claimed(claim)
@@ -108,9 +108,9 @@ class Runner:
             current_attempt.reset(outer)
 
     def check_replay(self, recorded: RecordedRun) -> ReplayResult:
-        """Follow a recorded run with the code of today, as far as the record goes; runs no body, and writes nothing.
+        """Replay a recorded run with the current code, as far as the record goes. Runs no body and writes nothing.
 
-        Raises WorkflowNotFound; ValueRefused for a linear workflow.
+        Raises WorkflowNotFound, and ValueRefused for a linear workflow.
         """
         definition = self._registry.get(recorded.ref.workflow)
         if not isinstance(definition, WorkflowDefinition):
@@ -143,13 +143,13 @@ class Runner:
         return compare(recorded, replay_state, replay, committer.run_outcome)
 
     def recorded(self, workflow: str, instance_id: str, *, run: int | None = None) -> RecordedRun:
-        """A run of this store, by default the current one; raises InstanceNotFound, RunNotFound."""
+        """Read a run from the store, by default the current one; raises InstanceNotFound and RunNotFound."""
         return self._store.read(lambda tx: read_run(tx, workflow, instance_id, run))
 
     # --- claim and load -------------------------------------------------------------------------
 
     def leave_to_other_pools(self, ref: RunRef, *, pool: str) -> str:
-        """As an unknown workflow: this worker's pool runs none, and another worker of the same queue may."""
+        """Postpone a run that this worker's pool cannot run. Another worker of the same queue may claim it."""
         self._postpone(ref)
         logger.warning(
             "This worker's pool, %r, runs no workflows; instance %s is left for a worker on another one. Give workflow "
@@ -175,7 +175,7 @@ class Runner:
         return f"noop: workflow {ref.workflow!r} is unknown to this worker"
 
     def _leave(self, ref: RunRef) -> str:
-        """The message is used up, and another might come back here as long as this worker consumes: sweeps send it."""
+        """Leave the run to the sweep: its message is consumed, and this stopping worker could receive another one."""
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
 
@@ -236,7 +236,7 @@ class Runner:
     def _replay(
         self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
     ) -> str:
-        """Call the function, and do what follows from how it ends; answers with a sentence."""
+        """Call the workflow function and commit how it ended; returns a sentence for people."""
         try:
             output = self._call_workflow(definition, replay, context, params)
         except BaseException as error:
@@ -285,7 +285,7 @@ class Runner:
         return _end_run(context, RunOutcome(Status.COMPLETE, output=text))
 
     def _after_interruption(self, replay: ReplayContext, context: ExecutionContext, reason: Interruption) -> str:
-        """The function was interrupted: by a suspension, by losing the claim, or by something that broke."""
+        """End the pass after an interruption: a suspension, a lost claim, a stopping process or a broken pass."""
         match reason:
             case Suspend():
                 return self._suspend(replay, context)
@@ -319,21 +319,25 @@ class Runner:
                 return "handed on: due again"
 
     def _release_for_shutdown(self, context: ExecutionContext) -> None:
-        """The worker is being stopped: release the claim, which is no crash, and have somebody else go on."""
+        """Release the claim because the worker is stopping, so that another worker continues. It counts as no crash."""
         try:
-            if context.deferred_commit is not None:  # the function was unwinding already: what it waits for is decided
+            if context.deferred_commit is not None:  # the function was already unwinding: its wait is decided
                 context.commit_deferred(context.deferred_commit)
             elif context.committer.release(context.logs, [], context.attempt_rollbacks()) is ReleaseOutcome.DUE:
                 self._wake_self(context.lease.claim)
         except Superseded:
             logger.info("%s was taken over before it could be handed on", context.lease.claim.ref)
-        except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
+        except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
             logger.warning("%s could not be handed on, its lease will end: %s", context.lease.claim.ref, exc)
 
     def _after_swallowed(
         self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, reason: Interruption
     ) -> str:
-        """The function went on after it was interrupted. For a suspension that is its error; else the reason counts."""
+        """End the pass of a function that swallowed its interruption.
+
+        Swallowing a suspension fails the run with SuspensionSwallowed. Any other interruption is handled as if it
+        had been raised.
+        """
         if not isinstance(reason, Suspend):
             return self._after_interruption(replay, context, reason)
         return _end_run(context, _error_outcome(SuspensionSwallowed(definition.name)))
@@ -354,7 +358,7 @@ def _sentence(run_outcome: RunOutcome) -> str:
 
 
 def _error_outcome(error: BaseException) -> RunOutcome:
-    """An uncaught error ends the instance under its own name; a failed step's under that of its original error."""
+    """The outcome of a run with an uncaught error, under its name; a StepFailed has the name of the step's error."""
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:
@@ -367,7 +371,7 @@ def _error_outcome(error: BaseException) -> RunOutcome:
 
 
 def _step_failure(error: BaseException | None) -> RunFailure | None:
-    """The failed step that an error is, or was raised because of; None where it was no step's."""
+    """Find the failed step in an error's chain of causes; None if no step caused it."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, StepFailed) and error.failed_keys:

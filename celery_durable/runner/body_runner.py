@@ -1,4 +1,4 @@
-"""Attempts: running the bodies of steps, alone or side by side, and recording what came of each."""
+"""Attempts: running the bodies of steps, alone or concurrently, and recording the outcome of each."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ SESSION_RERUNS = 3
 
 
 def idempotency_key(ancestry: Ancestry, step: str, turn: str = "") -> str:
-    """What tells systems outside that it is the same step, on every attempt; ``turn``: of a step that has several."""
+    """The key by which external systems recognise a step: the same for all its attempts.
+
+    ``turn``: a suffix for a linear step whose handler is called several times.
+    """
     return str(uuid.uuid5(_NAMESPACE, f"{ancestry.identity(step)}/{step}{turn}"))
 
 
 class BodyRunner:
-    """Runs the bodies of a pass; each outcome is a commit of its own."""
+    """Runs the step bodies of a pass. Each outcome has its own commit."""
 
     def __init__(self, context: ExecutionContext) -> None:
         self._context = context
         self._sessions = SessionLock() if context.env.store.database.has_one_writer else None
         self._lost: list[tuple[StepExecution, StepAttempt, str]] = []
-        """Bodies whose transaction was lost, and by what."""
+        """Bodies whose transaction was lost, with the reason."""
 
     def advance(self, branches: list[StepExecution], *, alone: bool, sole: bool) -> None:
         """Run the bodies that are due. ``alone``: no other step is open. ``sole``: nothing else is waited for."""
@@ -66,7 +69,10 @@ class BodyRunner:
             self._run(runs, sole=sole)
 
     def _exhausted(self, branch: StepExecution, attempts: int) -> tuple[str, str]:
-        """The error of a step that may not run again: its own, where a deploy lowered the limit, else its workers'."""
+        """The error of a step with no attempts left: its recorded error, or that its last worker died.
+
+        The recorded one is used if a deploy lowered the limit.
+        """
         row = self._context.replay_state.row(branch.key)
         if row is not None and row.error_name is not None and row.attempts == attempts:
             return row.error_name, row.error_message or ""
@@ -100,7 +106,7 @@ class BodyRunner:
             self._fail(branch, body, ("StepTransactionLost", text), sole=sole)
 
     def _run_once(self, made: list[tuple[StepExecution, StepAttempt]], *, sole: bool) -> None:
-        """Run these bodies at the same time; those whose transaction was lost are noted, to be run again."""
+        """Run these bodies concurrently. Bodies whose transaction was lost are noted, and run again."""
         self._context.env.runtime.checkpoint("before-body")
         if len(made) == 1 and (self._context.env.runtime.can_interrupt() or made[0][0].policy.timeout is None):
             branch, body = made[0]
@@ -197,7 +203,7 @@ class BodyRunner:
                 self._sessions.release(buffer)
 
     def _finish(self, branch: StepExecution, body: StepAttempt, outcome: Outcome | None, *, sole: bool) -> None:
-        """Record what came of an attempt; or note that it was none, since its transaction was lost."""
+        """Record the outcome of an attempt. If its transaction was lost, note that it has to run again."""
         try:
             self._record(branch, body, outcome, sole=sole)
         except BodyRerunRequired as exc:
@@ -230,7 +236,7 @@ class BodyRunner:
                     self._succeed(branch, body, value)
                 except StepEffectFailed as exc:
                     self._close_session(body.buffer)
-                    # One of ours says that the target is not there, or has ended: it would say so again.
+                    # An internal error says that the target does not exist or has ended: a retry would fail again.
                     self._fail_with(
                         branch, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError), sole=sole
                     )
@@ -268,7 +274,7 @@ class BodyRunner:
                 lambda: self._context.committer.commit(step_commit, session=buffer.session)
             )
         except (StepEffectFailed, BodyRerunRequired):
-            self._context.logs[:0] = said  # what the function said rides in the commit that comes instead
+            self._context.logs[:0] = said  # the next commit writes the function's log lines instead
             raise
         self._close_session(buffer)
         self._context.apply_to(branch, committed)
@@ -295,7 +301,7 @@ class BodyRunner:
         is_non_retryable: bool = False,
         sole: bool,
     ) -> None:
-        """Record a failed attempt: for good, or with the time of the next one."""
+        """Record a failed attempt: as the step's failure, or with the time of the next attempt."""
         policy = branch.policy
         is_non_retryable = is_non_retryable or (policy.max_attempts is not None and body.attempt >= policy.max_attempts)
         write = self._context.build_write(
@@ -319,7 +325,7 @@ class BodyRunner:
         try:
             committed = self._context.or_interrupt(lambda: self._context.committer.commit(step_commit))
         except StepEffectFailed as exc:
-            # on_terminal_error itself failed: the failure is recorded all the same, with this in the log.
+            # `on_terminal_error` itself failed: record the step's failure anyway, and log this error.
             self._context.add_log(
                 LogLevel.ERROR, f"on_terminal_error of step {branch.name!r} failed: {exc.error!r}", "system"
             )

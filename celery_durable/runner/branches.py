@@ -1,4 +1,4 @@
-"""A step call on its way to being settled, and what several of them at once need: races, turns, comparison."""
+"""A step call while it is executed, and what concurrent calls need: races, the session lock, fingerprints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_durable.runner")
 
 
 class StepExecution:
-    """One step call on its way to being settled, or to being waited for."""
+    """One step call until it has a finished row, or a wait."""
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
         self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
@@ -39,7 +39,7 @@ class StepExecution:
 
 
 class ProcessStopping(Interruption):
-    """A body was stopped by something that is no verdict on its step, such as SystemExit: ``error``."""
+    """The process is stopping: ``error``, such as SystemExit, ended the pass or a body, and is no failure of a step."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -47,7 +47,7 @@ class ProcessStopping(Interruption):
 
 
 class RaceWon(Interruption):
-    """Stops the other branches of a race; never leaves the pass."""
+    """Stops the other branches of a race. It never leaves the pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Race:
 
 
 class SessionLock:
-    """On SQLite one session at a time may hold the file's write lock, and the pass must not wait for it itself.
+    """Serializes the sessions of concurrent bodies on SQLite, where one session at a time holds the write lock.
 
-    A body on a thread of its own takes the gate before it opens its session, and has it until the session is
-    closed. A sibling that ends meanwhile is recorded after it. The pass's own thread needs no gate: when it runs
-    a body it runs no other, or holds the gate already.
+    A body on its own thread acquires this lock before it opens its session, and holds it until the session is closed.
+    A branch that ends meanwhile is recorded after it, so that the pass does not block. The pass's own thread does not
+    acquire it: when it runs a body, no other body runs, or it holds the lock already.
     """
 
     def __init__(self) -> None:
@@ -78,22 +78,22 @@ class SessionLock:
             self._holder = buffer
 
     def release(self, buffer: TxBuffer) -> None:
-        """The session of ``buffer`` is closed."""
+        """Release the lock after the session of ``buffer`` is closed. Does nothing if ``buffer`` does not hold it."""
         if self._holder is buffer:
             self._holder = None
             self._lock.release()
 
     def run_or_defer(self, buffer: TxBuffer, run_or_defer: Callable[[], None]) -> None:
-        """Record the body of ``buffer`` now, or when the session that is open is done."""
+        """Record the body of ``buffer`` now, or after the session that is open is closed."""
         if self._holder is not buffer and not self._lock.acquire(blocking=False):
             self._deferred.append(run_or_defer)
             return
-        self._holder = None  # the pass has the gate: no other session opens while it commits
+        self._holder = None  # the pass holds the lock now: no other session opens while it commits
         self._deferred.insert(0, run_or_defer)
         self._run_all_deferred()
 
     def run_deferred(self) -> None:
-        """Record what is left: a body that was given up may have had the gate for a moment."""
+        """Record the branches that are still deferred: an abandoned body may have held the lock for a moment."""
         if self._deferred:
             self._lock.acquire()
             self._run_all_deferred()
@@ -103,13 +103,13 @@ class SessionLock:
             while self._deferred:
                 self._deferred.pop(0)()
         finally:
-            self._deferred.clear()  # whose race is lost has nothing to record
+            self._deferred.clear()  # branches that lost a race have nothing to record
             self._lock.release()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallFingerprint:
-    """What a body call does, comparable: the code, the values it was made with, and its arguments."""
+    """What a body call does, for comparison: its code, the values captured with it, and its arguments."""
 
     code: Any
     captured_values: tuple[Any, ...]
@@ -123,7 +123,7 @@ class CallFingerprint:
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
         cells = tuple(_cell(cell) for cell in getattr(fn, "__closure__", None) or ())
-        # `lambda n=n: ...` in a loop, or the same method of several objects, is the same code for different work.
+        # `lambda n=n: ...` in a loop, and a method of several objects, have the same code but do different work.
         given = (getattr(fn, "__self__", None), getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None))
         return cls(getattr(fn, "__code__", fn), (cells, *given), args, kwargs)
 
@@ -137,7 +137,7 @@ class CallFingerprint:
                 and self.args == other.args
                 and self.kwargs == other.kwargs
             )
-        except Exception:  # noqa: BLE001  # arrays and the like refuse to be compared as a whole
+        except Exception:  # noqa: BLE001  # arrays and similar types cannot be compared as a whole
             logger.warning("Arguments of a step cannot be compared with those of an earlier call of its name")
             return True
 
@@ -152,7 +152,7 @@ def _cell(cell: Any) -> Any:
 
 
 def decode_result(step: str, codec: Codec, text: str) -> Any:
-    """The recorded JSON as the type that the code declares; raises StepResultInvalid."""
+    """Decode the recorded JSON as the type that the code declares; raises StepResultInvalid."""
     try:
         return codec.decode(text)
     except ValidationFailed as exc:

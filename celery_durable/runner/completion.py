@@ -1,4 +1,4 @@
-"""What is told when a run has ended: to the task that its workflow names, and to the step whose child it is."""
+"""The messages at the end of a run: to the task that its workflow names, and to the parent's step that waits for it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _NAMESPACE = uuid.UUID("0d9a0f0e-52a5-5d0b-8c36-7f0c1f2c6b1e")
 
 
 class CompletionMessages:
-    """The letters of one run's end."""
+    """The messages to send when one run ends."""
 
     def __init__(self, definition: Definition, claim: Claim, limits: PayloadLimits) -> None:
         self._hooks, self._claim, self._limits = definition.hooks, claim, limits
 
     def build(self, run_outcome: RunOutcome, *, reason: str | None = None) -> list[OutboxMessage]:
-        """What is sent when the run ends like this; mostly nothing. The same id whenever it is asked for."""
+        """The messages to send for this outcome; none without a hook. A message has the same id on every call."""
         hook = self._hooks.on_complete if run_outcome.status is Status.COMPLETE else self._hooks.on_failure
         if hook is None:
             return []
         try:
             name = hook.name
-        except Exception:  # a task that its app makes only now; the run must be able to end
+        except Exception:  # the app creates a lazy task only now, which may fail; the run must be able to end
             logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
             return []
         return [values.completion_message(name, self._payload(run_outcome, reason), id_=self._id, limits=self._limits)]
 
     @property
     def _id(self) -> str:
-        # With the key: an instance that was deleted may be made again under its id.
+        # Includes the database id, since an instance may be created again under the id of a deleted one.
         ref = self._claim.ref
         return str(uuid.uuid5(_NAMESPACE, f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{self._claim.pk}"))
 
@@ -58,7 +58,7 @@ class CompletionMessages:
 
 
 def child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
-    """What the end of a child tells the step that waits for it."""
+    """The answer of a child that ended, for the step that waits for it, as JSON text."""
     match run_outcome.status:
         case Status.COMPLETE:
             return values.answer_of(run_outcome.output)

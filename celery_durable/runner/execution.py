@@ -1,7 +1,7 @@
-"""Where a pass stands: what it has seen and recorded, and the commits by which it gets further.
+"""The state of one pass: what it has read and recorded, and the commits by which it advances.
 
-Only the thread of the pass commits. What fails in a commit and is not the author's doing ends the pass; it
-must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
+Only the thread of the pass commits steps. A commit that fails for a reason outside the author's code ends the pass.
+It must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TYPES: dict[type[StepCall], StepType] = {
     MapCall: StepType.MAP,
     ChildCall: StepType.CHILD,
 }
-"""What a call is recorded as."""
+"""The step type that each kind of call is recorded with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,14 @@ class Environment:
     post: Callable[[list[OutboxMessage]], None]
     should_stop: Callable[[], bool]
     is_from_outside: Callable[[BaseException], bool]
-    """Whether an exception stops the process, and is no verdict on the code in which it came up."""
+    """Whether an exception stops the process, and is not a failure of the code that raised it."""
 
 
 def log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
-    """The data of a log line as JSON text; raises for what a line cannot hold."""
+    """Encode the data of a log line as JSON text, None if it has none.
+
+    Raises for an invalid category, and for data that is not JSON or too large.
+    """
     values.label("Log category", category, settings.max_log_category)
     if category == "system":
         raise ValueRefused('Log category "system" is reserved for the engine; use another.')
@@ -86,9 +89,9 @@ class ExecutionContext:
         self.interruption: Interruption | None = None
         """Why no further step may run, once the function is interrupted."""
         self.deferred_commit: Callable[[], Committed] | None = None
-        """The commit that records what the function waits for and lets the instance go, once it has unwound."""
+        """Records the function's wait and releases the instance in one commit. It runs after the function unwound."""
         self.precounted: list[StepExecution] = []
-        """Branches whose attempts this pass has counted before they began."""
+        """Branches whose attempts this pass counted before they started."""
         self._thread = threading.get_ident()
         self._started = env.runtime.monotonic()
         self._commits, self._max_commits = 0, max_commits
@@ -96,7 +99,7 @@ class ExecutionContext:
         self._pause_requested = False
 
     def check_running(self) -> None:
-        """At every verb: let the function go on, or raise what ends the pass."""
+        """Return if the function may continue, else raise the interruption. Every step method calls this first."""
         if step_attempt.current_attempt.get() is not None:
             raise StepMisuse(
                 "A step method was called inside a step's body. Call it from the workflow function, between steps."
@@ -114,7 +117,7 @@ class ExecutionContext:
 
     @property
     def current_ancestor(self) -> AncestorRun:
-        """Whose time and chance the code sees, as far as it has come."""
+        """The run whose time and random numbers the code sees at its current step."""
         return self.ancestry.at(self.replay_state.last_seq)
 
     @property
@@ -122,7 +125,7 @@ class ExecutionContext:
         return self.env.runtime.monotonic() - self._started
 
     def interrupt(self, reason: Interruption) -> Interruption:
-        """From now on every step call raises ``reason``."""
+        """Make every further step call raise the interruption; returns it. The first ``reason`` wins."""
         if self.interruption is None:
             self.interruption = reason
         return self.interruption
@@ -142,7 +145,7 @@ class ExecutionContext:
         result: str | None = None,
         ran_for: timedelta | None = None,
     ) -> StepWrite:
-        """The row of a branch as it is to be recorded; ``error``: name and message."""
+        """Build the row of a branch; ``error``: name and message."""
         row = self.replay_state.row(branch.key)
         is_tried = isinstance(branch.call, (BodyCall, TaskCall, MapCall))
         return StepWrite(
@@ -172,16 +175,19 @@ class ExecutionContext:
         self.apply_to(branch, self.or_interrupt(lambda: self.committer.commit(step_commit)))
 
     def defer_commit(self, step_commit: StepCommit) -> None:
-        """Nothing else is open: record the wait and let go in one commit, when the function has unwound."""
+        """Record the wait and release the instance in one commit, after the function unwound.
+
+        Use it only if nothing else is open.
+        """
 
         def commit() -> Committed:
-            step_commit.logs += self.drain_logs()  # what was said while it unwound
+            step_commit.logs += self.drain_logs()  # lines logged while the function unwound
             return self.committer.commit(step_commit)
 
         self.deferred_commit = commit
 
     def commit_deferred(self, deferred_commit: Callable[[], Committed]) -> Committed:
-        """Commit what was deferred: the function has unwound."""
+        """Run the deferred commit and report it. Call it after the function unwound."""
         committed = deferred_commit()
         committed.notify(self.lease.claim)
         if committed.released is not None:
@@ -192,7 +198,7 @@ class ExecutionContext:
         return committed
 
     def attempt_rollbacks(self) -> list[StepWrite]:
-        """The rows that take back the attempts which were counted, but stopped by what is no crash of theirs."""
+        """The rows that undo the attempts that were counted in advance and then stopped without a crash."""
         rows = [(branch, self.replay_state.row(branch.key)) for branch in self.precounted]
         return [
             self.build_write(branch, StepStatus.PENDING, attempts=row.attempts - 1)
@@ -212,7 +218,7 @@ class ExecutionContext:
             raise RaceWon
 
     def apply(self, committed: Committed) -> None:
-        """What every commit tells us."""
+        """Apply a commit to the state of the pass, report it, and wake and post what it made due."""
         self._commits += 1
         for row in committed.rows:
             self.replay_state.record(row)
@@ -226,7 +232,10 @@ class ExecutionContext:
             self.env.post(list(committed.messages))
 
     def or_interrupt(self, commit: Callable[[], Any]) -> Any:
-        """Run a commit; what goes wrong in it and is not the author's must not look like a failed step."""
+        """Run a commit and return its result; if it fails outside the author's code, interrupt the pass.
+
+        Raises StepEffectFailed and BodyRerunRequired unchanged. An outage must not look like a failed step.
+        """
         try:
             return commit()
         except (StepEffectFailed, BodyRerunRequired):
@@ -252,7 +261,7 @@ class ExecutionContext:
         (self.logs if body is None else body.logs).append(line)
 
     def publish(self, key: str, value: Any) -> None:
-        """Show a value, unless the code still stands where an earlier pass has been."""
+        """Publish a value, unless the function is replaying steps of an earlier pass."""
         published, body = self.committer.published, step_attempt.current_attempt.get()
         text = published.checked(key, value)
         if body is not None:
@@ -269,9 +278,10 @@ class ExecutionContext:
         return lines
 
     def race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
-        """The winner's name and the end of the losers: they ride in the commit that settles the winner.
+        """The rows that decide the race: the winner's key, and each open loser as cancelled.
 
-        All have its ``commit_id``: by that a later run knows which branches belonged to the race (ancestry).
+        They are written in the commit that finishes the winner, with its ``commit_id``. By that id a later run knows
+        which branches belonged to the race (`ancestry`).
         """
         race = self.race
         if race is None:

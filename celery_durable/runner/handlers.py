@@ -1,4 +1,4 @@
-"""Calling the handler of a linear step: what it is called with, its transaction, its log."""
+"""Calling the handler of a linear step: its context, its transaction and its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAIN = values.Codec()
 
 
 class Handlers:
-    """The handlers of a run's steps, found by the rows' names."""
+    """The handlers of a run's steps, found by the names in the rows."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Handlers:
         return row.name in self._definition.handlers
 
     def body(self, row: StepRow, rows: Sequence[StepRow]) -> StepAttempt:
-        """The next attempt of a step; ``rows``: of the whole run."""
+        """Build the next attempt of a step; ``rows``: all rows of the run."""
         attempt, ref, handler = row.attempts + 1, self._lease.claim.ref, self._definition.handlers[row.name]
 
         def run() -> Any:
@@ -70,7 +70,7 @@ class Handlers:
 
     def tx_of(self, row: StepRow, body: StepAttempt) -> StepTx:
         """The transaction of this attempt."""
-        # One step commits several times when it waits: the ids of what it sends differ from wait to wait.
+        # A step that waits commits several times, so the ids of its messages must differ from wait to wait.
         turn = ""
         if row.event_seq is not None:
             turn = f"/event {row.event_seq}"
@@ -86,7 +86,7 @@ class Handlers:
         )
 
     def close_session(self, buffer: TxBuffer) -> None:
-        """Give the session of an attempt back, if it has one."""
+        """Close the session of an attempt, if it has one."""
         if buffer.session is not None:
             self._env.store.close_session(buffer.session)
             allow_to_end(buffer.session)  # a shared factory may hand the same one to the application
@@ -136,7 +136,7 @@ class Handlers:
             raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
 
     def _event(self, row: StepRow) -> ReceivedEvent[Any] | None:
-        """The event that the row says its handler is called with."""
+        """Read the event that the row has for its handler; None if it has none."""
         if row.event_seq is None:
             return None
         query = functools.partial(step_rows.event, claim=self._lease.claim, seq=row.event_seq)
@@ -145,7 +145,7 @@ class Handlers:
 
 
 class _Log:
-    """Keeps a handler's lines for its commit."""
+    """Collects a handler's log lines for its commit."""
 
     def __init__(self, settings: Settings, body: StepAttempt) -> None:
         self._settings, self._body = settings, body

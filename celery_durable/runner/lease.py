@@ -1,8 +1,9 @@
-"""Keeping claims alive while passes get on: one thread per process renews the leases of all its passes.
+"""Keeping claims alive while passes make progress: one thread per process renews the leases of all its passes.
 
-Losing a lease costs a repeated body, never a wrong record: the token alone decides what is written. A lease is renewed
-while the author's code or transaction runs, however long that takes, and else only while the pass moves (LAW 7): one
-that hangs in our own code would be renewed for ever, beside healthy workers. The renewer takes its claim away instead.
+Losing a lease costs a repeated body, never a wrong record: the token alone decides what is written. The renewer renews
+a lease while the author's code or transaction runs, however long that takes. In engine code it renews the lease only
+while the pass makes progress (LAW 7). Otherwise a pass that hangs would keep its claim forever, although other workers
+could take the run. The renewer takes the claim of such a pass away.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from celery_durable.store.watchdog import LOOP, PASS
 logger = logging.getLogger("celery_durable.runner")
 
 _COOLDOWN_RATIO = 1 / 3
-"""Of a lease: how long an instance rests whose pass got stuck. Another try then cannot follow the last at full speed,
-and yet begins within two leases of the moment in which the pass stopped moving."""
+"""The part of a lease for which an instance rests after its pass stalled. It keeps a pass that always stalls from being
+repeated at full speed. Yet the next try starts within two leases of the moment when the pass stalled."""
 
 
 class Lease:
-    """A claim, and until when this process may believe in it, on its own steady clock."""
+    """A claim, and how long this process may rely on it, by its own monotonic clock."""
 
     def __init__(self, claim: Claim, length: timedelta, runtime: Runtime, *, requested_at: float) -> None:
         self.claim, self.length = claim, length
         self.is_lost = False
         self._runtime = runtime
-        # Counted from before the question was sent, less a margin: the database's lease lasts longer than ours.
+        # Counted from before the claim was requested, less a margin: the database's lease ends after this one.
         self._valid_seconds = length.total_seconds() * 0.9
         self._valid_until = requested_at + self._valid_seconds
         self._requested_at = self._last_progress_at = requested_at
-        # Whose code runs, if it is the author's: a set, since bodies come and go on threads of their own, and since
-        # one that is left behind must be taken out without waiting for it. Adding and removing needs no lock.
+        # The owners of the author's code that runs now. It is a set because bodies run on threads of their own, and
+        # because an abandoned body must be removed without waiting for it. Adding and removing need no lock.
         self._user_code_owners: set[object] = set()
 
     @property
     def now(self) -> datetime:
-        """The database's time, as far as our steady clock can tell since the claim; decides nothing (LAW 4)."""
+        """The database's time, estimated with the monotonic clock since the claim. No decision uses it (LAW 4)."""
         return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._requested_at)
 
     @property
@@ -53,21 +54,21 @@ class Lease:
         return not self.is_lost and self._runtime.monotonic() < self._valid_until
 
     def enter_user_code(self, owner: object) -> None:
-        """From here to `exit_user_code` the author's code runs, or his transaction: it may take as long as it likes."""
+        """Mark the start of the author's code or transaction. It may take any time, until `exit_user_code`."""
         self._user_code_owners.add(owner)
 
     def exit_user_code(self, owner: object) -> None:
-        """His code is at an end, or was left behind; any number of times."""
+        """Mark the end of the author's code, or that it was abandoned. Repeated calls are allowed."""
         self._user_code_owners.discard(owner)
         self.mark_progress()
 
     def mark_progress(self) -> float:
-        """The pass has got further; answers with the time."""
+        """Note that the pass made progress; returns the monotonic time."""
         self._last_progress_at = self._runtime.monotonic()
         return self._last_progress_at
 
     def stalled_for(self, limit: float) -> float | None:
-        """For how many seconds our own code has not moved, if that is more than ``longest``."""
+        """For how many seconds engine code has made no progress, if more than ``limit``; otherwise None."""
         if self._user_code_owners:
             return None
         stalled = self._runtime.monotonic() - self._last_progress_at
@@ -77,7 +78,7 @@ class Lease:
         self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
 
     def check(self, store: Store) -> None:
-        """Before a body starts: certain to hold the claim, or Superseded."""
+        """Make sure, before a body starts, that the claim is still held; raises Superseded if it is not."""
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
@@ -87,7 +88,7 @@ class Lease:
 
 
 class LeaseRenewer:
-    """Renews every held lease each third of its length, on a daemon thread that lives as long as there is one."""
+    """Renews the held leases every third of their length. Its daemon thread ends when no lease is held."""
 
     def __init__(self, store: Store, length: timedelta, runtime: Runtime, *, stall: timedelta | None = None) -> None:
         self._store, self._length, self._runtime = store, length, runtime
@@ -105,10 +106,10 @@ class LeaseRenewer:
     def hold(self, lease: Lease) -> Iterator[Lease]:
         """Keep ``lease`` renewed inside the block."""
         if self._pid != os.getpid():
-            self._reset()  # after a fork: neither the thread nor the parent's leases are ours
+            self._reset()  # after a fork, the child process has neither the thread nor the parent's leases
         with self._lock:
             if not self._is_running:
-                # Not on a condition: every pass that begins would end the wait, and be renewed at once.
+                # A plain interval, no condition variable: each new pass would end the wait and renew at once.
                 self._runtime.repeat(self._interval_seconds, self._renew_all, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
@@ -119,7 +120,10 @@ class LeaseRenewer:
                 self._leases.pop(lease.claim.token, None)
 
     def _renew_all(self) -> bool:
-        """Renew what is held; False ends the thread: nothing is."""
+        """Renew all held leases, and revoke those of stalled passes; returns False, to end the thread, if none is held.
+
+        `hold` and this method share a lock, so no lease is added between the check and the end of the thread.
+        """
         with self._lock:
             held = dict(self._leases)
             if not held:
@@ -137,14 +141,17 @@ class LeaseRenewer:
         return True
 
     def _revoke(self, lease: Lease, stalled: float) -> None:
-        """Take the claim of a pass that has not moved for so many seconds; failing that, its lease ends by itself."""
+        """Take away the claim of a pass that made no progress for ``stalled`` seconds.
+
+        If that fails, its lease expires, since it is not renewed.
+        """
         error = PassStalled(str(lease.claim.ref), stalled)
         cooldown = self._length * _COOLDOWN_RATIO
         try:
             self._store.attempt(lambda tx: _release_stalled(tx, lease, error, cooldown=cooldown))
         except Superseded:
             lease.is_lost = True
-        except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
+        except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("%s Its claim cannot be taken away, so its lease is left to end: %s", error, exc)
         else:
             lease.is_lost = True
@@ -155,7 +162,7 @@ class LeaseRenewer:
         wanted = [lease.claim for lease in held.values()]
         try:
             found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), bound=LOOP)
-        except Exception as exc:  # noqa: BLE001  # the thread must outlive an outage
+        except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
             return
         for token, lease in held.items():
@@ -166,7 +173,7 @@ class LeaseRenewer:
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
-    """Release a claim of this process whose pass is stuck: no crash, since no worker died."""
+    """Release the claim of a stalled pass. It counts as no crash, since no worker died."""
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     step_rows.write_logs(tx, lease.claim, guard_result, [line], room=1)

@@ -1,7 +1,7 @@
-"""One pass over a linear run: the rows say what is next, handlers say what becomes of it.
+"""One pass over a linear run: the rows decide which step is next, and its handler returns the outcome.
 
-``READY -> RUNNING -> DONE | WAITING | READY | DEAD``, each arrow one commit under the claim's token. The definition is
-asked for a step's handler and never for what follows it. A row that is found RUNNING belongs to a worker that died.
+``READY -> RUNNING -> DONE | WAITING | READY | DEAD``: each arrow is one commit under the claim's token. The definition
+provides a step's handler, and never decides which step follows. A row found RUNNING belongs to a worker that died.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOW = timedelta(0)
 
 
 class LinearPass:
-    """Advances one run as far as its rows allow now. ``max_turns``: hand it on after so many outcomes."""
+    """Advances one run as far as its rows allow now. ``max_commits``: release it after this many handler outcomes."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LinearPass:
         self._logs: list[LogLine] = []
 
     def run(self) -> str:
-        """Turn after turn, until the run waits, ends or makes room; answers with a short sentence."""
+        """Run steps until the run waits, ends or is released; returns a short sentence for people."""
         crashes, standing = self._lease.claim.crash_count, self._current_step()
         if crashes >= self._env.settings.max_crashes and standing is not None:
             error = WorkerCrashLoop(crashes)
@@ -99,13 +99,14 @@ class LinearPass:
         return self._summary
 
     def _current_step(self) -> StepRow | None:
-        """The step that the run stands at: the first that is not done. None: all are."""
+        """The first step that is not done; None if all are done."""
         return next((row for row in self._rows if row.status is not StepStatus.DONE), None)
 
     def _finish(self) -> None:
-        """All are done: the last one was settled by hand.
+        """Complete the run: all steps are done, since the last one was completed by hand.
 
-        Or another has taken over between our claim and our look at the rows; then the claim's token stops us.
+        Or another worker took the run over after this pass's claim and before it read the rows. Then the claim's token
+        makes the commit fail with Superseded.
         """
         run_outcome = RunOutcome(Status.COMPLETE, output=self._rows[-1].result)
         self._committer.end_run(run_outcome, [])
@@ -121,7 +122,7 @@ class LinearPass:
     # --- arrows ---------------------------------------------------------------------------------
 
     def _write(self, row: StepRow, status: StepStatus, **changes: Any) -> StepWrite:
-        """The row with another status, and what else changes; all else stays, but for its times."""
+        """Build the row with another status and other changes. The rest stays the same, except its times."""
         kept: dict[str, Any] = {
             "attempts": row.attempts,
             "max_attempts": row.max_attempts,
@@ -147,7 +148,7 @@ class LinearPass:
         return self._write(row, StepStatus.RUNNING, ran_for=_NOW)
 
     def _recover(self, row: StepRow) -> None:
-        """Its worker died with it: another attempt, or the end."""
+        """Record that the step's worker died during its attempt: the step is retried, or the run fails."""
         if self._is_last_attempt(row):
             self._fail_run(row, (LEASE_EXPIRED, "the last attempt ended with its worker"))
         else:
@@ -157,7 +158,11 @@ class LinearPass:
             self._commit(StepCommit([write]))
 
     def _check_wait(self, row: StepRow) -> None:
-        """Its event is there: READY, with it. Its time is over: RUNNING, without. Else it goes on waiting."""
+        """Check a waiting step under the lock.
+
+        If its event is there, it becomes READY with it. If its time is over, it becomes RUNNING without an event.
+        Otherwise it keeps waiting, and the same commit suspends the instance.
+        """
         commit_id = self._env.runtime.new_token()
         due_at, type_ = row.wake_at, row.wait_event_type
         assert due_at is not None
@@ -208,12 +213,12 @@ class LinearPass:
         step_commit = StepCommit([write], self._pending_logs(body), user_writes=undo, run_outcome=run_outcome)
         try:
             self._commit(step_commit)
-        except StepEffectFailed as exc:  # the end is recorded all the same, with this in the log
+        except StepEffectFailed as exc:  # `on_terminal_error` failed: record the end anyway, and log this error
             text = f"on_terminal_error of step {row.name!r} failed: {exc.error!r}"
             step_commit.user_writes, step_commit.logs = (), [*step_commit.logs, self._line(LogLevel.ERROR, text, row)]
             self._commit(step_commit)
 
-    # --- a turn: the handler is called, and what it answers is recorded -------------------------
+    # --- running a step: the pass calls the handler and records its outcome ---------------------
 
     def _run_step(self, row: StepRow) -> None:
         notify.attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
@@ -237,7 +242,7 @@ class LinearPass:
                 return
 
     def _run_body(self, row: StepRow, body: StepAttempt) -> Any:
-        """The outcome of the body; None where it took too long."""
+        """Run the body and return its outcome; None if it took too long."""
         self._lease.check(self._env.store)
         self._env.runtime.checkpoint("before-body")
         if row.timeout is None or self._env.runtime.can_interrupt():
@@ -266,7 +271,7 @@ class LinearPass:
                 try:
                     self._answer(row, body, answer)
                 except StepEffectFailed as exc:
-                    # One of ours says that the target is not there, or has ended: it would say so again.
+                    # An internal error says that the target does not exist or has ended: a retry would fail again.
                     self._failed(row, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError))
                 except (ValueRefused, HandlerAnswerInvalid) as exc:
                     self._failed(row, body, exc)
@@ -309,7 +314,7 @@ class LinearPass:
         self._commit(step_commit, body)
 
     def _wait(self, row: StepRow, body: StepAttempt, answer: Waiting) -> None:
-        """WAITING; READY at once where the event has come before (it may have, ever since the run began)."""
+        """Record the step as WAITING, or as READY if its event came already. It may have come since the run started."""
         settings = self._env.settings
         type_ = values.event_type(answer.event_type, settings.max_event_type)
         length = values.duration(answer.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
@@ -340,7 +345,7 @@ class LinearPass:
         self._commit(self._boundary([waiting], body, decide=decide, sleep=_event_waits), body)
 
     def _failed(self, row: StepRow, body: StepAttempt, error: BaseException, *, is_non_retryable: bool = False) -> None:
-        """An exception: tried again as the step's policy says, unless it says itself that this is no use."""
+        """Record an exception: the step is retried as its policy says, unless the error forbids a retry."""
         self._handlers.close_session(body.buffer)
         if is_non_retryable or values.forbids_retry(error):
             self._fail_run(row, values.described(error), body)
@@ -376,7 +381,7 @@ class LinearPass:
     # --- commits --------------------------------------------------------------------------------
 
     def _boundary(self, writes: list[StepWrite], body: StepAttempt, **how: Any) -> StepCommit:
-        """What a handler that got through has said, asked for and written."""
+        """Build the commit of a handler that returned: ``writes``, its log lines and its buffered effects."""
         buffer = body.buffer
         return StepCommit(
             writes,
@@ -430,7 +435,7 @@ class LinearPass:
         self._summary = _summarize(released, Committed([], until=until))
 
     def _leave(self, row: StepRow) -> None:
-        """Code that has no handler for the row's step: another worker's may."""
+        """Release a run whose next step has no handler in this process. Another worker's code may have one."""
         delay = timedelta(seconds=self._env.settings.unknown_workflow_seconds)
         logger.warning(
             "This worker has no handler for step %r of linear workflow %r; instance %s is left for one that has. Keep "
@@ -441,12 +446,15 @@ class LinearPass:
         self._summary = f"noop: step {row.name!r} has no handler in this worker"
 
     def _hand_back(self, row: StepRow) -> None:
-        """The worker is being stopped, which is no attempt and no crash."""
+        """Make the step READY again and release the run, because the worker is stopping.
+
+        This counts as no attempt and no crash.
+        """
         try:
             self._release([], (self._write(row, StepStatus.READY, retry_in=_NOW),))
         except Superseded:
             logger.info("%s was taken over before it could be handed on", self._lease.claim.ref)
-        except Exception as exc:  # noqa: BLE001  # what stops the worker is being raised; the lease will end
+        except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
             logger.warning("%s could not be handed on, its lease will end: %s", self._lease.claim.ref, exc)
 
     # --- logs -----------------------------------------------------------------------------------
@@ -460,7 +468,7 @@ class LinearPass:
 
 
 def _event_waits(rows: list[StepRow]) -> list[OpenWait]:
-    """What the run waits for when this is written; nothing where the event had come before."""
+    """The waits of the rows that were written; none if the event had come already."""
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
 
 

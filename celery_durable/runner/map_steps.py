@@ -1,7 +1,7 @@
-"""Maps: one step that many Celery tasks do, one for each item.
+"""Maps: one step that runs a Celery task for each of its items.
 
-The items are rows of their own (`store.items`): who takes an answer sends the next item, and the instance sleeps on
-until all have answered, or one is to be judged: tried again, or given up.
+The items are rows of their own (`store.items`). The process that accepts an answer sends the next item. The instance
+stays suspended until all items have answered, or until a pass has to retry or fail one of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from celery_durable.store.step_rows import StepWrite
 
 
 class MapSteps:
-    """Brings the maps of a pass as far as they go."""
+    """Advances the maps of a pass."""
 
     def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
         self._context, self._waits = context, waits
@@ -43,8 +43,8 @@ class MapSteps:
                 self._continue(branch, call, row)
 
     def answers(self, branch: StepExecution, row: StepRow) -> list[tuple[str, int]]:
-        """What each item of a map that has ended answered, and after how many attempts."""
-        if row.result is not None:  # settled by hand, or from a record that is no store
+        """The answer of each item of a finished map, and its number of attempts."""
+        if row.result is not None:  # completed by hand, or read from an exported record
             return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
         claim = self._context.lease.claim
         where: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": branch.key}
@@ -61,7 +61,7 @@ class MapSteps:
         return RemoteStep(*where, branch.key, timeout, call.max_concurrency, on_lost)
 
     def _start(self, branch: StepExecution, call: MapCall, *, sole: bool) -> None:
-        """Record all items, and send as many as may be out."""
+        """Record all items, and send as many as may run at the same time."""
         remote_step, limits = self._map(branch, call), self._context.env.settings.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
@@ -90,7 +90,11 @@ class MapSteps:
         self._commit(branch, remote_step, step_commit)
 
     def _continue(self, branch: StepExecution, call: MapCall, row: StepRow) -> None:
-        """Judge what has failed, send what is due, and end the step when nothing is open; else wait on."""
+        """Retry or fail items, send those that are due, and finish the step if none is open; otherwise keep waiting.
+
+        The unlocked `items.needs_pass` avoids a commit if nothing changed. The suspension checks it again under the
+        lock.
+        """
         remote_step = self._map(branch, call)
         assert row.wake_at is not None
         if row.wake_at > self._context.now and not self._context.or_interrupt(
@@ -129,7 +133,7 @@ class MapSteps:
         self._commit(branch, remote_step, step_commit)
 
     def _decide_retry(self, branch: StepExecution, failed_items: FailedItem, *, now: datetime) -> RetryDecision:
-        """An item's attempt has failed: as with a body, it is tried again, or has failed for good."""
+        """Decide about an item whose attempt failed: like a body, it is retried by the policy, or fails."""
         policy, answer = branch.policy, failed_items.answer
         if answer is None:
             answer = values.answer_of_error("StepTimeout", f"no answer within {policy.timeout}")
@@ -147,7 +151,7 @@ class MapSteps:
 
 
 def _error_of_first_failure(failed: tuple[int, str, int]) -> dict[str, Any]:
-    """What the step's row says of the first item that has failed."""
+    """The error and the attempts that the step's row records for the first failed item."""
     place, answer, attempts = failed
     error = values.error_in(answer)
     assert error is not None

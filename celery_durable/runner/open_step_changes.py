@@ -1,6 +1,6 @@
-"""What the code of today asks of an open step, compared with what its row waits for.
+"""Compares an open step's call in the current code with its recorded row.
 
-No difference in the sense of a replay: the run goes on. Its author may not have meant it to go on with the old one.
+Such a change does not break the replay: the run continues with the recorded values. Its author may not expect that.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from celery_durable.runner.remote_steps import task_name
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, TaskCall, WaitCall
 
 _SAME = timedelta(seconds=1)
-"""A wait's length is read off its row, whose two times one transaction took."""
+"""Tolerance for a wait's length, computed from two times of its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the code does something else than the record, in a sentence that names both; and what to do about it."""
+    """A difference between code and record: a sentence that names both, and the remedy."""
 
     sentence: str
     remedy: str
 
 
 def open_step_changes(branch: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
-    """What has changed of a step that is open."""
+    """Yield the changes of an open step."""
     for was, now, remedy in _compared(branch, row, settings):
         yield Difference(
             f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", remedy
@@ -73,7 +73,7 @@ def _compared(branch: StepExecution, row: StepRow, settings: Settings) -> Iterat
 
 
 def _length(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str, str]]:
-    """Of what has a deadline in its row."""
+    """Yield the change of a length that the row records as a deadline."""
     if row.wake_at is None or row.created_at is None:
         return
     was = row.wake_at - row.created_at
@@ -83,6 +83,6 @@ def _length(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str,
 
 
 def _timeout(branch: StepExecution, row: StepRow) -> Iterator[tuple[str, str, str]]:
-    """Of what has a time for each attempt."""
+    """Yield the change of a timeout that applies to each attempt."""
     if row.timeout != branch.policy.timeout:
         yield f"timeout {row.timeout}", f"timeout {branch.policy.timeout}", "The next attempt has the new timeout."

@@ -1,4 +1,4 @@
-"""Runs as they are on record, to be replayed: in the store, in a `History`, or in what `export` printed."""
+"""Recorded runs to replay: from the store, from a `History`, or from the output of `export`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ _LARGEST_RUN = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run. ``claim``: what its workers had, but the right to write. ``error_name``: with which it ended errored.
+    """One recorded run.
 
-    ``is_partial``: it continues another run, of whose time and chance nothing is known here.
+    ``claim``: like the claim of its workers, but without a token, so it cannot write. ``error_name``: of the error that
+    ended the run. ``is_partial``: the run continues another run, whose time and random numbers are not known here.
     """
 
     claim: Claim
@@ -51,12 +52,12 @@ class RecordedRun:
 
     @property
     def ref(self) -> RunRef:
-        """Whose run it is."""
+        """The workflow, instance id and number of the run."""
         return self.claim.ref
 
 
 def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> RecordedRun:
-    """A run of the store, None: the current one; raises InstanceNotFound, RunNotFound."""
+    """Read a run from the store; ``number`` None is the current run. Raises InstanceNotFound and RunNotFound."""
     row = instances.read(tx, workflow, instance_id)
     number = row.run_number if number is None else number
     run = history.run(tx, row.pk, number) if number <= _LARGEST_RUN else None
@@ -67,7 +68,7 @@ def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> Rec
 
 
 def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:
-    """A run from its history. ``created_at``: of the instance, which a first run shares."""
+    """Build a run from its history. ``created_at``: of the instance, by default that of the run."""
     ref = RunRef(history.workflow, history.instance_id, history.run_number)
     rows = [
         StepRow(
@@ -87,7 +88,7 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
             error_message=None if step.error is None else step.error.message,
             created_at=step.created_at or history.created_at,
             finished_at=step.finished_at,
-            # What one commit ended, ended at one time.
+            # Steps that one commit finished have the same `finished_at`, so it stands for the commit id.
             commit_id=str(position if step.finished_at is None else step.finished_at),
         )
         for position, step in enumerate(history.steps, start=1)
@@ -107,7 +108,7 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
 
 
 def _awaited(step: StepRecord, position: int) -> str | None:
-    """What its row waits for."""
+    """The event type that the step's row waits for."""
     if step.wait_topic is not None:
         return topic_type(step.wait_topic, position)
     if step.task is not None:
@@ -118,7 +119,7 @@ def _awaited(step: StepRecord, position: int) -> str | None:
 
 
 def from_export(said: Any) -> RecordedRun:
-    """A run from what `export` printed, parsed; raises ValueRefused."""
+    """Build a run from the parsed output of `export`; raises ValueRefused."""
     if not isinstance(said, Mapping) or said.get("version") != EXPORT_VERSION or "steps" not in said:
         raise ValueRefused(f"This is no run that `export` printed, or one of another version than {EXPORT_VERSION}.")
     try:
@@ -128,7 +129,7 @@ def from_export(said: Any) -> RecordedRun:
 
 
 def _history(said: Mapping[str, Any]) -> History:
-    """What replaying needs of it."""
+    """The history as far as a replay needs it."""
     origin = said.get("origin")
     return History(
         workflow=said["workflow"],
@@ -184,7 +185,7 @@ def _claim(pk: int, ref: RunRef, created_at: datetime, began: datetime) -> Claim
 
 
 def _recorded(claim: Claim, run_state: RunState, status: Status, error_name: str | None) -> RecordedRun:
-    """What was open when somebody terminated the run is open, for its code."""
+    """Build the record. Steps that terminate() cancelled are open again, as the code left them."""
     cut = {row.step_key for row in ancestry.cancelled_by_terminate(run_state.steps)}
     steps = [replace(row, status=StepStatus.WAITING) if row.step_key in cut else row for row in run_state.steps]
     return RecordedRun(claim, replace(run_state, steps=tuple(steps)), status, error_name)

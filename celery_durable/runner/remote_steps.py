@@ -1,7 +1,7 @@
-"""Steps that others do: a Celery task, or an instance of another workflow.
+"""Steps that run elsewhere: as a Celery task, or as an instance of another workflow.
 
-Whoever does one answers with an event that only this step waits for, so that its deadline, races, gathers and rewinds
-are those of every wait. What it is asked to do leaves with the commit that records the step.
+The task or the child answers with an event that only this step waits for. So deadlines, races, gathers and rewinds work
+as for every wait. The commit that records the step also writes the task's message or creates the child.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from celery_durable.store.step_rows import PendingEvent, StepWrite
 from celery_durable.values import AnsweredError, StepPolicy, stored_task
 
 TASK_POLICY = StepPolicy(limit=0)
-"""Of task steps, where their author says nothing of retries: Celery has its own. A timeout every call has."""
+"""The default policy of task steps: no retries by the engine, since Celery has its own. Every call sets a timeout."""
 _OWN_CHILD = "child:"
 
 
 class RemoteSteps:
-    """Hands steps to others, and takes what they answer."""
+    """Sends tasks and creates children, and records their answers."""
 
     def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
         self._context, self._waits = context, waits
@@ -51,7 +51,7 @@ class RemoteSteps:
                 self._waits.check(branch, self._answer_of_task(branch, row), sole=sole)
 
     def _send(self, branch: StepExecution, call: TaskCall, attempt: int, *, sole: bool) -> None:
-        """Record that this attempt is out, and have it sent."""
+        """Record this attempt as sent, with its message in the outbox."""
         assert branch.policy.timeout is not None
         claim = self._context.lease.claim
         event_type = task_type(task_name(call.signature), claim.pk, branch.entry.seq, attempt)
@@ -82,13 +82,13 @@ class RemoteSteps:
         assert row.wait_event_type is not None
 
         def failed(build_write: BuildWrite, error: AnsweredError) -> StepWrite:
-            """As with a body: tried again, or failed for good."""
+            """The row of a failed attempt: like a body, it is retried, or the step fails."""
             policy, told = branch.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
             if is_used_up or error.is_non_retryable:
                 return build_write(StepStatus.ERRORED, error=told, attempts=row.attempts)
             pause = self._waits.wait_duration(branch, policy.delay_after(row.attempts), "retry")
-            # Nothing is out any more: what this attempt may yet answer is for nobody.
+            # No attempt is out now. A late answer of this one is ignored, since no wait has its event type.
             return build_write(
                 StepStatus.WAITING, error=told, attempts=row.attempts, retry_in=pause, wake_at=None, event_type=None
             )
@@ -119,10 +119,14 @@ class RemoteSteps:
                 self._create(branch, call)
 
     def _create(self, branch: StepExecution, call: ChildCall) -> None:
-        """Record the step and create the instance, in one commit of its own: it tells whether the id is free."""
+        """Record the step and create the child in a commit of its own, which fails if the id is taken.
+
+        Then a second commit records the step as failed.
+        """
         claim, settings = self._context.lease.claim, self._context.env.settings
         instance_id = call.instance_id
-        if instance_id is None:  # of this run alone: a retried step's earlier child, or a namesake's, is still there
+        # An id of this run alone: the child of an earlier run, or of a deleted instance with the same id, may exist.
+        if instance_id is None:
             instance_id = task_id(f"{_OWN_CHILD}{branch.key}", claim.pk, claim.ref.run_number)
         timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
         write = self._context.build_write(
@@ -164,12 +168,12 @@ def _answer_of_child(row: StepRow) -> WaitSpec:
 
 
 def task_name(signature: Any) -> str:
-    """What is sent, for people; whether it can be, `stored_task` says."""
+    """The task's name, for people. `stored_task` checks whether it can be sent."""
     if isinstance(signature, Mapping):
         return str(signature.get("task"))
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
 
 
 def _output(event: PendingEvent) -> str:
-    """As it was checked when it was taken, or when the child ended."""
+    """The output in an answer. It was checked when the answer was accepted, or when the child ended."""
     return values.encode(values.output_in(event.payload), what="Answer", limits=values.CHECKED)

@@ -1,7 +1,7 @@
-"""One pass over one run: the author's function is called, and each of its steps is replayed, run or waited for.
+"""The step calls of one pass: each call of the workflow function is replayed, run or waited for.
 
-The pass is the `StepContext` of the Step that it lends out. Once it is over (`Suspend`, or worse) every further
-step call of the function raises again and does nothing, so that ``finally: step.do(...)`` does no harm.
+`ReplayContext` is the `StepContext` of the function's `Step`. Once the pass is interrupted, by `Suspend` or an error,
+every further step call raises the interruption again and does nothing. So ``finally: step.do(...)`` does no harm.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FAILURES: dict[str, type[StepFailed]] = {
 
 
 def _engine_code(method: V) -> V:
-    """Between the call of a verb and its return it is not the author's function that runs, but ours (see `Lease`)."""
+    """Mark a step method as engine code: while it runs, the lease sees no code of the author (see `Lease`)."""
 
     @functools.wraps(method)
     def called(self: ReplayContext, *args: Any, **options: Any) -> Any:
@@ -65,7 +65,7 @@ def _engine_code(method: V) -> V:
 
 
 class ReplayContext:
-    """The host of one pass."""
+    """Replays, runs or suspends the step calls of one pass."""
 
     def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
         self._definition, self._context = definition, context
@@ -103,7 +103,7 @@ class ReplayContext:
             self._suspend(open_)
         results: list[Any] = []
         failed = [branch.key for branch in branches if branch.row is not None and branch.row.status is _ERRORED]
-        for branch in branches:  # all of them, before the first failure is raised
+        for branch in branches:  # all branches, before the first failure is raised
             self._advance_clock(branch)
         for branch in branches:
             try:
@@ -131,7 +131,8 @@ class ReplayContext:
                 self._context.race = None
         row = self._context.replay_state.row(entry.key)
         if row is None:
-            # One that has ended, and no verdict: its commit was in doubt, and took it along. The next pass reads it.
+            # A branch has finished, but the verdict is not in memory: their commit was in doubt, and only the branch's
+            # row was read back. The next pass reads the verdict.
             is_over = any(self._context.finished_row(branch) for branch in branches)
             self._suspend([] if is_over else branches)
             raise AssertionError("unreachable")
@@ -156,7 +157,7 @@ class ReplayContext:
         return self._now()
 
     def _now(self) -> datetime:
-        """When the last step ended that the code has asked for; before the first, when the run began."""
+        """When the last step ended whose result the code received; before the first, when the run was created."""
         return max(self._last_end, self._context.current_ancestor.created_at)
 
     def chance(self) -> random.Random:
@@ -167,7 +168,7 @@ class ReplayContext:
     # --- the pass as the runner sees it ---------------------------------------------------------
 
     def check_end(self) -> None:
-        """The function returned: nothing may be left that nobody asked for; raises BranchNeverGathered."""
+        """Check, after the function returned, that it gathered every branch; raises BranchNeverGathered."""
         if self._submitted:
             raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
 
@@ -179,7 +180,7 @@ class ReplayContext:
         values.label("Step name", name, self._context.env.settings.max_step_name)
 
     def _identify(self, call: StepCall) -> StepExecution:
-        """Identify a call, check what it carries, and warn where a name is used again."""
+        """Find a call's step, check its arguments, and log a warning if its name is used again in this pass."""
         fn, policy, name, type_ = None, self._policy, call.name, TYPES[type(call)]
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
@@ -192,7 +193,8 @@ class ReplayContext:
         self._check_name(name)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
-            # Against a time that is the same on every pass: a refusal that is caught must not turn into a sleep.
+            # Compared with a time that is the same in every pass. Otherwise a call that was refused, and whose error
+            # the author caught, could be accepted by a later pass and start a sleep.
             values.duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
         if entry.is_repeated:
             self._context.add_log(
@@ -206,7 +208,7 @@ class ReplayContext:
         return StepExecution(call, entry, policy, fn)
 
     def _identity(self, call: StepCall) -> Any:
-        """What a call does, comparable; what it carries is checked."""
+        """What a call does, as a value to compare with an earlier call of the same name. Checks its arguments."""
         settings = self._context.env.settings
         match call:
             case BodyCall():
@@ -236,7 +238,7 @@ class ReplayContext:
         return values.duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
     def _claim_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
-        """The branches of these futures; from here on their names are free again."""
+        """The branches of these futures. Their names may be used again from here on."""
         branches = []
         for future in futures:
             branch = future.branch
@@ -255,9 +257,9 @@ class ReplayContext:
             self._last_end = max(self._last_end, branch.row.finished_at)
 
     def _result(self, branch: StepExecution, failed: Sequence[str] = ()) -> Any:
-        """Hand out what is recorded: the same on the first pass as on every other.
+        """Return or raise the recorded result of a finished branch: the same in the first pass as in every later one.
 
-        ``failed``: the rows that are to go where a failure is to be tried again, by default this branch's.
+        ``failed``: the keys of the rows to drop if the failure is tried again, by default this branch's.
         """
         self._advance_clock(branch)
         row = branch.row
@@ -288,7 +290,7 @@ class ReplayContext:
                 return decode_result(branch.name, branch.fn.result, row.result or "null")
 
     def _results(self, branch: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
-        """What the items of a map came to; of those that failed, if failures are wanted too, the failure."""
+        """The results of a map's items. For a failed item, the list has the failure if the call returns exceptions."""
         results: list[Any] = []
         for place, (answer, attempts) in enumerate(self._map_steps.answers(branch, row)):
             error = values.error_in(answer)
@@ -297,16 +299,16 @@ class ReplayContext:
                 continue
             kind = _FAILURES.get(error.name, StepFailed)
             failure = kind(f"{branch.name}[{place}]", error.name, error.message, attempts)
-            if not call.return_exceptions:  # they were, when it was recorded
+            if not call.return_exceptions:  # the call returned exceptions when the map was recorded
                 failure.failed_keys, failure.failed_at_seq = (branch.key,), self._context.replay_state.last_seq
                 raise failure
             results.append(failure)
         return results
 
     def _advance(self, branches: list[StepExecution]) -> None:
-        """Bring each branch as far as it goes: settled, or with a wait."""
+        """Advance each branch until it is finished or has a wait."""
         sole = len(branches) == 1
-        # Also a step that waits is open: the commits that look after it clear the count of crashes.
+        # A waiting step is open too: the commits that check it reset the crash count.
         alone = sum(branch.row is None for branch in branches) == 1
         ready: list[StepExecution] = []
         for branch in branches:
@@ -329,9 +331,9 @@ class ReplayContext:
 
     def _decide_race(self, race: Race) -> None:
         ended = [branch for branch in race.branches if branch.row is not None]
-        # Whoever lost an earlier race can win this one only against others that did.
+        # A branch that lost an earlier race wins this one only if every other branch lost one too.
         able = [branch for branch in ended if branch.row is not None and branch.row.status is not StepStatus.CANCELLED]
-        if able or len(ended) == len(race.branches):  # it had ended before it was raced
+        if able or len(ended) == len(race.branches):  # the winner finished before the race started
             settled = (able or ended)[0]
             step_commit = StepCommit(
                 self._context.race_writes(settled, self._context.env.runtime.new_token()), self._context.drain_logs()

@@ -1,7 +1,7 @@
-"""Replaying a record against the code of today: the pass of production, which stops where it would do something.
+"""Replaying a record with the current code: a production pass that stops before it would do anything new.
 
-What the code calls is answered from the record, by the same rules as ever. What it would do else is told: nothing is
-run, and nothing is written.
+The check answers step calls from the record, by the same rules as every pass. It reports what the code would do next.
+It runs no body and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KEEP = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How the code of today follows a record. All steps are in call order.
+    """How the current code follows a record. All steps are in call order.
 
-    ``replayed``: recorded, and answered from the record. ``ahead``: those that the code comes to, and has to wait
-    for, or run. ``missed``: recorded, and not called. ``end``: where it came to an end, in a sentence. ``changes``: of
-    open steps, which do not keep the run from going on.
+    ``replayed``: steps answered from the record. ``next_steps``: names of the steps that the code calls next and would
+    run or wait for. ``uncalled``: recorded steps that the code did not call. ``end``: a sentence about where the
+    replay ended. ``open_step_changes``: changes to open steps, which do not keep the run from continuing.
     """
 
     ref: RunRef
@@ -49,12 +49,12 @@ class ReplayResult:
 
     @property
     def matches(self) -> bool:
-        """Whether the code does nothing else than the record."""
+        """Whether the code follows the record without a difference."""
         return not self.differences
 
 
 class DryRunCommitter(Committer):
-    """Commits nothing, and remembers how the run would have ended."""
+    """Commits nothing, and keeps the outcome with which the run would end."""
 
     def __init__(self) -> None:
         self.run_outcome: RunOutcome | None = None
@@ -74,17 +74,17 @@ class DryRunCommitter(Committer):
 
 
 class ReplayCheck(ReplayContext):
-    """The host of such a pass."""
+    """A `ReplayContext` that only reads the record, and collects the differences."""
 
     def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
         super().__init__(definition, context)
         self.next_steps: tuple[StepExecution, ...] = ()
         self.differences: dict[str, Difference] = {}
-        """By the name of the step."""
+        """Keyed by step name."""
         self.open_step_changes: list[Difference] = []
 
     def publish(self, key: str, value: Any) -> None:
-        """Check the value, and show it to nobody."""
+        """Check the value without publishing it."""
         checked(self._context.env.settings, key, value)
         if self._context.interruption is not None:
             raise self._context.interruption
@@ -109,7 +109,7 @@ class ReplayCheck(ReplayContext):
         self.differences.setdefault(step, Difference(f"{sentence}.", remedy))
 
     def _advance(self, branches: list[StepExecution]) -> None:
-        """Nothing is brought further than the record."""
+        """Stop at the branches that the record does not finish, instead of running them."""
         for branch in branches:
             branch.row = branch.row or self._context.finished_row(branch)
         next_steps = [branch for branch in branches if branch.row is None]
@@ -131,7 +131,7 @@ class ReplayCheck(ReplayContext):
 def compare(
     recorded: RecordedRun, replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None
 ) -> ReplayResult:
-    """What a pass that has come to its end tells of the code."""
+    """Compare the record with the replay that has ended, and return the result."""
     unseen = replay_state.uncalled
     uncalled = [row for row in unseen if row.name not in replay.differences]
     replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in unseen]

@@ -1,4 +1,4 @@
-"""How long a run may take, and how long it may wait at one place: what its workflow says of both."""
+"""How long a run may take, and how long a single suspension of it may last: the limits that its workflow sets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from celery_durable.store.step_rows import RunState
 
 
 class RunLimits:
-    """The limits of one run, seen from one pass. Whoever sleeps is woken when one is reached."""
+    """The limits of one run, as seen by one pass. A suspended run is woken when it reaches one."""
 
     def __init__(self, definition: Definition, claim: Claim, run_state: RunState) -> None:
         self._definition, self._claim = definition, claim
         self._open = [row for row in run_state.steps if row.status is StepStatus.WAITING]
         started_at, limit = run_state.started_at or claim.claimed_at, definition.max_run_duration
         self.ends_at = None if limit is None else started_at + limit
-        """When the run has taken too long; None: never."""
+        """When the run reaches `max_run_duration`; None if it has no limit."""
         self._suspended_since = max((waiting_since(row) for row in self._open), default=None)
 
     def reset_suspension(self) -> None:
-        """Something was recorded: what it waits for from now on is another suspension."""
+        """Start a new suspension: the pass recorded something, so the next wait counts from its own start."""
         self._suspended_since = None
 
     def deadlines(self, now: datetime) -> list[OpenWait]:
-        """When a run that falls asleep now has to be looked at, whatever it waits for."""
+        """The times at which a run that is suspended now must be checked, in addition to its own waits."""
         limit = self._definition.max_suspend_duration
         ends = [self.ends_at, None if limit is None else (self._suspended_since or now) + limit]
         return [OpenWait(end) for end in ends if end is not None]
@@ -38,9 +38,9 @@ class RunLimits:
         return self.ends_at is not None and now >= self.ends_at
 
     def termination_reason(self, tx: Tx) -> str | None:
-        """Why the run that was just claimed has to be ended; None: it may go on.
+        """Why the run that was just claimed must be terminated; None if it may continue.
 
-        One that waited too long goes on nevertheless where what it waited for is there.
+        A run that waited too long still continues if one of its waits is satisfied.
         """
         now, limit = self._claim.claimed_at, self._definition.max_suspend_duration
         if self.ends_at is not None and now >= self.ends_at:
@@ -67,7 +67,7 @@ class RunLimits:
 
 
 def waiting_since(row: StepRow) -> datetime:
-    """Since when an open step waits: for another attempt since the last one ended, else since it was recorded."""
+    """When an open step started to wait: when its last attempt ended, or when it was recorded."""
     since = row.finished_at or row.created_at
     assert since is not None
     return since

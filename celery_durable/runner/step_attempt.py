@@ -1,7 +1,7 @@
-"""Running one attempt of a step's body: its StepTx, its timer, its log lines, and what came of it.
+"""Running one attempt of a step's body: its StepTx, its timer, its log lines and its outcome.
 
-A body has no say in whether it is recorded: it ends in an outcome, and the pass commits that or does
-not. What outlives its timeout is left behind, and what it still does goes nowhere.
+A body ends in an outcome, and the pass decides whether to commit it. A body that runs past its timeout is abandoned,
+and its later writes are not committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Something that is no verdict on the step: its process is told to end, or the claim is lost."""
+    """The attempt ended for a reason that is not the step's failure: the process stops, or the claim is lost."""
 
     error: BaseException
 
@@ -47,11 +47,11 @@ Outcome = Returned | Raised | TimedOut | Interrupted
 current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
     "celery_durable_body", default=None
 )
-"""The body that runs on this thread, if any."""
+"""The attempt whose body runs on this thread, if any."""
 
 
 class StepAttempt:
-    """One attempt."""
+    """One attempt of a step's body."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class StepAttempt:
 
     @property
     def duration(self) -> timedelta:
-        """How long the body ran, up to now while it runs."""
+        """How long the body ran, or has run so far."""
         if self._took is not None:
             return self._took
         return timedelta(0) if self._began is None else timedelta(seconds=self._monotonic() - self._began)
 
     def run(self) -> Outcome:
-        """Call the author's function on this thread; never raises."""
+        """Call the step's function on this thread and return the outcome, which holds what the function raised."""
         token = current_attempt.set(self)
         self._began = self._monotonic()
         self._lease.enter_user_code(self)
-        if self._is_abandoned:  # before its thread had begun
+        if self._is_abandoned:  # `abandon` may have run before this thread started
             self._lease.exit_user_code(self)
         try:
             outcome: Outcome = Returned(self._call())
@@ -110,7 +110,7 @@ class StepAttempt:
         return outcome
 
     def run_timed(self, timeout: timedelta | None) -> Outcome:
-        """As `run`, on the main thread, with a timer signal that interrupts Python code and system calls."""
+        """Like `run`, on the main thread, with a timer signal that interrupts Python code and system calls."""
         if timeout is None:
             return self.run()
         has_timed_out, is_armed = False, True
@@ -123,33 +123,36 @@ class StepAttempt:
 
         before = signal.signal(signal.SIGALRM, on_alarm)
         try:
-            # Again each second: author code that catches everything must not run on without end.
+            # The alarm repeats every second, so that a body that catches the first one cannot run forever.
             signal.setitimer(signal.ITIMER_REAL, timeout.total_seconds(), 1.0)
             try:
                 outcome = self.run()
             finally:
-                is_armed = False  # so that it cannot go off while it is being taken down
-        except StepInterrupted:  # between the body's end and here
+                is_armed = False  # the alarm must not raise while it is being removed
+        except StepInterrupted:  # the alarm went off after the body's end, before it was disarmed
             outcome = TimedOut()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            # The alarm may have cut off even the lines that say so.
+            # The alarm may have interrupted the end of `run`, so its last lines are repeated here.
             self._is_over = True
             self._lease.exit_user_code(self)
             current_attempt.set(None)
         return TimedOut() if has_timed_out and not isinstance(outcome, Interrupted) else outcome
 
     def check_not_abandoned(self) -> None:
-        """Stop a body that was left behind, where it would reach into the database: nobody commits what it does."""
+        """Raise StepInterrupted in an abandoned body that tries to use the database: its work is not committed."""
         with self._lock:
             if self._is_abandoned:
                 self._abandon_session(self.buffer)
                 raise StepInterrupted
 
     def abandon(self) -> None:
-        """Nobody will commit this attempt: end its session, now or when the body comes back."""
-        self._lease.exit_user_code(self)  # the pass goes on without it, and is judged without it
+        """Give up this attempt without a commit. Its session is closed now, or when the body returns.
+
+        The lock decides the race with `run`: whichever of the two comes second closes the session.
+        """
+        self._lease.exit_user_code(self)  # the pass continues without the body, and is watched for stalls again
         with self._lock:
             self._is_abandoned = True
             if self._is_over:

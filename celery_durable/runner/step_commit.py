@@ -1,8 +1,7 @@
-"""Committing what a pass did: the author's writes, the guard, then our rows, in one transaction (LAW 3).
+"""Committing what a pass did: the author's writes, the guard, then the engine's rows, in one transaction (LAW 3).
 
-A boundary without author writes is *retryable*: after a deadlock, or a commit whose outcome is unknown
-and that turns out not to have happened, it is committed again with the same result. One that holds
-the body's session is not: its body runs again.
+A commit without the body's session is *retryable*. The pass repeats it after a deadlock, or after a commit whose
+outcome was unknown and that turns out not to have happened. A commit in the body's session is not: its body runs again.
 """
 
 from __future__ import annotations
@@ -37,15 +36,16 @@ from celery_durable.store.watchdog import PASS
 
 
 class BodyRerunRequired(Exception):
-    """The body's transaction is known not to have happened, through no fault of its own."""
+    """The body's transaction did not happen, for a reason that is not the body's fault: the body runs again."""
 
 
 @dataclass(slots=True)
 class StepCommit:
-    """What one commit holds. ``writes``: at least one, in order.
+    """The content of one commit.
 
-    ``look``: says under the lock what is written instead, of the same key and commit id; nothing leaves the row as it
-    is. ``sleep``: let go in it, asleep for these waits; where there are none, go on. ``ending``: end the run with it.
+    ``writes``: at least one, in order. ``decide``: returns, under the lock, the writes that replace them. These have
+    the same key and commit id; an empty list leaves the row unchanged. ``sleep``: returns the waits for which the
+    commit suspends the instance; with none the pass continues. ``run_outcome``: the commit ends the run with it.
     """
 
     writes: list[StepWrite]
@@ -78,9 +78,10 @@ class StepCommit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The rows as recorded, in the order of the writes; ``after``: what became of the instance if it was let go.
+    """What a commit did. ``rows``: as recorded, in the order of the writes.
 
-    ``until``: when the earliest of what it waits for is due. ``writes``, ``created`` and ``received`` are to be told.
+    ``released``: the state of the instance if the commit released it. ``until``: when its earliest wait is due.
+    ``writes``, ``created`` and ``received``: what `notify` reports.
     """
 
     rows: list[StepRow]
@@ -94,7 +95,7 @@ class Committed:
     received: Sequence[notify.AcceptedEvent] = ()
 
     def notify(self, claim: Claim) -> None:
-        """Before others are woken, so that what they do is told after it."""
+        """Report the commit to signals and logs. Call it before waking other runs, so that they are reported later."""
         notify.steps_recorded(claim, self.writes)
         for ref in self.created:
             notify.created(ref)
@@ -104,7 +105,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class _EndResult:
-    """The run has ended, by us unless that is not ``is_certain``, and this is due now."""
+    """The run has ended. ``due_runs`` are due now. Without ``is_certain``, another worker may have ended it."""
 
     due_runs: list[DueRun] = field(default_factory=list)
     is_certain: bool = True
@@ -144,7 +145,7 @@ class Committer:
     # --- boundaries -----------------------------------------------------------------------------
 
     def commit(self, step_commit: StepCommit, *, session: Session | None = None) -> Committed:
-        """Commit a boundary; raises Superseded, StepEffectFailed, and BodyRerunRequired with a session."""
+        """Commit a step's boundary; raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired."""
         requested_at = self._lease.mark_progress()
         self._run_limits.reset_suspension()
         if session is not None or step_commit.user_writes:
@@ -161,7 +162,7 @@ class Committer:
         return committed
 
     def _commit_with_user_writes(self, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Commit the author's own statements, which have no bound (LAW 7)."""
+        """Commit with the author's own statements, which may take any length of time (LAW 7)."""
         self._lease.enter_user_code(step_commit.writes[0].commit_id)
         try:
             if session is None:
@@ -180,23 +181,24 @@ class Committer:
         try:
             return self._store.transact(work, resolve=resolve, single=True, bound=PASS)
         except Superseded:
-            # Perhaps by ourselves: a first try, given up with its connection, may have arrived before the second.
+            # This pass may have superseded itself: a first try whose connection was given up may have been applied
+            # before the second.
             found = self._store.transact(resolve)
             if found is None:
                 raise
             return found
 
     def _write_in_lock_order(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Author rows first, mutex rows last and by ascending id.
+        """Write the author's rows first, then lock the instance rows by ascending id.
 
-        Guard-first deadlocks with a web transaction that updates its own row and then sends an event.
+        With the guard first, this would deadlock with a web transaction that updates its own row, then sends an event.
         """
         self._run_user_writes(tx, step_commit, session)
         event_targets = step_effects.event_targets(tx, step_commit.events, made=step_commit.instances)
         if step_commit.run_outcome is not None:
             event_targets = sorted({*event_targets, *answers.waiting_parent(tx, self.claim.parent)})
         for pk, workflow, instance_id in event_targets:
-            if pk <= self.claim.pk:  # our own too: the guard finds it by another index, see `terminate`
+            if pk <= self.claim.pk:  # includes this instance: the guard finds it by another index, see `terminate`
                 instances.lock(tx, workflow, instance_id)
         with self._store.conflict_as_superseded():
             guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=step_commit.is_progress)
@@ -252,7 +254,7 @@ class Committer:
         return step_rows.write_step(tx, self.claim, guard_result, write)
 
     def _merge_labels(self, tx: Tx, step_commit: StepCommit) -> None:
-        """Change the labels of the instance, whose row the guard has locked."""
+        """Change the labels of the instance. The guard has locked its row."""
         try:
             if step_commit.labels:
                 labels.merge(tx, self.claim.pk, step_commit.labels)
@@ -285,12 +287,12 @@ class Committer:
                 bound=None if step_commit.user_writes else PASS,
             )
         except Exception as exc:
-            if step_commit.user_writes and self._store.is_refusal(exc):  # at the commit: a deferred constraint
+            if step_commit.user_writes and self._store.is_refusal(exc):  # a deferred constraint, refused at COMMIT
                 raise self._as_effect_failure(step_commit, exc) from exc
             raise
 
     def _commit_session(self, step_commit: StepCommit, session: Session) -> Committed:
-        """Commit in the body's own transaction; what is known not to have happened needs the body again."""
+        """Commit in the body's own transaction; raises BodyRerunRequired if the transaction did not happen."""
         resolve = self._resolver(step_commit)
         try:
             return self._store.transact_session(session, lambda tx: self._write_in_lock_order(tx, step_commit, session))
@@ -308,7 +310,10 @@ class Committer:
             raise BodyRerunRequired(str(exc)) from exc
 
     def _resolver(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
-        """How to find out whether this boundary was applied: its commit id, once no commit is in doubt."""
+        """Make the check that runs after a commit in doubt: it looks for the rows with these commit ids.
+
+        It locks the instance first, so the commit in doubt is decided before it reads the rows.
+        """
 
         def resolve(tx: Tx) -> Committed | None:
             is_held = claims.is_held(tx, self.claim)
@@ -343,13 +348,12 @@ class Committer:
         sleeps: bool,
         message_id_to_cancel: str | None = None,
     ) -> Committed:
-        """Look for an event under the lock and record what follows from it, in one transaction.
+        """Read the oldest event under the lock and record its result, in one transaction.
 
-        ``write`` makes the rows from the event that was found, or from the time; none leaves the wait as it is.
-        ``topic``: what it waits on, where its events are not sent but emitted. ``sleeps``: nothing else is open, so an
-        unsatisfied wait lets the instance go in the same commit. ``message_id_to_cancel``:
-        a message that need not leave any more
-        where the time is over.
+        ``write`` returns the rows for the event or for a passed deadline; an empty list leaves the wait unchanged.
+        ``topic``: the topic that the step waits on, if its events are emitted. ``sleeps``: nothing else is open, so
+        an unsatisfied wait suspends the instance in the same commit. ``message_id_to_cancel``: an outbox message to
+        delete once the deadline has passed.
         """
 
         def work(tx: Tx) -> Committed:
@@ -374,7 +378,7 @@ class Committer:
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
-            if sleeps:  # an event that came since the glance: due at once, the next pass hands it out
+            if sleeps:  # an event that arrived since the unlocked check makes it due now; the next pass returns it
                 waits = [OpenWait(until, event_type)]
                 if rows:
                     until = rows[0].next_retry_at or until
@@ -418,7 +422,7 @@ class Committer:
         *,
         is_progress: bool | None = None,
     ) -> ReleaseOutcome:
-        """Release the instance: asleep for ``waits``, or due at once where there are none (it was only interrupted)."""
+        """Release the instance: suspended for ``waits``, or due at once if there are none (it was only interrupted)."""
         makes_progress = bool(waits) if is_progress is None else is_progress
 
         def work(tx: Tx) -> ReleaseOutcome:
@@ -434,7 +438,8 @@ class Committer:
         def resolve(tx: Tx) -> ReleaseOutcome | None:
             nonlocal is_certain
             is_certain = claims.is_held(tx, self.claim)
-            # No longer held after a commit in doubt: we let go, or somebody took it from us. Either way we stop.
+            # The claim is gone after a commit in doubt: this pass released it, or another worker took it over.
+            # Either way the pass ends.
             return None if is_certain else ReleaseOutcome.WAITING
 
         released = self._store.transact(work, resolve=resolve, bound=PASS)
@@ -443,14 +448,15 @@ class Committer:
         return released
 
     def terminate(self, reason: str) -> None:
-        """End the run because it overstayed."""
+        """Terminate the run because it exceeded one of its limits."""
         run_outcome = RunOutcome(Status.TERMINATED)
         messages = self._completion.build(run_outcome, reason=reason)
 
         def work(tx: Tx) -> _EndResult:
             answers.lock_parent(tx, self.claim.parent)
-            # InnoDB locks the index entry by which a row is found, then the row. Others find it by its id: to ask for
-            # that entry after the guard, which finds it by its key, is a deadlock with whoever waits for the row.
+            # Lock order: InnoDB locks the index entry by which a statement finds a row, then the row. Other
+            # transactions find it by its instance id; the guard finds it by its primary key. To take the id's entry
+            # after the guard would deadlock with a transaction that holds the entry and waits for the row.
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
             claims.guard(tx, self.claim, lease=self._lease.length)
             instances.terminate(tx, row, reason=reason)
@@ -460,7 +466,7 @@ class Committer:
         self._commit_end(work, messages, lambda: notify.terminated(self.claim.ref, reason=reason))
 
     def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
-        """End the run."""
+        """End the run with ``run_outcome``, and send its completion messages."""
         messages = self._completion.build(run_outcome)
         is_single_write = not (logs or self.published.has_pending)
 
@@ -488,9 +494,9 @@ class Committer:
         *,
         single: bool = False,
     ) -> None:
-        """Commit what ends the run, and tell of it, unless somebody else may have ended it."""
+        """Commit the end of the run and report it, unless another worker may have ended it."""
         ended = self._store.transact(work, resolve=self._resolve_end, single=single, bound=PASS)
-        if not ended.is_certain:  # sweeps find what is to be sent and woken
+        if not ended.is_certain:  # sweeps find the messages to send and the runs to wake
             return
         notify()
         if messages:
@@ -499,7 +505,10 @@ class Committer:
             self._wake(ended.due_runs)
 
     def _answer_parent(self, tx: Tx, run_outcome: RunOutcome, *, reason: str | None = None) -> list[DueRun]:
-        """Tell the step whose child this is, in the transaction that ends it; its instance is locked already."""
+        """Answer the parent's step, in the transaction that ends this child.
+
+        Lock order: the caller has locked the parent's row before the guard locked this instance.
+        """
         if self.claim.parent is None:
             return []
         payload = completion.child_answer(self.claim.ref, run_outcome, reason=reason)
@@ -507,12 +516,12 @@ class Committer:
         return answers.answer_parent(tx, self.claim.parent, payload=payload, event_id=event_id, grace=self._grace)
 
     def _insert_messages(self, tx: Tx, messages: list[OutboxMessage]) -> tuple[OutboxMessage, ...]:
-        """Put what is sent at the end of the run into the outbox."""
+        """Insert the completion messages into the outbox."""
         outbox.insert(
             tx, messages, pk=self.claim.pk, run_number=self.claim.ref.run_number, step_key=None, grace=self._grace
         )
         return tuple(messages)
 
     def _resolve_end(self, tx: Tx) -> _EndResult | None:
-        """What is known where the claim is gone after a commit in doubt: we ended it, or somebody took it."""
+        """If the claim is gone after a commit in doubt: this pass ended the run, or another worker took it over."""
         return None if claims.is_held(tx, self.claim) else _EndResult(is_certain=False)

@@ -1,4 +1,4 @@
-"""What a step makes for others: instances, events, emissions, each written in the transaction of its boundary."""
+"""The instances, events and emissions that a step creates, written in the transaction that records the step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ class StepEffectFailed(Exception):
 
 
 def event_targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInstance]) -> list[tuple[int, str, str]]:
-    """Whom events go to, by ascending key; those that are made in the same transaction come after all others."""
+    """The instances that receive events: (database id, workflow, instance id), by ascending database id.
+
+    The caller locks them in this order. Instances created in the same transaction are left out: nothing else can hold
+    their locks. Raises StepEffectFailed if an instance does not exist.
+    """
     request = {(each.definition.name, each.instance_id) for each in made}
     found = set()
     for event in events:
@@ -48,14 +52,14 @@ def event_targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInsta
 
 
 class StepEffects:
-    """Makes it in the name of one claim; what cannot be made raises StepEffectFailed."""
+    """Writes the effects of a step under one claim. Every method raises StepEffectFailed for an effect that fails."""
 
     def __init__(self, settings: Settings, runtime: Runtime, claim: Claim) -> None:
         self._settings, self._runtime, self._claim = settings, runtime, claim
         self._grace = timedelta(seconds=settings.grace_seconds)
 
     def create(self, tx: Tx, requests: Sequence[NewInstance], *, by_step: str) -> list[DueRun]:
-        """Instances, which begin when this has committed."""
+        """Create instances, and return them as due runs: they start after the commit."""
         due_runs = []
         for request in requests:
             definition = request.definition
@@ -91,7 +95,7 @@ class StepEffects:
         return due_runs
 
     def send(self, tx: Tx, events: Sequence[NewEvent], received: list[notify.AcceptedEvent]) -> list[DueRun]:
-        """Events; answers with those whom they wake. ``received``: gets what is to be told."""
+        """Insert events; returns the runs that they wake. Appends the accepted events to ``received``."""
         due_runs = []
         for event in events:
             try:
@@ -115,7 +119,7 @@ class StepEffects:
         return due_runs
 
     def emit(self, tx: Tx, requests: Sequence[NewEmission]) -> None:
-        """Emissions, which the next sweep hands out."""
+        """Insert emissions. The next sweep delivers them."""
         for request in requests:
             try:
                 topic = values.topic(request.topic)

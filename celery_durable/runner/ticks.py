@@ -1,6 +1,7 @@
-"""Ticks: passes in the caller's own process, for deployments that something like cron drives instead of workers.
+"""Ticks: passes in the caller's own process, for deployments that use cron or the like instead of workers.
 
-What makes many at once safe is the claim (LAW 2): a tick takes nobody's work, and beside workers it is one more.
+The claim makes concurrent ticks safe (LAW 2). A tick never takes a run that another process holds, and it may run
+beside workers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from celery_durable.store.instances import RESUMING, STARTING
 logger = logging.getLogger("celery_durable.runner")
 
 _CLAIMS = 100
-"""Claims of dead workers that one tick looks after."""
+"""The most claims of dead workers that one tick releases, for each queue and priority."""
 
 
 class Ticker:
-    """Finds due runs and advances them. ``advance``: as `Runner.advance`."""
+    """Finds due runs and advances them. ``advance``: like `Runner.advance`."""
 
     def __init__(self, store: Store, settings: Settings, runtime: Runtime, advance: Callable[..., str]) -> None:
         self._store, self._settings, self._runtime, self._advance_run = store, settings, runtime, advance
@@ -36,10 +37,10 @@ class Ticker:
         )
 
     def tick(self, *, max_instances: int, max_steps: int | None = None) -> int:
-        """Advance due runs, each once and resumed ones first; answers with the number of passes.
+        """Advance each due run once, resumed runs first; returns the number of passes.
 
-        Ends when nothing else is due, after ``max_instances`` passes, or with the pass during which
-        ``durable_pass_seconds`` are over.
+        It ends when no other run is due, or after ``max_instances`` passes. It starts no new pass after
+        ``durable_pass_seconds``.
         """
         started, passes = self._runtime.monotonic(), 0
         for due in self._found():
@@ -49,7 +50,7 @@ class Ticker:
         return passes
 
     def _found(self) -> Iterator[DueRun]:
-        taken: list[int] = []  # what was handed on is due again, and has had its turn
+        taken: list[int] = []  # a released run is due again, but each run is advanced once per tick
         while go_on_emitting(self._store):
             pass
         for priority in (RESUMING, STARTING):
@@ -78,7 +79,11 @@ class Ticker:
         ]
 
     def _advance(self, due: DueRun, max_steps: int | None) -> int:
-        """One pass; 0 where somebody else was faster or something broke: a sweep or a later tick finds it again."""
+        """Run one pass and return 1.
+
+        Returns 0 if another process claimed the run first, or after a transient database error. Then a sweep or a
+        later tick finds the run again.
+        """
         name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
         try:
             said = self._advance_run(due.ref, claimed_by=name, max_steps=max_steps)

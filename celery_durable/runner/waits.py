@@ -1,4 +1,4 @@
-"""Sleeps and events: steps that end by the time or by what somebody sends, not by a body."""
+"""Sleeps and waits: steps that end at a time or with an event, not with a body."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
 BuildWrite = functools.partial[StepWrite]
-"""`Progress.write` for one branch, with all that every end of a wait has in common."""
+"""`ExecutionContext.build_write` for one branch, with the arguments that every end of its wait shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitSpec:
-    """What a step waits for, and what is recorded when it has come (``arrived``) or when its time is over (``late``).
+    """What a step waits for, and the row to record for its event (``on_event``) or its timeout (``on_timeout``).
 
-    ``is_recorded``: the row waits for this very type. ``topic``: where its events are not sent but emitted.
-    ``message_id_to_cancel``: the outbox message that asks for it; it is deleted when the time is over.
+    ``has_same_type``: the recorded row waits for this event type. ``topic``: the topic, if its events are emitted.
+    ``message_id_to_cancel``: the outbox message that requests the event; it is deleted at the timeout.
     """
 
     event_type: str
@@ -45,7 +45,7 @@ class WaitSpec:
 
 
 class WaitSteps:
-    """Brings sleeps and waits of a pass as far as they go: settled, or with a time to wait for."""
+    """Advances the sleeps and waits of a pass: each is finished, or has a time to wait for."""
 
     def __init__(self, context: ExecutionContext) -> None:
         self._context = context
@@ -64,7 +64,7 @@ class WaitSteps:
                 self._start_sleep(branch, call, sole=sole)
 
     def _start_sleep(self, branch: StepExecution, call: SleepCall, *, sole: bool) -> None:
-        """Fix the wake time, now and for every replay; what has passed already ends at once."""
+        """Record the wake time, for this and every later pass. If it has passed already, the sleep ends at once."""
         wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
         wake_in = self.wait_duration(branch, values.duration(call.duration), "sleep") if wake_at is None else None
         left = (
@@ -81,7 +81,7 @@ class WaitSteps:
 
     def wait(self, branch: StepExecution, call: WaitCall, *, sole: bool) -> None:
         row, schema = branch.entry.row, Codec(call.schema)
-        # On a topic each wait gets events of its own, which nobody else consumes.
+        # On a topic each wait receives its own copy of an emission, under a type that no other wait consumes.
         event_type = topic_type(call.event_type, branch.entry.seq) if call.is_topic else call.event_type
 
         def on_timeout(build_write: BuildWrite) -> StepWrite:
@@ -93,14 +93,14 @@ class WaitSteps:
             self.wait_duration(branch, values.duration(call.timeout), "event"),
             on_event=lambda event, build_write: _received(build_write, branch.name, call, event, schema),
             on_timeout=on_timeout,
-            # A deploy may have changed the type: send_event finds the wait by the type that is recorded.
+            # A deploy may have changed the type, and `send_event` finds the wait by its recorded type.
             has_same_type=row is not None and row.wait_event_type == event_type,
             topic=call.event_type if call.is_topic else None,
         )
         self.check(branch, wait, sole=sole)
 
     def check(self, branch: StepExecution, wait: WaitSpec, *, sole: bool) -> None:
-        """Record what follows from an event that has come, or from the time; else wait on."""
+        """Record the event that arrived, or the timeout; otherwise keep waiting."""
         row, commit_id, event_type = branch.entry.row, self._context.env.runtime.new_token(), wait.event_type
 
         def deadline(guard_result: GuardResult) -> datetime:
@@ -134,7 +134,7 @@ class WaitSteps:
             if sole:
                 self._context.deferred_commit = lambda: commit(sleeps=True)
                 return
-            if wait.has_same_type and wake_at is not None:  # the suspension looks once more, under the lock
+            if wait.has_same_type and wake_at is not None:  # the suspension checks again, under the lock
                 branch.wait = OpenWait(wake_at, event_type)
                 return
         committed = self._context.or_interrupt(lambda: commit(sleeps=False))
@@ -144,12 +144,15 @@ class WaitSteps:
         self._context.apply_to(branch, committed)
 
     def wait_duration(self, branch: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
-        """How long a step of this branch waits."""
+        """How long a step waits: ``length``, unless the runtime shortens it."""
         workflow = self._context.lease.claim.ref.workflow
         return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=branch.name)
 
     def _peek_event(self, event_type: str) -> bool:
-        """A glance without the lock: whether it is worth looking now, or only when the instance is let go."""
+        """Check for an event without the lock: if one is there, the pass records it now, not when it suspends.
+
+        An event may arrive right after this check. The commit that suspends the instance checks again under the lock.
+        """
         claim = self._context.lease.claim
         check = self._context.env.store.transact
         found = self._context.or_interrupt(
@@ -176,5 +179,5 @@ def _received(build_write: BuildWrite, name: str, call: WaitCall, event: Pending
 
 
 def recorded_waits(rows: list[StepRow]) -> list[OpenWait]:
-    """What rows that were recorded as waiting wait for."""
+    """The waits of the rows that were recorded with a wake time."""
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]

@@ -1,7 +1,7 @@
-"""What claims tell of queues: the newest hint that was claimed of each, so that dispatchers know which are lost.
+"""The newest claimed hint of each queue: from it, dispatchers know which older hints are lost.
 
-Kept in memory, and written at most every few seconds by each process: a pass costs no statement more. What a process
-keeps for itself when it ends makes a lost hint wait for the next claim, or for an empty queue.
+Each process keeps it in memory and writes it at most every few seconds, so most passes cost no extra statement. If a
+process ends before it writes, a lost hint is found later: after the next claim, or once the queue is empty.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _Newest:
 
 
 class Watermark:
-    """The newest claimed hint of each queue, by what this process has seen. Threads may share it."""
+    """The newest claimed hint of each queue, as far as this process knows. Threads may share it."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self._newest: dict[str, _Newest] = {}
 
     def claimed(self, claim: Claim) -> None:
-        """A hint has led to this claim; never raises."""
+        """Note that a hint led to this claim. Errors of the database are logged, not raised."""
         if claim.sent_at is None:
             return
         newest = self._newest.setdefault(claim.queue, _Newest(claim.sent_at))
@@ -43,10 +43,10 @@ class Watermark:
         now = self._runtime.monotonic()
         if now < newest.write_at:
             return
-        newest.write_at = now + SLACK.total_seconds()  # other threads do not write meanwhile
+        newest.write_at = now + SLACK.total_seconds()  # set first, so that other threads do not write too
         try:
             self._write(claim.queue, newest)
-        except Exception as exc:  # noqa: BLE001  # the pass needs none of it
+        except Exception as exc:  # noqa: BLE001  # the pass does not depend on this write
             logger.info("How far queue %r has come could not be recorded: %s", claim.queue, exc)
 
     def _write(self, queue: str, newest: _Newest) -> None:
