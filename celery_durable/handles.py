@@ -204,6 +204,10 @@ class Workflow(Generic[P, R]):
         """
         return [WorkflowInstance(self, made) for made in self.host.operations.create_batch(self.name, batch)]
 
+    async def acreate_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
+        """`create_batch` for async code, on a thread."""
+        return await asyncio.to_thread(self.create_batch, batch)
+
     def get(self, id: str) -> WorkflowInstance[R]:
         """Return the handle of an existing instance.
 
@@ -243,21 +247,57 @@ class Workflow(Generic[P, R]):
         wanted = None if status is None else Status(status)
         return self.host.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
 
-    async def acreate(self, params: P | None = None, **options: Any) -> WorkflowInstance[R]:
-        """`create` for async code, on a thread.
+    # --- the same for async code: each call runs on a thread of the event loop's executor -------
 
-        Args:
-            params: As in `create`.
-            options: The keyword arguments of `create`.
+    async def acreate(
+        self,
+        params: P | None = None,
+        *,
+        id: str | None = None,
+        if_exists: IfExists = "error",
+        run_at: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> WorkflowInstance[R]:
+        """`create` for async code, on a thread; without ``session``."""
+        return await asyncio.to_thread(
+            lambda: self.create(params, id=id, if_exists=if_exists, run_at=run_at, labels=labels)
+        )
 
-        Returns:
-            The handle of the instance.
-        """
-        return await asyncio.to_thread(lambda: self.create(params, **options))
+    async def arestart_or_create(
+        self,
+        params: P | None = None,
+        *,
+        id: str,
+        if_status: Collection[Status | str] = TERMINAL,
+        if_version: Collection[str] | None = None,
+        reason: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> RestartOrCreateResult:
+        """`restart_or_create` for async code, on a thread."""
+        return await asyncio.to_thread(
+            lambda: self.restart_or_create(
+                params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
+            )
+        )
+
+    async def adelay(self, params: P | None = None) -> WorkflowInstance[R]:
+        """`delay` for async code, on a thread."""
+        return await asyncio.to_thread(self.delay, params)
 
     async def aget(self, id: str) -> WorkflowInstance[R]:
         """`get` for async code, on a thread."""
         return await asyncio.to_thread(self.get, id)
+
+    async def alist(
+        self,
+        *,
+        status: Status | str | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+        labels: Mapping[str, str] | None = None,
+    ) -> Page[InstanceSummary]:
+        """`list` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))
 
 
 class WorkflowInstance(Generic[R_co]):
@@ -519,21 +559,77 @@ class WorkflowInstance(Generic[R_co]):
         """Return what the current run has published with `Step.publish`, by key, also after its end."""
         return self._operations.published(self.workflow.name, self.id)
 
+    # --- the same for async code: each call runs on a thread of the event loop's executor -------
+
     async def astatus(self) -> InstanceStatus:
         """`status` for async code, on a thread."""
         return await asyncio.to_thread(self.status)
-
-    async def aexplain(self) -> Diagnosis:
-        """`explain` for async code, on a thread."""
-        return await asyncio.to_thread(self.explain)
 
     async def aresult(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ASYNC109  # as result()
         """`result` for async code. It occupies a thread of the event loop's executor while it waits."""
         return await asyncio.to_thread(self.result, timeout)
 
+    async def apause(self) -> None:
+        """`pause` for async code, on a thread."""
+        await asyncio.to_thread(self.pause)
+
+    async def aresume(self) -> None:
+        """`resume` for async code, on a thread."""
+        await asyncio.to_thread(self.resume)
+
+    async def aterminate(self, reason: str | None = None) -> None:
+        """`terminate` for async code, on a thread."""
+        await asyncio.to_thread(self.terminate, reason)
+
+    async def arestart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
+        """`restart` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.restart(from_step=from_step, reason=reason))
+
+    async def aretry(self, *, reason: str | None = None) -> int:
+        """`retry` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.retry(reason=reason))
+
+    async def afork(self, step: str, *, id: str | None = None) -> Self:
+        """`fork` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.fork(step, id=id))
+
+    async def aset_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
+        """`set_result` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.set_result(step, value, by=by, reason=reason))
+
+    async def askip(self, step: str, *, by: str, reason: str | None = None) -> int:
+        """`skip` for async code, on a thread."""
+        return await asyncio.to_thread(lambda: self.skip(step, by=by, reason=reason))
+
     async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
         """`send_event` for async code, on a thread; without ``session``."""
         return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))
+
+    async def aexplain(self) -> Diagnosis:
+        """`explain` for async code, on a thread."""
+        return await asyncio.to_thread(self.explain)
+
+    async def ahistory(self, run: int | None = None) -> History:
+        """`history` for async code, on a thread."""
+        return await asyncio.to_thread(self.history, run)
+
+    async def alogs(
+        self,
+        *,
+        run: int | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> list[LogRecord]:
+        """`logs` for async code, on a thread."""
+        return await asyncio.to_thread(
+            lambda: self.logs(run=run, after_id=after_id, limit=limit, levels=levels, category=category)
+        )
+
+    async def apublished(self) -> dict[str, Published]:
+        """`published` for async code, on a thread."""
+        return await asyncio.to_thread(self.published)
 
 
 class WorkflowDecorator(Protocol):
