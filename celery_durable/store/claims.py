@@ -1,7 +1,7 @@
-"""Who may work now: claim, guard, renew, suspend, release, settle.
+"""Claims on instances: claim, guard, renew, suspend, release, end.
 
-A claim is a random token in the instance's row. Whoever writes under it names it; no row matched
-means superseded (LAW 2). The lease only tells the sweep when to hand the work to somebody else.
+A claim is a random token in the instance's row. Every write under a claim names the token in its WHERE clause. If no
+row matches, the claim is superseded (LAW 2). The lease only tells the sweep when another worker may take the run.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def _claim_run(s: Store) -> Any:
 
 @statement
 def _read_claimed(s: Store) -> Any:
-    """What this transaction has claimed. It locks nothing: InnoDB locks each index entry by which a row is found.
+    """Read what this transaction has just claimed, without a lock.
 
-    The update may have found the row by another index than the unique one, which everybody else locks first: to lock
-    that now would be a deadlock.
+    InnoDB locks each index entry by which a statement finds a row. The update may have found the row by another index
+    than the unique one, which every other transaction locks first. Locking the unique entry now could deadlock with
+    them.
     """
     i = s.tables.instance.c
     return sa.select(*_claimed_columns(s)).where(i.workflow == param("workflow"), i.instance_id == param("instance"))
@@ -83,7 +84,7 @@ def _read_claimed(s: Store) -> Any:
 @statement
 def _lock_claimed(s: Store) -> Any:
     i = s.tables.instance.c
-    # Not by the token: who looks for what is not committed yet finds nothing, and waits for nobody.
+    # Not by the token: a search for an uncommitted token matches no row, and so it does not wait for the lock.
     return (
         sa.select(i.claim_token, *_claimed_columns(s))
         .where(i.workflow == param("workflow"), i.instance_id == param("instance"))
@@ -94,12 +95,12 @@ def _lock_claimed(s: Store) -> Any:
 def claim(
     tx: Tx, ref: RunRef, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY
 ) -> Claim | None:
-    """Take the run if it is due, or if its last claim expired. None: nothing to do, or somebody else is at it.
+    """Claim the run if it is due or its last claim has expired. Returns None if there is nothing to claim.
 
-    Nor is it ours where it is of another ``kind`` than the caller's code: it is left for a worker whose code fits.
+    It also returns None if another worker holds the run, or if the run is of another ``kind`` than the caller's code.
 
-    One statement; where the row was locked by another, the conditions are judged anew on what he left.
-    An expired claim that is taken over counts as a crash.
+    This is one statement. If another transaction had the row locked, the database evaluates the conditions again on
+    the row which that transaction committed. Taking over an expired claim counts as a crash.
     """
     found = tx.run(
         _claim_run,
@@ -120,7 +121,7 @@ def claim(
 
 
 def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
-    """The claim that this token made, after any commit in doubt was decided; None where it made none."""
+    """Return the claim that this token made, or None. The row lock waits until a commit in doubt is decided."""
     row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
     return None if row is None or row.claim_token != token else _as_claim(row, ref, token, lease)
 
@@ -141,7 +142,10 @@ def _as_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
 
 
 def still_due(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Nobody has claimed it meanwhile, or he has put it to sleep: that poll_at is its alarm clock, not ours to move."""
+    """Conditions for a run that is due and not claimed.
+
+    ``poll_at`` of a run that has been claimed or suspended since then is its own timer. The caller must not move it.
+    """
     i = s.tables.instance.c
     return [i.claim_token.is_(None), i.poll_at.is_not(None), i.run_at <= s.clock()]
 
@@ -162,7 +166,7 @@ def _postpone(s: Store) -> Any:
 
 
 def postpone(tx: Tx, ref: RunRef, *, delay: timedelta) -> None:
-    """Let the sweep send it again after ``delay``, if it is still due: this worker leaves it, another may take it."""
+    """Let the sweep send the run again after ``delay``, if it is still due. Another worker may claim it earlier."""
     tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=duration_us(delay))
 
 
@@ -171,14 +175,17 @@ def postpone(tx: Tx, ref: RunRef, *, delay: timedelta) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GuardResult:
-    """The claim still held when the row was locked, at ``now``."""
+    """The result of a guard that held: the time at which it locked the row, and whether a pause is requested."""
 
     now: datetime
     pause_requested: bool
 
 
 def guard_update(s: Store) -> Any:
-    """The fence: lock the row, renew the lease, note progress. Touches no indexed column (HOT)."""
+    """The fence: lock the row, renew the lease and record progress.
+
+    It changes no indexed column, so that PostgreSQL can make a heap-only (HOT) update.
+    """
     i = s.tables.instance
     return (
         sa.update(i)
@@ -211,9 +218,10 @@ def _read_guard(s: Store) -> Any:
 
 
 def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> GuardResult:
-    """Lock the instance under our claim and renew it; raises Superseded. What this decides is read later (LAW 2b).
+    """Lock the instance under this claim and renew the lease; raises Superseded.
 
-    ``is_progress`` False: no step gets further with it, so workers that died before us stay counted.
+    Anything that depends on the guard is read after it (LAW 2b). ``is_progress=False`` keeps the crash count: the
+    write does not complete a step.
     """
     found = tx.run(_guard, **fence(claim, lease=lease, is_progress=is_progress))
     if tx.store.database.update_returns:
@@ -236,9 +244,10 @@ def _touch(s: Store) -> Any:
 
 
 def touch(tx: Tx, claim: Claim) -> None:
-    """Lock the instance under our claim, for what is no step of it; raises Superseded.
+    """Lock the instance under this claim for a write that is not a step; raises Superseded.
 
-    Whoever follows the instance looks again. The lease and the count of crashes stay what they are.
+    It raises the version, so that clients which follow the instance read it again. The lease and the crash count
+    stay.
     """
     if tx.run(_touch, pk=claim.pk, token=claim.token).rowcount == 0:
         raise Superseded(str(claim.ref))
@@ -246,16 +255,17 @@ def touch(tx: Tx, claim: Claim) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of leases, by token. Held and not renewed: somebody had the row locked."""
+    """The result of a renewal, as tokens. A token that is held but not renewed belongs to a row that was locked."""
 
     renewed: frozenset[str]
     held: frozenset[str]
 
 
 def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
-    """Renew these leases, those excepted that somebody has locked.
+    """Renew the leases of these claims, except those of locked rows.
 
-    A locked row is being worked on: its writer renews it, or takes it away.
+    The transaction that holds such a row either renews the lease itself or takes the claim away. Rows are locked in
+    the order of their ids.
     """
     i = tx.t.instance
     tokens = {claim.token for claim in claims}
@@ -279,7 +289,7 @@ def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
 
 
 class ReleaseOutcome(enum.Enum):
-    """What became of an instance that its runner let go."""
+    """The state of an instance after its worker has released it."""
 
     WAITING = enum.auto()
     DUE = enum.auto()
@@ -288,9 +298,10 @@ class ReleaseOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """Something that a suspended run waits for: ``due_at``, or before it an event of ``event_type``.
+    """One wait of a suspended run. It ends at ``due_at``, or earlier with an event of ``event_type``.
 
-    ``look``: says under the lock, at this time, whether something else has come that it waits for.
+    ``is_satisfied`` is called under the lock with the guard's time. It returns whether the wait has ended for another
+    reason.
     """
 
     due_at: datetime
@@ -322,10 +333,10 @@ def _release(s: Store) -> Any:
 def suspend(
     tx: Tx, claim: Claim, guard_result: GuardResult, waits: Iterable[OpenWait], *, grace: timedelta
 ) -> ReleaseOutcome:
-    """Let the instance sleep until the earliest of ``waits``; due at once where one is satisfied already.
+    """Suspend the instance until the earliest of ``waits``. If one is satisfied already, release it as due now.
 
-    Runs after `guard` in the same transaction: whoever sent an event before us is seen here, whoever
-    sends one after us finds our waiting rows (LAW 2b). The earliest counts, not the first.
+    It runs after `guard` in the same transaction. An event that was committed before the guard is found here. The
+    sender of a later event finds the waiting step rows (LAW 2b).
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
@@ -340,7 +351,10 @@ def suspend(
 def release(
     tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
 ) -> ReleaseOutcome:
-    """Hand the instance on, due after ``rest``: the pass used up its time, is stuck, or its worker stops."""
+    """Release the instance, due again after ``cooldown``.
+
+    A pass does so when its time is used up, when it is stuck, or when its worker stops.
+    """
     due_at = guard_result.now + cooldown
     return _release_claim(
         tx, claim, guard_result, Status.ACTIVE, run_at=due_at, poll_at=due_at + grace, wake=Wake.RESUME
@@ -387,7 +401,7 @@ def _has_event_for(tx: Tx, claim: Claim, waits: list[OpenWait]) -> bool:
 
 @statement
 def _end(s: Store) -> Any:
-    """Settle an instance; with `_end_run` fused to it where the database can."""
+    """End an instance. If the database can fuse writes, the statement also ends the run."""
     i, r = s.tables.instance, s.tables.run
     ended = (
         sa.update(i)
@@ -441,7 +455,7 @@ class RunOutcome:
 
 
 def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
-    """End the run and release the instance for good; raises Superseded."""
+    """End the run, and release the instance permanently; raises Superseded."""
     outcome = {
         "output": run_outcome.output,
         "error_name": run_outcome.error_name,
@@ -471,7 +485,7 @@ def _mark_started(s: Store) -> Any:
 
 
 def mark_started(tx: Tx, claim: Claim) -> None:
-    """Note when the run was first claimed; nothing where that is known."""
+    """Record when the run was first claimed, unless that is recorded already."""
     tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
 
 
@@ -482,5 +496,5 @@ def _lock_token(s: Store) -> Any:
 
 
 def is_held(tx: Tx, claim: Claim) -> bool:
-    """Whether the claim is ours, after any commit in doubt was decided: its backend holds the row's lock."""
+    """Return whether this claim still holds. The row lock waits until a commit in doubt is decided."""
     return bool(tx.run(_lock_token, pk=claim.pk).scalar() == claim.token)

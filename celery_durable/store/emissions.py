@@ -1,8 +1,9 @@
-"""Handing out what is emitted to a topic: an emission is a row until the last of its waiters has the payload.
+"""Emissions to topics: an emission is a row that exists until its last waiter has the payload.
 
-Each batch is one transaction: the emission's row is locked, then the mutex rows of its instances by ascending key,
-and only then is read who still waits (LAW 2b). Each wait gets an event of its own and stops being a waiter, and the
-emission moves on behind the batch, so whoever dies in between is followed by another who does nothing twice.
+Each batch is one transaction. It locks the emission's row, then the rows of its instances in ascending key order, and
+only then reads which waits are open (LAW 2b). Each open wait gets its own event and stops being a waiter. The
+emission's position moves past the batch in the same transaction. If a process dies between batches, another continues
+and delivers nothing twice.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
 
 BATCH = 256
-"""Instances that one transaction hands out to."""
+"""Instances per transaction."""
 
-# Outside what people may call an emission: one run with several waits on a topic gets several events.
+# An emission id cannot contain this character. One run with several waits on a topic gets several events.
 _AGAIN = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an emission has come: ``resumed`` waits in all; ``dues``: whom this batch made due.
+    """The progress of an emission: ``resumed`` waits in all, and ``due_runs`` that this batch made due.
 
-    ``received``: which runs got an event in this batch, on which topic, and the event's id.
+    ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
     """
 
     resumed: int
@@ -90,9 +91,10 @@ def _end(s: Store) -> Any:
 
 
 def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta, scope: Scope | None = None) -> bool:
-    """Note what is to be handed out, to those who wait now; False where nobody does, and nothing is written.
+    """Store an emission for the waits that are open now. Returns False if there are none, and writes nothing.
 
-    One of this id that is under way is gone on with. A sweep looks after it when nobody has for ``lease``.
+    If an emission with this id is under way, it continues. Raises EmissionMismatch if its topic or payload differs.
+    If no process advances it for ``lease``, the sweep does.
     """
     last = tx.run(_last, topic=topic).scalar()
     if last is not None:
@@ -107,7 +109,7 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
 
 
 def look(tx: Tx, emission_id: str) -> Progress | None:
-    """How far an emission has come, after any commit in doubt was decided; None where it is over."""
+    """Return the progress of an emission, or None if it is over. The lock waits until a commit in doubt is decided."""
     row = tx.run(_lock, id=emission_id).first()
     return None if row is None else Progress(row.resumed, row.after_pk, is_over=False)
 
@@ -128,7 +130,7 @@ def _next(s: Store) -> Any:
 
 
 def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> Progress | None:
-    """One batch. Who is made due is looked at by the sweep after ``grace``; None where the emission is over."""
+    """Deliver one batch. Returns None if the emission is over. The sweep checks runs made due only after ``grace``."""
     emission = tx.run(_lock, id=emission_id).first()
     if emission is None:
         return None
@@ -143,7 +145,7 @@ def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) ->
 
 
 def _batch(tx: Tx, emission: Any) -> list[int]:
-    """The next instances. Those out of the emitter's scope are passed over, by whoever hands out."""
+    """Return the keys of the next instances. Instances outside the emitter's scope are passed over."""
     if emission.scope is None:
         found = tx.run(_next, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH)
         return [int(pk) for pk in found.scalars()]
@@ -163,7 +165,7 @@ def _batch(tx: Tx, emission: Any) -> list[int]:
 def _serve(
     tx: Tx, emission: Any, pks: Sequence[int], *, grace: timedelta
 ) -> tuple[tuple[tuple[RunRef, str, str], ...], tuple[DueRun, ...]]:
-    """Give the payload to the waits of these instances that are open; answers with their events, and who is due."""
+    """Deliver the payload to the open waits of these instances. Returns the events, and the runs that became due."""
     i = tx.t.instance
     columns = ("id", "workflow", "instance_id", "run_number", "status", "claim_token", "version", "queue")
     lock = sa.select(*(i.c[name] for name in columns)).where(i.c.id.in_(pks)).order_by(i.c.id)
@@ -174,7 +176,7 @@ def _serve(
         owner = owners.get(wait.instance_pk)
         if owner is None or not _is_open(wait, owner, emission.topic):
             gone.append((wait.instance_pk, wait.run_number, wait.step_key))
-        elif wait.had is None:  # else this run got it before, under the same id
+        elif wait.had is None:  # else this run received it before, under the same id
             gone.append((wait.instance_pk, wait.run_number, wait.step_key))
             served[owner.id] += 1
             events.append(_event(wait, owner, emission, nth=served[owner.id]))
@@ -186,7 +188,7 @@ def _serve(
         "status": Status.ACTIVE.value,
         "run_at": now,
         "poll_at": now + duration_us(grace),
-        # Without a grace nobody sends it but the sweep.
+        # Without a grace, only the sweep sends it.
         "sent_at": now if grace else None,
         "dispatches": 0,
         "wake": Wake.WAKE.value,
@@ -200,7 +202,7 @@ def _serve(
 
 
 def _waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
-    """What is known of the waits that were open when the emission began."""
+    """Select the waits that were open when the emission started, with their step and any earlier event."""
     w, st, e = tx.t.waiter, tx.t.step, tx.t.event
     its_step = sa.and_(
         st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
@@ -230,7 +232,7 @@ def _is_open(wait: Any, owner: Any, topic: str) -> bool:
 
 
 def _is_resting(owner: Any) -> bool:
-    """Whether it is to be woken: a runner looks for events by itself when it lets go, and so does who resumes."""
+    """Whether the instance must be woken. A worker checks for events itself when it releases, and so does a resume."""
     return owner.claim_token is None and Status(owner.status) is Status.WAITING
 
 
@@ -241,7 +243,7 @@ def _insert_event(s: Store) -> Any:
 
 
 def _event(wait: Any, owner: Any, emission: Any, *, nth: int) -> dict[str, Any]:
-    """An event for this wait alone; its order is the instance's version, which the lock keeps as it was read."""
+    """Build an event for this wait alone. Its order is the instance's version, which the lock keeps from changing."""
     return {
         "instance_pk": owner.id,
         "run_number": owner.run_number,
@@ -254,7 +256,7 @@ def _event(wait: Any, owner: Any, emission: Any, *, nth: int) -> dict[str, Any]:
 
 
 def _change(tx: Tx, served: dict[int, int], values: dict[str, Any]) -> None:
-    """Count the events that each of these got, and change them: nearly always one statement."""
+    """Set these values, and add the number of events to each instance's version. Nearly always one statement."""
     i = tx.t.instance
     for count in sorted(set(served.values())):
         ids = [pk for pk, its in served.items() if its == count]
@@ -275,6 +277,6 @@ def _abandoned(s: Store) -> Any:
 
 
 def find_abandoned(tx: Tx) -> str | None:
-    """An emission that nobody has looked after for its lease; None is the usual answer."""
+    """Return an emission that no process has advanced for its lease, or None."""
     found: str | None = tx.run(_abandoned).scalar()
     return found

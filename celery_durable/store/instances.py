@@ -1,6 +1,6 @@
-"""What an instance is: insert it, lock it, and move it from one state to another from outside.
+"""Instance rows: insert them, lock them, and change their state from outside a pass.
 
-Every change here locks the mutex row first and decides from what it then reads (LAW 2, LAW 2b).
+Every change here locks the instance's row first, and then decides from what it reads (LAW 2, LAW 2b).
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ def insert(
     retention: timedelta | None = None,
     labelled: Mapping[str, str] | None = None,
 ) -> bool:
-    """Insert an instance with its first run, due at ``run_at`` (None: now); False where the id is taken.
+    """Insert an instance and its first run. Returns False if the id is taken.
 
-    A taken id leaves the surrounding transaction unhurt. ``parent``: the step that creates it.
-    ``seed``: what the run begins with.
-    ``retention``: how long it is kept after its end, None without end. ``labelled``: its labels.
-    May be done again after a commit in doubt: what this ``commit_id`` has created is not taken.
+    A taken id does not abort the surrounding transaction. The call may be repeated after a commit in doubt: an
+    instance that was created with the same ``commit_id`` counts as inserted.
+
+    ``run_at`` is when the run is due, None for now. ``parent`` is the step that creates the instance. ``seed`` is
+    what the run starts with. ``retention`` is how long the instance is kept after its end, None for ever.
     """
     pk = tx.run(
         _insert,
@@ -118,14 +119,14 @@ def insert(
     runs.begin(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, seed=seed)
     if labelled:
         labels.insert(tx, pk, labelled)
-    if seed is not None:  # the events that it begins with come before its own
+    if seed is not None:  # The events that the run starts with come before its own.
         i = tx.t.instance
         tx.execute(sa.update(i).where(i.c.id == pk).values(version=seed.version))
     return True
 
 
 def read_clock(tx: Tx) -> datetime:
-    """The database's time, by which instances become due."""
+    """Return the time of the database, which decides when instances are due."""
     return from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
 
 
@@ -169,24 +170,24 @@ def _count_steps(s: Store) -> Any:
 
 
 def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
-    """Lock an instance's row and read it; raises InstanceNotFound."""
+    """Lock an instance's row and return it; raises InstanceNotFound."""
     return _instance(tx.run(_lock, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
 
 
 def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
-    """Read an instance's row without locking it; raises InstanceNotFound."""
+    """Return an instance's row without a lock; raises InstanceNotFound."""
     return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
 
 
 def look(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
-    """Read an instance's row with its tag, without locking it; raises InstanceNotFound."""
+    """Return an instance's row and its version tag without a lock; raises InstanceNotFound."""
     found = tx.run(_look, workflow=workflow, instance=instance_id).first()
     row = _instance(found, workflow, instance_id)
     return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
 
 
 def tag(tx: Tx, row: InstanceRow) -> str:
-    """The tag of an instance whose row is locked."""
+    """Return the version tag of an instance whose row is locked."""
     return _tag(row, tx.run(_count_steps, pk=row.pk, run=row.run_number).scalar_one())
 
 
@@ -195,7 +196,7 @@ def _tag(row: InstanceRow, steps: int) -> str:
 
 
 def statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
-    """How these stand; without those that are not there."""
+    """Return the statuses of these children. Children that do not exist are left out."""
     i = tx.t.instance.c
     wanted = sa.tuple_(i.workflow, i.instance_id).in_([(each.workflow, each.instance_id) for each in children])
     rows = tx.execute(sa.select(i.workflow, i.instance_id, i.status).where(wanted)) if children else ()
@@ -203,7 +204,10 @@ def statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
 
 
 def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
-    """The step that created an instance, which never changes; None for what no step created, or is not there."""
+    """Return the step that created an instance, which never changes.
+
+    Returns None if no step created it, or if the instance does not exist.
+    """
     i = tx.t.instance.c
     query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key).where(
         i.workflow == workflow, i.instance_id == instance_id, i.parent_id.is_not(None)
@@ -213,7 +217,7 @@ def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
 
 
 def parent_step(tx: Tx, pk: int) -> ParentStep | None:
-    """The step that created an instance; None also where the parent is deleted."""
+    """Return the step that created an instance. Returns None if no step did, or if the parent is deleted."""
     i, p = tx.t.instance.c, tx.t.instance.alias("parent").c
     query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
     row = tx.execute(query.where(i.id == pk, p.id == i.parent_id)).first()
@@ -223,7 +227,7 @@ def parent_step(tx: Tx, pk: int) -> ParentStep | None:
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:
-    """The key by which rows are locked in order; ids never change it."""
+    """Return the primary key of an instance, or None. Rows are locked in the order of this key; it never changes."""
     row = tx.run(_read, workflow=workflow, instance=instance_id).first()
     return None if row is None else int(row.id)
 
@@ -267,7 +271,10 @@ def _change(tx: Tx, row: InstanceRow, **values: Any) -> None:
 
 
 def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRun:
-    """Have the instance advanced now. The sweep looks only after ``grace``: the caller publishes after his commit."""
+    """Make the instance due now, and return its run for the caller to publish after the commit.
+
+    The sweep sends the run itself only after ``grace``, in case the caller does not.
+    """
     now = tx.store.clock()
     _change(
         tx,
@@ -284,7 +291,10 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRu
 
 
 def pause(tx: Tx, row: InstanceRow) -> bool:
-    """Pause now where nobody works on it: True; else ask its runner, who obeys when he lets go."""
+    """Pause the instance now and return True if no worker holds it.
+
+    Otherwise request the pause and return False. The worker obeys the request when it releases the instance.
+    """
     if row.claim_token is not None:
         _change(tx, row, pause_requested=True)
     elif row.status is not Status.PAUSED:
@@ -294,7 +304,10 @@ def pause(tx: Tx, row: InstanceRow) -> bool:
 
 
 def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
-    """End a pause: due now, to look what came true meanwhile; but a start that was put off keeps its time (None)."""
+    """End a pause: the instance is due now, so that a pass checks what has happened meanwhile.
+
+    Returns None for a run that has not started and has a later start time. It keeps that time.
+    """
     now = read_clock(tx)
     if row.priority == STARTING and row.run_at is not None and row.run_at > now:
         _change(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at), sent_at=None)
@@ -303,12 +316,12 @@ def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
 
 
 def withdraw_pause(tx: Tx, row: InstanceRow) -> None:
-    """Take a request to pause back."""
+    """Cancel a requested pause."""
     _change(tx, row, pause_requested=False)
 
 
 def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
-    """End the instance without a result; a runner in flight loses its claim, and with it every later write."""
+    """End the instance without a result. A worker that runs it loses its claim, so its later writes fail."""
     _change(
         tx,
         row,
@@ -324,7 +337,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     tx.execute(
         sa.update(r)
         .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)  # else why it was begun
+        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)  # otherwise keep the reason of its start
     )
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
@@ -337,7 +350,10 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
 
 
 def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
-    """Take the instance from whoever works on it; due at once, unless it is paused or was to be (None)."""
+    """Take the instance from the worker that holds its claim, and make it due now.
+
+    Returns None if the instance is paused, or if a pause was requested: then it is paused.
+    """
     is_paused = row.status is Status.PAUSED or row.pause_requested
     now = tx.store.clock()
     _change(
@@ -367,9 +383,9 @@ def restart(
     plan: RunPlan = _REPLAY,
     seed: ForkSpec | None = None,
 ) -> DueRun:
-    """Begin run N+1 with the same parameters, from any state; every row of run N stays as it is.
+    """Start run N+1 with the same parameters, from any state. All rows of run N stay unchanged.
 
-    ``plan``: how it begins; ``seed``: what it begins with; None: nothing.
+    ``plan`` says how the run starts. ``seed`` is what it starts with, or None.
     """
     r, now = tx.t.run, tx.store.clock()
     params = tx.execute(
@@ -400,7 +416,7 @@ def restart(
         pause_requested=False,
         retention_until=None,
     )
-    # The reason is the new run's too: one that had ended keeps its own.
+    # The new run records the reason too. A run that had ended keeps its own.
     runs.begin(tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, seed=seed)
     return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
 
@@ -448,7 +464,7 @@ def _live_wait(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An event that a transaction of ours inserted, told apart from any that another inserted under its id."""
+    """An event that this transaction inserted, as opposed to one that another inserted under the same id."""
 
     run_number: int
     seq: int
@@ -460,10 +476,10 @@ class Sent:
 
 
 def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> Sent | None:
-    """Buffer an event for the current run; None where this event id was accepted before.
+    """Store an event for the current run. Returns None if an event with this id was accepted before.
 
-    The order of events is the instance's version, counted under the lock: never a clock, never an id. Nothing is
-    read for it: in a caller's REPEATABLE READ session that would be the past.
+    Events are ordered by the instance's version, which counts up under the lock, and not by a clock or an id. The
+    version is not read beforehand: in a caller's REPEATABLE READ session that read could be outdated.
     """
     tx.run(_count_event, pk=row.pk)
     inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
@@ -472,21 +488,21 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
 
 
 def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
-    """Whether the current run was sent an event with this id."""
+    """Return whether the current run was sent an event with this id."""
     e = tx.t.event.c
     ours = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
     return tx.execute(sa.select(e.seq).where(*ours).limit(1)).first() is not None
 
 
 def was_sent(tx: Tx, row: InstanceRow, sent: Sent, *, event_id: str) -> bool:
-    """Whether the transaction that inserted this event was committed."""
+    """Return whether the transaction that inserted this event was committed."""
     e = tx.t.event.c
     ours = (e.run_number == sent.run_number, e.seq == sent.seq, e.created_at == sent.created_us, e.event_id == event_id)
     return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *ours)).first() is not None
 
 
 def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
-    """Whether a wait whose deadline has not passed is for such an event; an expired one is not woken."""
+    """Return whether a wait for this event type is open. A wait whose deadline has passed does not count."""
     if row.status is not Status.WAITING or row.claim_token is not None:
         return False
     return tx.run(_live_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None

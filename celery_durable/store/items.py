@@ -1,8 +1,8 @@
-"""The items of maps: which Celery tasks are out, which are to be sent, and what came of those that have answered.
+"""The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
 
-The attempt of a task step is an item too, at place 0 of its step, from when it is sent until it is answered or judged.
-All that changes an item but a loss (`losses` counts up) happens under the lock of the instance's row, see
-`task_answers`; a loss holds the item's row alone, so a verdict locks what it judges.
+The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
+answered or a pass decides on it. Every change of an item except a loss happens under the lock of the instance's row,
+see `task_answers`. A loss (``losses`` counts up) locks the item's row alone. So a pass locks the items it decides on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _OPEN = [status.value for status in OPEN_ITEMS]
 
 @dataclass(frozen=True, slots=True)
 class RemoteStep:
-    """The map or task step of a run. ``timeout``: of each attempt. ``at_once``: how many may be out, None: all."""
+    """A map or task step of a run.
+
+    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
+    """
 
     workflow: str
     instance_id: str
@@ -58,7 +61,7 @@ class RemoteStep:
 
 
 def of_step(s: Store) -> list[sa.ColumnElement[bool]]:
-    """The items of the step that `RemoteStep.where` names."""
+    """Conditions for the items of the step that `RemoteStep.where` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -91,9 +94,9 @@ def _insert(s: Store) -> Any:
 
 
 def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
-    """All items of a map that begins, to be sent; ``bodies``: of their tasks, as `values.encode_map_task` makes them.
+    """Insert all items of a map that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
 
-    What a retried run had done is there already, and stays, unless the items are others by now.
+    A retried run finds its items already inserted. It keeps them and their results, unless the bodies have changed.
     """
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
@@ -147,11 +150,11 @@ def _mark_sent(s: Store) -> Any:
 
 
 _FRESH: dict[str, Any] = {"status": ItemStatus.SENT.value, "losses": 0, "answer": None}
-"""Of every attempt that begins."""
+"""The columns that are the same for every new attempt."""
 
 
 def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
-    """What is another with each attempt."""
+    """The columns that change with each attempt."""
     return {name: item.c[name] for name in ("attempts", "due_at", "token", "sent_at", "queue", "priority")}
 
 
@@ -159,7 +162,7 @@ _MOST = 2**31 - 1
 
 
 def send(tx: Tx, step: RemoteStep, *, room: int | None) -> list[OutboxMessage]:
-    """Mark what is ready as sent, up to ``room`` items; answers with the letters, for the outbox."""
+    """Mark ready items as sent, at most ``room`` of them. Returns their messages, for the outbox."""
     limit = _MOST if room is None else max(room, 0)
     found = tx.run(_ready, **step.where, limit=limit).all() if limit else []
     messages, marks = [], []
@@ -188,9 +191,9 @@ def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime
 
 
 def send_task(tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime) -> OutboxMessage:
-    """Record that this attempt of a task step is out; answers with its letter, for the outbox.
+    """Record that this attempt of a task step is out. Returns its message, for the outbox.
 
-    ``body``: as `values.stored_task` makes it.
+    ``body`` comes from `values.stored_task`.
     """
     reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
@@ -202,7 +205,7 @@ def send_task(tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: 
 
 
 def forget(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
-    """A task step waits for its attempt no more."""
+    """Delete the item of a task step, which does not wait for its attempt any more."""
     tx.run(_forget, pk=pk, run=run_number, key=step_key)
 
 
@@ -242,7 +245,8 @@ def _any_failed(s: Store) -> Any:
 def _failed_items(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.place, item.status, item.attempts, item.answer)
-    # Locked: who reports a loss has not locked the instance, and what he has written by now is judged instead.
+    # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
+    # committed.
     return sa.select(*columns).where(*of_step(s), _has_failed_or_timed_out(s)).order_by(item.place).with_for_update()
 
 
@@ -251,7 +255,7 @@ def _map_state(s: Store) -> Any:
     item = s.tables.item.c
     is_timer = sa.or_(
         _in(s, ItemStatus.SENT),
-        # What could have been sent by now waits for room, which an answer makes.
+        # A pending item that is due already waits for room, which only an answer makes.
         sa.and_(_in(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
     )
     first = sa.func.min(sa.case((is_timer, item.due_at)))
@@ -261,7 +265,10 @@ def _map_state(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MapState:
-    """How many items are out, and open in all; and when there is something to do without an answer, None: never."""
+    """How many items of a map are out, and how many are open in all.
+
+    ``next_at`` is when the map needs a pass even without an answer; None means never.
+    """
 
     sent: int
     open: int
@@ -269,7 +276,7 @@ class MapState:
 
 
 def map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
-    """How a map stands."""
+    """Count the items of a map, and find its next timer."""
     rows = {row.status: row for row in tx.run(_map_state, **step.where, now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
     return MapState(
@@ -281,7 +288,7 @@ def map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
 
 @dataclass(frozen=True, slots=True)
 class FailedItem:
-    """An item whose attempt has failed; ``answer`` None: its time is over."""
+    """An item whose attempt has failed. ``answer`` is None if the attempt has timed out."""
 
     place: int
     attempts: int
@@ -289,7 +296,7 @@ class FailedItem:
 
 
 def failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
-    """What has failed, or is late."""
+    """Lock and return the items that have failed or timed out."""
     rows = tx.run(_failed_items, **step.where, now_us=to_us(now))
     return [
         FailedItem(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
@@ -299,7 +306,7 @@ def failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What is to become of an item that has fallen: it is sent again, not ``again_at`` before, or (None) has failed."""
+    """The decision on a failed item: retry it at ``next_retry_at``, or end it as failed if that is None."""
 
     item: FailedItem
     answer: str
@@ -307,7 +314,7 @@ class RetryDecision:
 
 
 def apply_decisions(tx: Tx, step: RemoteStep, verdicts: Sequence[RetryDecision]) -> None:
-    """Carry these out. A task that is late and has not even left need not do so any more."""
+    """Write these decisions. If a timed out task is still in the outbox, its message is deleted."""
     marks = []
     for each in verdicts:
         status = ItemStatus.DEAD if each.next_retry_at is None else ItemStatus.PENDING
@@ -320,7 +327,7 @@ def apply_decisions(tx: Tx, step: RemoteStep, verdicts: Sequence[RetryDecision])
 
 
 def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
-    """Whether there is something to do that no answer will bring about."""
+    """Return whether the map needs a pass now, without waiting for an answer."""
     if tx.run(_any_failed, **step.where, now_us=to_us(now)).first() is not None:
         return True
     stands = map_state(tx, step, now=now)
@@ -339,12 +346,12 @@ def _any_open(s: Store) -> Any:
 
 
 def all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
-    """Whether no item of a map is under way any more, or to be sent."""
+    """Return whether no item of a map is out or still to be sent."""
     return tx.run(_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
 def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
-    """What each item answered, as JSON text, and after how many attempts; in their order."""
+    """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.place))
@@ -352,7 +359,7 @@ def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, 
 
 
 def first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
-    """Place, answer and attempts of the first item that has failed for good."""
+    """Return position, answer and attempts of the first item that has failed permanently, or None."""
     item = tx.t.item.c
     mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)
     query = sa.select(item.place, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
@@ -361,7 +368,7 @@ def first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
 
 
 def counts(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
-    """How far each map of a run has come, by step key."""
+    """Return the progress of each map of a run, by step key."""
     item = tx.t.item.c
     query = (
         sa.select(

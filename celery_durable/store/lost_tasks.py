@@ -1,8 +1,8 @@
-"""Losses: the tasks that are out, and what becomes of those that were lost with a worker, a machine or a queue.
+"""Lost tasks: which tasks are out, and what happens if a worker, a machine or a queue loses one.
 
-A lost task is sent again under the same task id and attempt, with a delivery number that is one higher. Whoever reports
-a loss names the delivery that was lost, and only the newest counts: of several reports one is carried out. A loss holds
-the item's row alone, never the instance's, so it may meet an answer: the first to write wins.
+A lost task is sent again under the same task id and attempt, with the next delivery number. A report of a loss names
+the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss
+locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WAIT: OnLost = "wait"
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task that is out, as far as the database knows. ``sent_us``: when its newest message was sent."""
+    """A task that is out according to the database. ``sent_us`` is when its newest message was sent."""
 
     reference: TaskReference
     pk: int
@@ -52,7 +52,7 @@ class SentTask:
 
     @property
     def id(self) -> str:
-        """Under which Celery knows it."""
+        """The Celery task id."""
         return task_id(self.reference.event_type, self.pk, self.reference.ref.run_number)
 
     @property
@@ -64,21 +64,21 @@ class SentTask:
 
 
 Place = tuple[int, int, int, str, int]
-"""Where a page of tasks ended: when the last was sent, and its key."""
+"""The end of a page of tasks: when the last task was sent, and its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentPage:
-    """Tasks that are out; ``next``: where to go on, None: these were the last."""
+    """One page of tasks that are out. ``next`` is where the next page starts, or None after the last."""
 
     tasks: Sequence[SentTask]
     next: Place | None
 
 
 def read_sent(tx: Tx, *, age: timedelta, after: Place | None, limit: int) -> SentPage:
-    """Tasks whose newest message was sent at least ``age`` ago, oldest first, and which are to be searched for.
+    """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
 
-    The page counts what belongs to runs that are over, too, but leaves it out: their rows never change.
+    ``limit`` also counts rows of runs that have ended, whose rows never change. They are left out of the page.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
     key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.place)
@@ -131,7 +131,7 @@ def _at(s: Store) -> list[sa.ColumnElement[bool]]:
 
 
 def left_outbox(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
-    """Those whose message has left the outbox; what is still there was not sent, and is not lost."""
+    """Return the tasks whose message has left the outbox. A message that is still there is not lost."""
     left: list[SentTask] = []
     for start in range(0, len(tasks), _CHUNK):
         part = tasks[start : start + _CHUNK]
@@ -141,7 +141,7 @@ def left_outbox(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
 
 
 def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, int], str]:
-    """What was stored of these, by their keys, for `values.replying_task_message`."""
+    """Return the stored bodies of these tasks by their keys, for `values.replying_task_message`."""
     item = tx.t.item.c
     key = (item.instance_pk, item.run_number, item.step_key, item.place)
     found: dict[tuple[int, int, str, int], str] = {}
@@ -164,7 +164,7 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The task is not sent again. ``name``: of the Celery task. ``losses``: how often it was lost, with this one."""
+    """The task is not sent again. ``name`` is the Celery task; ``losses`` includes this loss."""
 
     name: str
     losses: int
@@ -173,10 +173,12 @@ class GiveUp:
 def report(
     tx: Tx, reference: TaskReference, *, sent_us: int | None, limit: int, grace: timedelta
 ) -> Resend | GiveUp | None:
-    """A delivery of a task is lost: send it again. None where it has ended, or another delivery is under way.
+    """Report that a delivery of a task is lost, and send the task again.
 
-    ``sent_us``: when its message was sent, as the reporter has read it: a task that has sent itself again since (a
-    retry) is not lost; None: the reporter saw it die. ``limit``: losses after which a task is given up.
+    Returns None if the attempt has ended, or if another delivery is under way.
+
+    ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
+    retry) is not lost. None means that the reporter saw the task die. After ``limit`` losses a task is given up.
     """
     row = _find(tx, reference)
     if row is None or row.losses != reference.delivery or sent_us not in (None, row.sent_at):
@@ -248,14 +250,14 @@ def _item_out(s: Store) -> Any:
 
 
 def _find(tx: Tx, reference: TaskReference) -> Any:
-    """The row of the attempt that a reference names, as long as its step waits for it."""
+    """Return the row of the attempt that a reference names, if its step still waits for it."""
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
     return sent_attempts.find(tx, reference, step=_step_out, item=_item_out, **where)
 
 
 def is_out(tx: Tx, reference: TaskReference) -> bool:
-    """Whether the step, or the item, still waits for this attempt."""
+    """Return whether the step or the item still waits for this attempt."""
     return _find(tx, reference) is not None
 
 
@@ -263,15 +265,19 @@ def is_out(tx: Tx, reference: TaskReference) -> bool:
 
 
 def note_sent_again(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
-    """The task has sent itself again (a retry): a search that had begun before does not concern this message.
+    """Record that the task has sent itself again (a retry).
 
-    ``sent_in``: when it may run, for a retry with a countdown: until then it may be held by the broker.
+    A search that started earlier does not apply to this message. ``sent_in`` is the countdown of the retry: the
+    broker may hold the message until then.
     """
     _move(tx, reference, tx.store.clock() + duration_us(sent_in))
 
 
 def note_replaced(tx: Tx, reference: TaskReference) -> None:
-    """Other tasks do its work now (`Task.replace`), whose messages need not name the step: it is not searched for."""
+    """Record that other tasks do the work now (`Task.replace`).
+
+    Their messages need not name the step, so the task is not searched for any more.
+    """
     _move(tx, reference, None)
 
 

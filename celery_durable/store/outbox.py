@@ -1,9 +1,8 @@
-"""What is to be sent once the transaction that wrote it has committed: insert it, offer it, deliver it, forget it.
+"""The outbox: messages to send after the transaction that wrote them has committed.
 
-A task's row is deleted when the broker has the message, an event's when its handler has returned: what is done with
-says nothing that the task's own log does not, and the table stays as small as what is under way. ``run_at``: when an
-event may be delivered next. ``poll_at``: when a sweep must look; NULL for an event whose attempts are used up, which is
-kept for people.
+A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So
+the table holds only what is under way. ``run_at`` is when an event may be delivered next. ``poll_at`` is when a sweep
+processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an operator.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ def _insert(s: Store) -> Any:
 def insert(
     tx: Tx, messages: Sequence[OutboxMessage], *, pk: int, run_number: int, step_key: str | None, grace: timedelta
 ) -> None:
-    """Have these sent once ``tx`` has committed; ``pk``, ``run_number`` and ``step_key`` say by whom.
+    """Store messages to be sent after ``tx`` commits. ``pk``, ``run_number`` and ``step_key`` name their sender.
 
-    The caller sends them after his commit (`tasks.outbox.Outbox.post`); what gets lost on the way a sweep sends
-    after ``grace``, and later where there are hundreds: they take their time to be sent.
+    The caller sends them after its commit (`tasks.outbox.Outbox.post`). A sweep sends those that are lost on the way
+    after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
     """
     grace += len(messages) // 100 * _PER_HUNDRED
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
@@ -79,10 +78,10 @@ def _move(s: Store) -> Any:
 
 
 def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
-    """What is to be sent, or sent again; any number of sweeps at once.
+    """Return messages to send, or to send again. Any number of sweeps may call this at once.
 
-    Each is moved on before it is sent, by the time that it has waited already: a sweep that dies in between has only
-    delayed it.
+    Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
+    between has only delayed it.
     """
     rows = tx.run(_due, limit=limit).all()
     moves = []
@@ -95,20 +94,20 @@ def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessag
 
 
 def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> None:
-    """The broker took none of these: let the sweep offer them again after ``delay``."""
+    """Let the sweep offer these messages again after ``delay``: the broker took none of them."""
     o = tx.t.outbox
     wanted = (o.c.id.in_([each.id for each in messages]), o.c.poll_at.is_not(None))
     tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + duration_us(delay)))
 
 
 def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
-    """Do not send these any more, if they have not left yet."""
+    """Delete these messages if they have not been sent yet."""
     for start in range(0, len(ids), _CHUNK):
         remove(tx, ids[start : start + _CHUNK])
 
 
 def remove(tx: Tx, ids: Sequence[str]) -> None:
-    """Forget what was sent."""
+    """Delete messages that were sent."""
     o = tx.t.outbox
     tx.execute(sa.delete(o).where(o.c.id.in_(ids)))
 
@@ -118,7 +117,7 @@ def remove(tx: Tx, ids: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An outbound event in the hands of one worker, as long as the row names ``token``."""
+    """An outbound event that one worker delivers. The worker holds it as long as the row names ``token``."""
 
     id: str
     token: str
@@ -131,9 +130,9 @@ class Delivery:
 
 
 def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
-    """Take an event that is due; None where there is nothing to do: delivered, being delivered, or not yet due.
+    """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
 
-    A worker that dies with it has used up an attempt; the event is due again when the ``lease`` is over.
+    If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
     """
     o, now = tx.t.outbox, tx.store.clock()
     until = now + duration_us(lease)
@@ -146,7 +145,7 @@ def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
 
 
 def find(tx: Tx, id_: str, *, token: str) -> Delivery | None:
-    """The delivery that this token began."""
+    """Return the delivery that this token started, or None."""
     o, i = tx.t.outbox, tx.t.instance
     query = (
         sa.select(o.c.name, o.c.body, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
@@ -169,7 +168,7 @@ def find(tx: Tx, id_: str, *, token: str) -> Delivery | None:
 
 
 def finish(tx: Tx, delivery: Delivery) -> None:
-    """The handler has returned: forget the event, unless another worker has it by now."""
+    """Delete the event after its handler has returned, unless another worker has taken it over."""
     o = tx.t.outbox
     tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token))
 
@@ -177,9 +176,9 @@ def finish(tx: Tx, delivery: Delivery) -> None:
 def release_delivery(
     tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts: bool = True
 ) -> None:
-    """Have the event delivered again after ``retry_in``; None: never, it is kept for people to look at.
+    """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
 
-    ``counts`` False: this was no attempt.
+    ``counts=False`` means that this was not an attempt.
     """
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)
@@ -196,9 +195,9 @@ def release_delivery(
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """What is in the outbox, for people. ``ref``: the run that sent it; None where its instance was deleted.
+    """A row of the outbox, for display. ``ref`` is the run that sent it, or None if its instance is deleted.
 
-    ``next_at``: when it is sent or delivered next, None: it was given up.
+    ``next_at`` is when it is sent or delivered next, or None if it was given up.
     """
 
     id: str
@@ -212,29 +211,29 @@ class OutboxEntry:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it is kept for people alone."""
+        """Whether the event has no attempts left and waits for an operator."""
         return self.next_at is None
 
 
 def read(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
-    """What is there, oldest first; ``given_up``: only what was."""
+    """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up."""
     o = tx.t.outbox.c
     return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
 
 
 def count_given_up(tx: Tx) -> int:
-    """How many are kept for people; read from an index."""
+    """Count the events that were given up. An index answers this."""
     return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.poll_at.is_(None))).scalar_one())
 
 
 def present(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
-    """Which of these have not been sent yet."""
+    """Return which of these ids are still in the outbox."""
     o = tx.t.outbox.c
     return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
 
 
 def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) -> dict[str, int]:
-    """How many letters of these steps have not been sent yet."""
+    """Count the unsent messages of each of these steps."""
     if not step_keys:
         return {}
     o = tx.t.outbox.c
@@ -244,14 +243,14 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
 
 
 def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Those of these that are there, locked; after any commit in doubt was decided."""
+    """Lock and return the entries of these ids that exist. The locks wait until a commit in doubt is decided."""
     o = tx.t.outbox.c
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
     return _letters(tx, o.id.in_(ids), scope=scope)
 
 
 def retry(tx: Tx, ids: Sequence[str]) -> None:
-    """Have these delivered again by the next sweep, with fresh attempts."""
+    """Make these events due now, with fresh attempts. The next sweep delivers them."""
     o, now = tx.t.outbox, tx.store.clock()
     fresh: dict[str, Any] = {"attempts": 0, "token": None, "run_at": now, "poll_at": now}
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))

@@ -1,6 +1,6 @@
-"""What a run did: load it, and commit its step boundaries, events and logs under the guard.
+"""The record of a run: load it, and commit step boundaries, events and logs under the guard.
 
-A boundary is one commit: the author's writes first, then the guard, then these rows (LAW 3).
+A boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from celery_durable.store.engine import Store, Tx, param, statement
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run as recorded so far."""
+    """A run and its steps as recorded so far."""
 
     params: str
     created_at: datetime
@@ -47,14 +47,14 @@ class RunState:
 
     @property
     def has_started(self) -> bool:
-        """Whether a pass before this one has recorded anything."""
+        """Whether an earlier pass has recorded anything."""
         return self.started_at is not None
 
 
 @statement
 def _load(s: Store) -> Any:
     r, st = s.tables.run, s.tables.step
-    # One statement for both: the run's columns come with every step, its parameters only with the first.
+    # One statement reads both. Every step row carries the run's columns; only the first row carries its large values.
     order = (st.c.seq, st.c.step_key)
     is_first = sa.func.row_number().over(order_by=order) == 1
     joined = r.outerjoin(st, sa.and_(st.c.instance_pk == r.c.instance_pk, st.c.run_number == r.c.run_number))
@@ -72,9 +72,9 @@ def _load(s: Store) -> Any:
 
 
 def load(tx: Tx, claim: Claim) -> RunState:
-    """The run's parameters and steps, in call order. Reads only what the claim already protects.
+    """Read the run's parameters and its steps in call order. It reads only rows that the claim protects.
 
-    Raises Superseded where the instance was ended and deleted since the claim.
+    Raises Superseded if the instance was ended and deleted after the claim.
     """
     rows = tx.run(_load, pk=claim.pk, run=claim.ref.run_number).all()
     if not rows:
@@ -92,7 +92,7 @@ def load(tx: Tx, claim: Claim) -> RunState:
 
 
 def step_of(row: Any) -> StepRow:
-    """A step's row as data."""
+    """Convert a row of the step table to a `StepRow`."""
     return StepRow(
         step_key=row.step_key,
         seq=row.seq,
@@ -117,7 +117,7 @@ def step_of(row: Any) -> StepRow:
 
 
 def maybe_at(us: int | None) -> datetime | None:
-    """An instant as stored; None where there is none."""
+    """Convert stored microseconds to a datetime; None stays None."""
     return None if us is None else from_us(us)
 
 
@@ -126,11 +126,11 @@ def maybe_at(us: int | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class StepWrite:
-    """A step row to be written at a boundary.
+    """A step row to write at a boundary.
 
-    ``replaces``: the commit id of the row that it overwrites, None where there is none of this key. ``ran_for``: the
-    time since the body began, None where there is none. ``retry_in`` and ``wake_in`` count from the boundary's own
-    time; ``wake_at`` is absolute.
+    ``replaces`` is the commit id of the row to overwrite, or None for a new row. ``ran_for`` is the time since the
+    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the boundary;
+    ``wake_at`` is absolute.
     """
 
     key: str
@@ -159,28 +159,32 @@ class StepWrite:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the step has ended with this."""
+        """Whether this write finishes the step."""
         return self.status in FINISHED_STEPS
 
     @property
     def is_progress(self) -> bool:
-        """Whether the run gets further with this: not by announcing an attempt, which may kill its worker."""
+        """Whether this write is progress of the run.
+
+        The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
+        expired lease.
+        """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the database made of a write: its times, and whether somebody asked for a pause."""
+    """A step row as written, with the times of the database, and whether a pause is requested."""
 
     row: StepRow
     pause_requested: bool
 
 
 def _values(now: Any) -> dict[str, Any]:
-    """The columns of a step write, in terms of ``now`` and the parameters of `_parameters`."""
+    """The columns of a step write, built from ``now`` and the parameters of `_parameters`."""
 
     def after(name: str) -> Any:
-        return now + param(name, sa.BigInteger)  # NULL where the parameter is
+        return now + param(name, sa.BigInteger)  # NULL if the parameter is NULL
 
     return {
         "status": param("status", sa.String),
@@ -242,10 +246,10 @@ def _times(st: sa.Table) -> list[Any]:
 
 
 def _replaced(st: sa.Table) -> list[Any]:
-    """The row as the claim last saw it.
+    """Conditions for the row as the claim last read it.
 
-    The token is not enough: a statement of our own may be held up when its connection breaks, and arrive when the
-    step has got further.
+    The token alone is not enough. If a connection breaks, one of its statements may be delayed and arrive after the
+    step has progressed.
     """
     return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
 
@@ -279,9 +283,10 @@ def _fused_update(s: Store) -> Any:
 
 
 def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> Written:
-    """A boundary without anything else in it: the guard and one step row, fused into one statement.
+    """Commit a boundary that writes one step row and nothing else.
 
-    Raises Superseded: the claim is lost, or the row is no longer the one that this was to overwrite.
+    If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
+    or if the row to overwrite has changed.
     """
     if not tx.store.database.fuses_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
@@ -327,9 +332,9 @@ class _Times:
 
 
 def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite) -> StepRow:
-    """Write one step row inside a guarded transaction; its times are the guard's.
+    """Write one step row in a guarded transaction, with the times of the guard; raises Superseded.
 
-    What comes back is the row as `load` reads it, but for the created_at of one that existed: None.
+    Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
     """
     now = to_us(guard_result.now)
     given = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
@@ -387,7 +392,10 @@ def _find_commit(s: Store) -> Any:
 
 
 def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
-    """The step row of a boundary whose commit was in doubt. Ask `claims.is_held` first: it waits for the decision."""
+    """Return the step row of a boundary whose commit was in doubt, or None if it was rolled back.
+
+    Call `claims.is_held` first: its row lock waits until the commit is decided.
+    """
     row = tx.run(_find_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
     return None if row is None else step_of(row)
 
@@ -397,7 +405,7 @@ def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | 
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """An event that nobody has consumed yet; ``payload`` is JSON text."""
+    """An event that may be consumed; ``payload`` is JSON text."""
 
     seq: int
     type: str
@@ -406,7 +414,7 @@ class PendingEvent:
 
     @property
     def as_result(self) -> str:
-        """As the wait that consumes it records it. The payload is JSON text already; it is stored as it came."""
+        """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
         type_ = topic_of(self.type) or self.type
         return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
 
@@ -429,7 +437,7 @@ def _oldest(s: Store) -> Any:
 
 
 def oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
-    """The oldest unconsumed event of a type accepted by the deadline, however late it is now."""
+    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
     row = tx.run(_oldest, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)).first()
     return None if row is None else PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
@@ -443,7 +451,7 @@ def _event(s: Store) -> Any:
 
 
 def event(tx: Tx, claim: Claim, seq: int) -> PendingEvent:
-    """One event of the run, consumed or not."""
+    """Return one event of the run, consumed or not."""
     row = tx.run(_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
     return PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
@@ -459,7 +467,7 @@ def _consume(s: Store) -> Any:
 
 
 def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent, *, key: str) -> None:
-    """Give an event to a step, for good."""
+    """Mark an event as consumed by a step. This is permanent."""
     tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
 
 
@@ -497,7 +505,7 @@ def _count_logs(s: Store) -> Any:
 
 
 def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, room: int) -> None:
-    """Append log lines in order; those beyond ``room`` are only counted."""
+    """Append log lines in order. Lines beyond ``room`` are dropped and only counted."""
     if not lines:
         return
     kept = lines[: max(room, 0)]

@@ -1,8 +1,8 @@
-"""Finding work: sweep what is due, take it from dead workers, send lost hints again.
+"""Finding work: sweep due instances, release the claims of dead workers, resend lost messages.
 
-Any number of sweeps at once: rows are locked with SKIP LOCKED and moved on before they are published. A sweep
-that dies in between has only delayed the next. Work is found queue by queue, each by one range of the index: a queue
-that takes nothing is not asked for, and what waits there costs nothing.
+Any number of sweeps may run at once. A sweep locks rows with SKIP LOCKED and postpones them before it publishes them.
+A sweep that dies in between has only delayed the next one. It searches queue by queue, each by one range of the
+index. A queue that accepts no messages is not searched, so the instances that wait for it cost nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _LONGEST_CRASH_DELAY = timedelta(minutes=1)
 
 
 def crash_delay(crash_count: int) -> timedelta:
-    """How long an instance rests after the ``crash_count``-th dead worker in a row: 0, 1, 2, 4 .. 60 s."""
+    """Return the delay after the ``crash_count``-th crash in a row: 0, 1, 2, 4 .. 60 s."""
     if crash_count <= 1:
         return timedelta(0)
     return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _LONGEST_CRASH_DELAY)
 
 
 def release_dead(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueRun | None:
-    """Release the claim of a Celery task whose process is known to be dead; counts as a crash.
+    """Release the claim of a Celery task whose process is known to be dead. This counts as a crash.
 
-    Answers with what the caller publishes; the sweep looks only after ``grace``.
+    Returns the run if the caller is to publish it. The sweep checks it only after ``grace``.
     """
     i = tx.t.instance
     row = tx.execute(
@@ -48,7 +48,10 @@ def release_dead(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueR
 
 
 def _by_index(select: sa.Select[Any], i: sa.Table, name: str) -> sa.Select[Any]:
-    """Have MariaDB use this index of ours: by another it would lock what it only sorts, and rivals find nothing."""
+    """Make MariaDB use this index.
+
+    By another index it would also lock rows that it reads only for sorting, and concurrent sweeps would find none.
+    """
     (index,) = (each.name for each in i.indexes if str(each.name).endswith(name))
     for dialect in ("mysql", "mariadb"):
         select = select.with_hint(i, f"FORCE INDEX ({index})", dialect)
@@ -92,13 +95,19 @@ def _move_of(row: Any, *, poll_us: int, sent: int, sent_us: int | None = None) -
 
 
 def _sent_again(row: Any, redispatch: Redispatch) -> dict[str, Any]:
-    """The caller sends a hint: nobody looks again before it is lost, unless more becomes known of its queue."""
+    """Postpone a row whose message the caller sends now.
+
+    No sweep checks it before the longest time, unless the progress of its queue shows that the message is lost.
+    """
     last = row.now_us + duration_us(redispatch.longest)
     return _move_of(row, poll_us=last, sent=row.dispatches + 1, sent_us=row.now_us)
 
 
 def _release(tx: Tx, row: Any, now: datetime, *, dispatches: int, again: timedelta, is_sent: bool) -> DueRun | None:
-    """Take the claim from a dead worker. Due at once it is answered, for publishing, and looked at ``again`` later."""
+    """Release the claim of a dead worker. Returns the run to publish if it is due at once.
+
+    The sweep then checks it after ``again``.
+    """
     i = tx.t.instance
     delay = crash_delay(row.crash_count + 1)
     is_due = not row.pause_requested and not delay
@@ -124,7 +133,7 @@ def _due_of(row: Any) -> DueRun:
 
 
 _LOOKS = 3
-"""At an expired claim, each a third of a lease after the one before: one lease's time, counted in the row."""
+"""Checks of an expired claim, a third of a lease apart: together one lease. ``dispatches`` counts them."""
 
 
 def sweep(
@@ -138,13 +147,16 @@ def sweep(
     lease: timedelta,
     progress: QueueProgress = NOTHING_KNOWN,
 ) -> tuple[list[DueRun], int]:
-    """Look after up to ``limit`` rows of one queue and priority whose poll time has come; any number of sweeps at once.
+    """Process up to ``limit`` rows of one queue and priority whose ``poll_at`` has passed.
 
-    Expired claim: released as a crash. Live claim: looked at again when it ends. Due: counted, moved
-    on and returned for publishing after the commit, unless its hint is under way and, by the ``progress`` of its
-    queue, not lost; a sweep that dies before it publishes has only delayed the next. ``may_expire`` False (the
-    database may have been away, and with it all heartbeats): an expired claim is released only when it was looked at
-    in vain for a lease's time. Returns what to publish, and how many rows were looked at.
+    An expired claim is released as a crash. A live claim is checked again when its lease ends. A due run is counted,
+    postponed and returned for publishing after the commit. It is left alone if its message is under way and, by the
+    ``progress`` of its queue, not lost.
+
+    ``may_expire=False`` means that the database may have been away, so heartbeats may be missing. An expired claim is
+    then released only after repeated checks over the time of one lease.
+
+    Any number of sweeps may run at once. Returns the runs to publish, and the number of rows read.
     """
     rows = tx.run(_due, queue=queue, priority=priority, limit=limit).all()
     return _look_after(tx, rows, redispatch, may_expire=may_expire, lease=lease, progress=progress), len(rows)
@@ -153,9 +165,9 @@ def sweep(
 def sweep_claims(
     tx: Tx, *, queue: str, priority: int, limit: int, redispatch: Redispatch, lease: timedelta
 ) -> list[DueRun]:
-    """Look after claims whose poll time has come and nothing else, for a caller that advances what it releases.
+    """Process only claims whose ``poll_at`` has passed, for a caller that advances the released runs itself.
 
-    It knows nothing of the time before it, and so not whether the database was away.
+    The caller has no history, so it cannot tell whether the database was away.
     """
     others = _due.build(tx.store).where(tx.t.instance.c.claim_token.is_not(None))
     rows = tx.execute(others, queue=queue, priority=priority, limit=limit).all()
@@ -171,7 +183,7 @@ def _look_after(
     lease: timedelta,
     progress: QueueProgress | None,
 ) -> list[DueRun]:
-    """``progress`` None: the caller advances what is due, and sends no hint."""
+    """Process swept rows. ``progress`` is None if the caller advances due runs itself and sends no messages."""
     publish: list[DueRun] = []
     moves: list[dict[str, Any]] = []
     again, is_sent = (redispatch.after(1), False) if progress is None else (redispatch.longest, True)
@@ -186,7 +198,7 @@ def _look_after(
                 moves.append(_move_of(row, poll_us=at, sent=row.dispatches + 1, sent_us=row.sent_at))
             elif due := _release(tx, row, now, dispatches=1, again=again, is_sent=is_sent):
                 publish.append(due)
-        elif row.run_at > row.now_us:  # too early, whoever set poll_at: nothing to publish, wake up in time
+        elif row.run_at > row.now_us:  # not due yet, although poll_at has passed: check it when it is due
             moves.append(_move_of(row, poll_us=row.run_at, sent=row.dispatches))
         elif progress is not None and (again_us := _waits_until(row, redispatch, progress)) is not None:
             moves.append(_move_of(row, poll_us=again_us, sent=row.dispatches, sent_us=row.sent_at))
@@ -198,7 +210,7 @@ def _look_after(
 
 
 def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> int | None:
-    """When to look again at a row whose hint is not lost, as far as is known; None: it is to be sent."""
+    """Return when to check a row again whose message is not known to be lost. None means to send it now."""
     if row.sent_at is None:
         return None
     sent_at, now = from_us(row.sent_at), from_us(row.now_us)
@@ -206,7 +218,7 @@ def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> i
         return None
     again = redispatch.look_again(sent_at, row.dispatches, progress)
     soon: int = row.now_us + 1
-    return max(to_us(again), soon)  # never at once: the caller may know no more then
+    return max(to_us(again), soon)  # never at once: the caller may not know more by then
 
 
 # --- lost hints ---------------------------------------------------------------------------------
@@ -216,7 +228,8 @@ def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> i
 def _lost(s: Store) -> Any:
     i, now = s.tables.instance, s.statement_clock()
     doublings = sa.case((i.c.dispatches > 11, 10), (i.c.dispatches > 1, i.c.dispatches - 1), else_=0)
-    # A cast, since psycopg2 writes a bare number, which PostgreSQL shifts in 32 bits: too little from ten copies on.
+    # Cast, because psycopg2 writes a bare number, which PostgreSQL shifts in 32 bits. That overflows from ten
+    # dispatches on.
     patience = sa.cast(duration_us(PATIENCE), sa.BigInteger).op("<<")(doublings)
     is_old = sa.or_(i.c.sent_at <= now - patience, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
     return (
@@ -244,9 +257,9 @@ def _lost(s: Store) -> Any:
 def take_lost(
     tx: Tx, *, queue: str, limit: int, redispatch: Redispatch, progress: QueueProgress, now: datetime
 ) -> list[DueRun]:
-    """Find hints of one queue that are lost, oldest first, and move them on; the caller publishes after the commit.
+    """Find lost messages of one queue, oldest first, and postpone their rows. The caller publishes after the commit.
 
-    ``now``: the database's time, read before. The rule is `Redispatch.is_lost`, here as a search of the index.
+    ``now`` is the database's time, read earlier. The rule is `Redispatch.is_lost`, written here as an index search.
     """
     rows = tx.run(
         _lost,
@@ -286,10 +299,11 @@ def _free(s: Store) -> Any:
 def take(
     tx: Tx, *, priority: int, early: timedelta, redispatch: Redispatch, without: Sequence[int] = ()
 ) -> tuple[int, DueRun] | None:
-    """Find one run that is due and free, and move it on as if it were published: the caller advances it himself.
+    """Find one run that is due and unclaimed, and postpone it as if it were published. The caller advances it.
 
-    Also what was published up to ``early`` ago and is left to its message by a sweep. Whoever takes at the same time
-    takes another; who dies before the claim has only delayed it. ``without``: keys that were answered before.
+    It also finds runs that were published up to ``early`` ago and that a sweep leaves to their message. Concurrent
+    callers get different runs. If a caller dies before it claims the run, the run is only delayed. ``without`` lists
+    keys that were returned before.
     """
     free = _free.build(tx.store).where(tx.t.instance.c.id.not_in(without)) if without else None
     for queue in schedule.read(tx).in_order(priority):
@@ -303,11 +317,15 @@ def take(
 
 
 def unsend(tx: Tx, due_runs: Iterable[DueRun], *, delay: timedelta) -> None:
-    """The broker took none of these: let the sweep offer them again after ``delay``, not after the redispatch time."""
+    """Let the sweep offer these runs again after ``delay``: the broker took none of them.
+
+    Without this, they would wait for the redispatch time.
+    """
     i = tx.t.instance
     runs = [(due.ref.workflow, due.ref.instance_id, due.ref.run_number) for due in due_runs]
     wanted = sa.and_(sa.tuple_(i.c.workflow, i.c.instance_id, i.c.run_number).in_(runs), *still_due(tx.store))
-    # Who has locked one is about to claim or to move it: there is nothing to take back, and nobody to wait for.
+    # A transaction that holds such a row is about to claim or to postpone it. There is nothing to undo, so it is
+    # skipped.
     free = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
     ids = tx.execute(free).scalars().all()
     if ids:

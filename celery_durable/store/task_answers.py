@@ -1,12 +1,15 @@
-"""What Celery tasks answer to the steps, and the items of maps, that wait for them.
+"""Answers of Celery tasks to the steps and map items that wait for them.
 
-An answer is written by whoever takes it, who also sends the next item of a map that is due: the instance sleeps on. It
-is woken when all items have answered, or one has failed that may be tried again; what then is to be done its pass
-decides. Everything happens under the lock of the instance's row.
+The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
+stays suspended. It wakes the instance when all items are finished, or when an item has failed that may be retried.
+The pass then decides what to do. All of this happens under the lock of the instance's row.
 
-Three things fence an answer. The token: of this attempt, and random, so that nobody can guess it. The item: out, so
-that an attempt is answered once. And the delivery: a success counts from any, a failure from the newest alone, since
-an older one may fail because the newer one does its work.
+Three things fence an answer:
+
+* The token is random and belongs to one attempt, so it cannot be guessed.
+* The item must be out, so an attempt is answered only once.
+* A failure counts only from the newest delivery. An older delivery may fail because the newer one does its work. A
+  success counts from any delivery.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from celery_durable.values import error_in
 
 @dataclass(frozen=True, slots=True)
 class AnswerAccepted:
-    """What became of an answer. Where it was taken ``dues`` is to be woken, and ``letters`` are to be sent."""
+    """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
 
     result: AnswerResult
     due_runs: tuple[DueRun, ...] = ()
@@ -47,15 +50,16 @@ class AnswerAccepted:
 def answer(
     tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
 ) -> AnswerAccepted:
-    """Take what a task answers to a locked instance, once.
+    """Accept the answer of a task to a locked instance, once.
 
-    Late or not, it counts until a pass has judged the attempt. While the instance is paused nothing is sent after it.
+    A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
+    sent.
     """
     item = ItemRef.read(reference.event_type)
     found = _find(tx, row, reference, item)
     if found is None or row.status.is_terminal:
         return AnswerAccepted(AnswerResult.NOT_AWAITED)
-    # As bytes: of text it compares ASCII alone.
+    # Compared as bytes, since `compare_digest` accepts only ASCII in text.
     if not hmac.compare_digest(found.token.encode(), reference.token.encode()):
         return AnswerAccepted(AnswerResult.FORGED)
     if item is None:
@@ -90,13 +94,16 @@ _ANY = 2**31 - 1
 
 
 def _newest(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Asked of the row that is written: who reports a loss does not wait for the lock of the instance."""
+    """Conditions on the delivery, checked in the statement that writes the row.
+
+    A report of a loss does not take the lock of the instance. So it may change ``losses`` after an earlier read.
+    """
     losses = s.tables.item.c.losses
     return [losses >= param("oldest", sa.Integer), losses <= param("newest", sa.Integer)]
 
 
 def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
-    """After how many losses an answer counts: a success after any."""
+    """The range of losses for which an answer counts: any for a success, the current number for a failure."""
     if error_in(payload) is None:
         return {"oldest": 0, "newest": _ANY}
     return {"oldest": reference.delivery, "newest": reference.delivery}
@@ -108,7 +115,7 @@ def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
 def _answer_step(
     tx: Tx, row: InstanceRow, reference: TaskReference, found: Any, *, payload: str, event_id: str, grace: timedelta
 ) -> AnswerAccepted:
-    """The step's pass takes the answer as an event that this step alone waits for."""
+    """Store the answer as an event that only this step waits for. The next pass consumes it."""
     where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
     if tx.run(_end_step, **where, **_deliveries(payload, reference)).rowcount == 0:
         return AnswerAccepted(AnswerResult.NOT_AWAITED)

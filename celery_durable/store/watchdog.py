@@ -1,11 +1,11 @@
-"""Deadlines of our own statements: a watchdog cuts the connection of one that overstays (LAW 7).
+"""Deadlines of internal statements: a watchdog cuts the connection of a statement that is late (LAW 7).
 
-A database that goes silent (a fail-over, a lost route) keeps its connections open, and a read has no timeout: psycopg
-offers none, PyMySQL's would hold for an author's bulk update too. So one thread per process shuts the socket down of a
-connection whose statement of ours is late, and the thread that waits there comes back with an OperationalError at
-once. It is not replaced: each replacement would leave a thread and a connection behind.
+If a database goes silent (a fail-over, a lost route), its connections stay open and a read waits without a timeout.
+psycopg offers no read timeout; PyMySQL's would also apply to an author's bulk update. So one thread per process shuts
+down the socket of a connection with a late internal statement. The waiting thread gets an OperationalError at once.
+The waiting thread is not replaced, because every replacement would leave a thread and a connection behind.
 
-What is cut while it commits is a commit in doubt, and decided like every other (docs/design.md).
+If the watchdog cuts a connection during a commit, the commit is in doubt and is resolved as usual (docs/design.md).
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ class Bound:
     total_seconds: float
 
 
-# `once` is above the 5 s after which the server gives up a lock, so that it can say so itself.
+# `once_seconds` exceeds the 5 s after which the server gives up waiting for a lock. So the server reports that
+# itself.
 LOOP = Bound(6.0, 10.0)
-"""For loops that come again anyway: sweeps, renewals, heartbeats."""
+"""For loops that run again anyway: sweeps, renewals, heartbeats."""
 PASS = Bound(10.0, 25.0)
-"""For claims and step boundaries: together within the default lease."""
+"""For claims and step boundaries: both fit into the default lease."""
 LOAD = Bound(20.0, 25.0)
 """For reading a whole run, which may be large."""
 ORDINARY = Bound(10.0, 20.0)
 DIRECT = Bound(2.0, 2.0)
-"""For what a process that is somebody else's waits for: an answer where its task ends, which can go as a message."""
+"""For a foreign process that waits for the call: an answer when its task ends. The answer can also go as a message."""
 
 
 class Limit:
-    """When the caller stops waiting for an answer; `math.inf`: never."""
+    """The time at which the caller stops waiting; `math.inf` means never."""
 
     __slots__ = ("until",)
 
@@ -63,7 +64,7 @@ _limit: ContextVar[Limit | None] = ContextVar("celery_durable_database_limit", d
 
 @contextlib.contextmanager
 def answer_within(seconds: float | None) -> Iterator[Limit]:
-    """Have all operations inside the block end together, whatever their own bounds say; None: without any bound."""
+    """Make all operations inside the block end by one time, whatever their own bounds are. None means no bound."""
     limit = Limit(math.inf if seconds is None else steady() + seconds)
     token = _limit.set(limit)
     try:
@@ -74,7 +75,7 @@ def answer_within(seconds: float | None) -> Iterator[Limit]:
 
 @contextlib.contextmanager
 def own_bounds() -> Iterator[None]:
-    """Let operations inside the block have their own bounds again: a pass that runs eagerly in a request."""
+    """Restore the operations' own bounds inside the block, for a pass that runs eagerly in a request."""
     token = _limit.set(None)
     try:
         yield
@@ -101,27 +102,28 @@ class Window:
         return self._until <= steady()
 
     def next(self) -> float:
-        """The deadline of the next try, on the steady clock."""
+        """Return the deadline of the next try, on the steady clock."""
         return min(self._until, steady() + self._once)
 
 
 class Line:
-    """The socket of one connection, and the deadline of what is under way on it.
+    """The socket of one connection, and the deadline of the statement that runs on it.
 
-    A copy of the file descriptor: the driver may close its own at any time, and its number is then somebody else's.
-    No lock is taken for a statement. A deadline is an element of a list that either the thread that began it takes
-    out, or the watchdog, which cuts only what it took; so nothing is cut that has ended.
+    It holds a copy of the file descriptor. The driver may close its own at any time, and its number is then reused.
+
+    A statement takes no lock. Its deadline is an element of a list. Either the thread that added it or the watchdog
+    removes it. The watchdog cuts only if it removed the element, so it never cuts a statement that has ended.
     """
 
     __slots__ = ("_begun", "_lock", "_socket", "is_brief")
 
     def __init__(self, fd: int, *, is_brief: bool = False) -> None:
         self.is_brief = is_brief
-        """Closed with its cut: of a connection that is being made, and that nobody has yet."""
-        # The family is not asked for: shutdown() needs none.
+        """Whether a cut also closes this line. True for a connection that is still being made and has no owner yet."""
+        # The family does not matter: shutdown() needs none.
         was_blocking = os.get_blocking(fd)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=os.dup(fd))
-        # Where sockets have a default timeout, as in every beat (celery/apps/beat.py), Python has just made the
+        # If sockets have a default timeout, as in every beat (celery/apps/beat.py), Python has just made the
         # connection itself non-blocking, and PyMySQL would read None.
         os.set_blocking(fd, was_blocking)
         self._begun: list[float] = []
@@ -129,37 +131,40 @@ class Line:
         _watchdog.add(self)
 
     def begin(self, deadline: float) -> None:
-        """From now on until `end`: cut the connection at ``deadline``."""
+        """Let the watchdog cut the connection at ``deadline``, until `end` is called."""
         self._begun.append(deadline)
 
     def end(self) -> bool:
-        """What was begun has ended; False if it was cut."""
+        """End the statement. Returns False if the watchdog cut the connection."""
         try:
             self._begun.pop()
         except IndexError:
-            with self._lock:  # the cut is made now, not later
+            with self._lock:  # wait for the cut, so that it does not hit a later statement
                 return False
         return True
 
     def cut_if_late(self, now: float) -> bool:
-        """For the watchdog."""
+        """Cut the connection if its statement is late; called by the watchdog. Returns whether it was cut."""
         if not self._begun or self._begun[0] > now:
             return False
         with self._lock:
             try:
                 self._begun.pop()
-            except IndexError:  # it has ended this moment
+            except IndexError:  # the statement has ended meanwhile
                 return False
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         return True
 
     def forget(self) -> None:
-        """In a fork, where the lock may be another thread's for ever."""
+        """Close the copy in a forked child.
+
+        The lock is not taken: a thread of the parent may have held it during the fork.
+        """
         self._socket.close()
 
     def close(self) -> None:
-        """Watch it no more. The connection stays open."""
+        """Stop watching. The connection stays open."""
         _watchdog.remove(self)
         with self._lock:
             self._socket.close()
@@ -169,7 +174,7 @@ _no_socket: set[str] = set()
 
 
 def line_of(driver_connection: Any, *, is_brief: bool = False) -> Line | None:
-    """The socket of a driver's connection; None where the driver shows none, which is logged once."""
+    """Return the line of a driver's connection. Returns None if the driver shows no socket, and logs that once."""
     try:
         if hasattr(driver_connection, "fileno"):  # psycopg, psycopg2, mysqlclient
             return Line(driver_connection.fileno(), is_brief=is_brief)
@@ -183,7 +188,7 @@ def line_of(driver_connection: Any, *, is_brief: bool = False) -> Line | None:
 
 
 class _Watchdog:
-    """The lines of this process, and the thread that looks at them."""
+    """The lines of this process, and the thread that checks them."""
 
     def __init__(self) -> None:
         self._begin()
@@ -206,7 +211,7 @@ class _Watchdog:
             self._lines.discard(line)
 
     def tidy_with(self, tidy: Callable[[float], None]) -> None:
-        """Call this every few seconds, with the steady clock's time; it must wait for nobody."""
+        """Register a function to call every few seconds with the steady clock's time. It must not block."""
         self._tidies.append(tidy)
 
     def _loop(self) -> None:
@@ -214,7 +219,7 @@ class _Watchdog:
         while True:
             looks.wait(_LOOK_SECONDS)
             now = steady()
-            if now > expected + 1:  # this process was stopped, not the database: let it read what has come
+            if now > expected + 1:  # The process was stopped, not the database: let it read what has arrived.
                 expected = now + _LOOK_SECONDS
                 continue
             expected = now + _LOOK_SECONDS
@@ -239,7 +244,10 @@ class _Watchdog:
             )
 
     def after_fork(self) -> None:
-        """The parent's thread and locks are not ours. Closing our copies of its sockets leaves its connections open."""
+        """Start afresh in a forked child, which has no watchdog thread and must not use the parent's locks.
+
+        It closes the copies of the parent's sockets. The parent's connections stay open.
+        """
         lines = self._lines
         self._begin()
         for line in lines:
