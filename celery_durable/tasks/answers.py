@@ -1,6 +1,7 @@
-"""What Celery tasks answer to the steps that have them do their work: taken where they end, or from messages.
+"""Answers: the results and errors of Celery tasks, delivered to the steps that sent the tasks.
 
-An answer in a message is in no database yet, so a message that could not be taken goes back to the broker.
+An answer is committed in the process of the task, or it arrives as a message. An answer in a message is in no database
+yet. So if it cannot be committed, its message goes back to the broker.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ _RESULTS = {
 
 
 class Answers:
-    """Takes them. ``reference``: a `TaskReference` as it travels, or whatever else a message holds."""
+    """Commits answers. ``reference``: a `TaskReference` in its JSON form; a forged message may hold any other value."""
 
     def __init__(self, operations: Callable[[], Operations], settings: Settings, runtime: Runtime) -> None:
         self._operations, self._settings, self._runtime = operations, settings, runtime
         self._rest_until = 0.0
 
     def queue(self, reference: Any) -> str:
-        """Where an answer is taken: where its step is, which may be another application's."""
+        """The queue of the application that waits for the answer, which may be another application."""
         found = TaskReference.read(reference)
         return self._settings.queue if found is None or found.queue is None else found.queue
 
     def rest(self) -> None:
-        """Pause before an answer is sent back, so that its message does not circle while the database is away."""
+        """Sleep before an answer is sent back, so that its message does not circulate while the database is down."""
         self._runtime.sleep(_REST_SECONDS)
 
     def takes_directly(self, reference: TaskReference) -> bool:
-        """Whether this process's database waits for this answer, and did not fail a moment ago."""
+        """Whether this process's database waits for this answer and has not just failed to take one."""
         return self._runtime.monotonic() >= self._rest_until and self.is_ours(reference)
 
     def is_ours(self, reference: TaskReference) -> bool:
@@ -56,13 +57,14 @@ class Answers:
         return self._operations().store_id() == reference.store_id
 
     def rest_from_database(self) -> None:
-        """It has not answered: let the next answers go as messages at once, for a while."""
+        """The database has failed: for five seconds, send answers as messages without trying the database."""
         self._rest_until = self._runtime.monotonic() + _DATABASE_REST_SECONDS
 
     def done(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
-        """A task has returned; what is no JSON, or too large, is the step's error.
+        """Record that a task has returned; returns a short text for the log.
 
-        ``is_direct``: in the process of the task, which is not to wait for long. Raises where it cannot be committed.
+        A result that is not JSON or is too large becomes the step's error. ``is_direct``: the caller is the process of
+        the task, which must not wait long. Raises the database's error if the answer cannot be committed.
         """
         try:
             payload = values.answer_of(values.encode(result, what="Result of the task", limits=self._settings.limits))
@@ -71,7 +73,10 @@ class Answers:
         return self._take(payload, reference, is_direct=is_direct)
 
     def failed(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
-        """A task has failed, with this error's ``name`` and ``message``; ``final``: it need not be tried again."""
+        """Record that a task has failed; returns and raises as `done`.
+
+        ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried.
+        """
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.answer_of_error(str(name), str(message), is_non_retryable=is_non_retryable)
         return self._take(payload, reference, is_direct=is_direct)
@@ -89,10 +94,10 @@ class Answers:
 
 
 def error_of(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
-    """An error and the reference of who waits for it, from what Celery calls an errback with.
+    """The error and the reference of the waiting step, from the arguments of an errback.
 
-    ``source`` is the task's request, followed by the exception and its traceback, where the errback is called in the
-    process of the task; where that does not know our tasks it sends a message instead, with the task's id alone.
+    In the process of the task, Celery passes the task's request, the exception and its traceback. If that process does
+    not have the internal tasks registered, Celery sends a message with the task's id alone.
     """
     if isinstance(source, str):
         text = f"Celery task {source} failed; its worker, which does not import celery_durable, has logged why"
@@ -101,7 +106,7 @@ def error_of(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
 
 
 def error_of_exception(exception: object) -> dict[str, Any]:
-    """An error as it is answered."""
+    """The form in which an answer carries this error: a dict with ``name``, ``message`` and perhaps ``final``."""
     match exception:
         case NonRetryableError():
             return {"name": exception.name, "message": str(exception), "final": True}

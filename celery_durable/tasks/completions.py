@@ -1,9 +1,9 @@
-"""Ends: how a Celery task that does a step ended in this process, committed to the database there and then (LAW 1).
+"""Completions: the end of a Celery task that does a step, committed in the process of the task (LAW 1).
 
-Nothing is stripped from the tasks: a retry, a replacement and a chain carry their callbacks on. Celery calls our link
-and our errback in the process of the task, after its body and before its result is stored or its message acknowledged
-late, and here these commit. Ends that call neither have a signal each. Where another database waits for the answer, or
-ours does not take it, it goes as a message, as from a worker that does not know us.
+A retry, a replacement and a chain keep their callbacks; nothing is removed from the tasks. Celery calls the internal
+link or errback in the process of the task. It does so after the body, before the result is stored and before a late
+acknowledgement. Both commit here. Each end that calls neither of them has a signal. The answer is sent as a message if
+another database waits for it, or if the database of this process fails.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class SendAnswer(Protocol):
 
 
 class LostTasks(Protocol):
-    """What the search for lost tasks has to be told."""
+    """The events that the search for lost tasks has to record."""
 
     def died(self, reference: object, *, why: str) -> bool: ...
     def replaced(self, request: Any) -> None: ...
 
 
 class TaskCompletions:
-    """Commits the ends of tasks of one app.
+    """Commits the completions of the tasks of one app.
 
-    ``send``: what does it by message. ``lost``: what looks after tasks that are lost, and those that go on as others.
+    ``send`` sends an answer as a message. ``lost`` records tasks whose process died and tasks that were replaced.
     """
 
     def __init__(
@@ -67,15 +67,16 @@ class TaskCompletions:
         self._loop_pid: int | None = None
 
     def in_main_loop_of(self, pid: int | None) -> None:
-        """Tasks do not run in the process ``pid``, which is a worker's main loop: no SQL in it (LAW 8)."""
+        """Run no SQL in the process ``pid``: it is a worker's main loop and runs no tasks (LAW 8)."""
         self._loop_pid = pid
 
     # --- what Celery calls ----------------------------------------------------------------------
 
     def returned(self, result: Any, reference: Any) -> bool:
-        """A task has returned; False: the answer has to be sent. Raises EncodeError as sending would.
+        """Commit a task's result; returns False if the caller has to send the answer as a message.
 
-        The result takes the same way through kombu's JSON as in a message: an integer key is text then, a tuple a list.
+        The result passes through kombu's JSON as in a message: an integer key becomes text, a tuple becomes a list.
+        Raises EncodeError if kombu cannot encode the result, as sending it would.
         """
         found = TaskReference.read(reference)
         if found is None or self._app.conf.task_always_eager:
@@ -86,7 +87,10 @@ class TaskCompletions:
         return _despite_limit(commit, found)
 
     def failed(self, error: Mapping[str, Any], reference: Any) -> str:
-        """A task has failed. Raises nothing: Celery 5.5 would call the errback again."""
+        """Commit or send a task's error; returns a short text for the log.
+
+        Raises nothing if the database fails: Celery 5.5 would call the errback again.
+        """
         found = TaskReference.read(reference)
         if found is None:
             return "noop: malformed reference"
@@ -97,7 +101,10 @@ class TaskCompletions:
         return _despite_limit(lambda: self._commit_or_send(error, found), found)
 
     def died(self, error: Mapping[str, Any], reference: Any) -> str:
-        """The process of a task died, or the task ended it: it is lost, and has not failed."""
+        """Report in the background that a task is lost: its process died, or the task ended the process.
+
+        Returns a short text for the log. A lost task does not count as failed.
+        """
         found = TaskReference.read(reference)
         if found is None:
             return "noop: malformed reference"
@@ -105,7 +112,7 @@ class TaskCompletions:
         def report() -> None:
             if self._answers().is_ours(found):
                 self._lost.died(reference, why=_DIED)
-            else:  # whose it is finds out with the error
+            else:  # the application whose database waits for the answer receives the error
                 self._send(error, reference, is_error=True)
 
         self._background.submit(report, what=f"A task of {found.ref} whose process died")
@@ -128,7 +135,7 @@ class TaskCompletions:
                 take()
             except SoftTimeLimitExceeded:
                 raise
-            except Exception as exc:  # noqa: BLE001  # no database, no tables, no settings: a message finds one that has
+            except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; another worker may have them
                 self._answers().rest_from_database()
                 logger.warning("The answer of a task of %s goes as a message: %s", reference.ref, exc)
                 return False
@@ -136,7 +143,7 @@ class TaskCompletions:
 
         return commit
 
-    # --- ends that call nothing -----------------------------------------------------------------
+    # --- ends for which Celery calls no callback ------------------------------------------------
 
     def connect(self) -> None:
         """Listen to Celery's signals."""
@@ -146,7 +153,10 @@ class TaskCompletions:
         listen(signals.task_rejected, self._refused)
 
     def _ran(self, sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
-        """Ignore and Reject. No state at all is a process that is being killed, of which its parent tells."""
+        """Handle Ignore and Reject.
+
+        A state of None means that this process is being killed; the parent process reports that.
+        """
         if sender.app is not self._app or state not in (states.IGNORED, states.REJECTED):
             return
         reference = task.request.get(HEADER)
@@ -158,11 +168,11 @@ class TaskCompletions:
         self.failed(error_of_exception(retval), reference)
 
     def _broke(self, sender: Any, request: Any, exception: Any, **_: Any) -> None:
-        """Celery itself failed: where a failure could not be stored in the result backend, no errback was called."""
+        """Handle an error inside Celery: it calls no errback if the result backend cannot store a failure."""
         if sender.app is not self._app or (reference := request.get(HEADER)) is None:
             return
         error = _raised_by_task(exception)
-        if not isinstance(error, Retry):  # whose message was sent before it was stored
+        if not isinstance(error, Retry):  # Celery sends a retry's message before it stores the state
             self.failed(error_of_exception(error), reference)
 
     def _revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
@@ -173,22 +183,23 @@ class TaskCompletions:
         self._report({"name": "TaskRevoked", "message": text}, reference)
 
     def _refused(self, sender: Any, message: Any, exc: Any, **_: Any) -> None:
-        """A message that this worker may not read, by ``accept_content``, and has thrown away."""
+        """Handle a message that the worker has discarded because ``accept_content`` forbids its content type."""
         reference = (message.headers or {}).get(HEADER)
         if sender.app is self._app and reference is not None and isinstance(exc, ContentDisallowed):
             self._report({"name": "ContentDisallowed", "message": str(exc), "final": True}, reference)
 
     def _report(self, error: Mapping[str, Any], reference: Any) -> None:
-        """From Celery's main loop, on every pool."""
+        """Commit or send an error in the background: Celery's main loop calls this on every pool."""
         if (found := TaskReference.read(reference)) is not None:
             what = f"The answer for a task of {found.ref}, which does not run,"
             self._background.submit(lambda: self._commit_or_send(error, found), what=what)
 
 
 def _raised_by_task(exception: BaseException) -> BaseException:
-    """What the task raised, of an exception that was raised while that was stored, and of what led to it.
+    """The task's own exception, found in the context of an exception that the result backend raised later.
 
-    The oldest that came as far as Celery's tracer: what the backend caught did not, nor what the task caught.
+    It is the oldest exception that reached Celery's tracer. Exceptions that the backend or the task caught did not
+    reach it.
     """
     found, each = exception, exception.__context__
     while each is not None:
@@ -199,9 +210,10 @@ def _raised_by_task(exception: BaseException) -> BaseException:
 
 
 def _despite_limit(end: Callable[[], T], reference: TaskReference) -> T:
-    """Answer for a task even if its soft time limit fires meanwhile: the task is over, and its answer known.
+    """Call ``end``, and call it again if the soft time limit fires meanwhile; returns what ``end`` returns.
 
-    Raised on, the limit would be a second, contrary answer. It fires once, so the second try is left alone.
+    The task is over and its answer is known, so the limit must not become a second, different answer. The limit fires
+    only once, so it does not interrupt the second call.
     """
     try:
         return end()

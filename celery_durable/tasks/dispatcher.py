@@ -1,7 +1,7 @@
-"""The dispatcher: a loop that sleeps until the next poll time, sweeps the store and publishes what is due.
+"""The dispatcher: a loop that sleeps until the next poll time, sweeps the store and publishes messages for due work.
 
-Any number may run, in beat and in workers: rows are locked with SKIP LOCKED and moved on before they
-are published, and a superfluous message changes nothing.
+Any number of dispatchers may run, in beat and in workers. A dispatcher locks rows with SKIP LOCKED and postpones them
+before it publishes. A superfluous message changes nothing (LAW 1).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ logger = logging.getLogger("celery_durable.dispatcher")
 
 _REST_SECONDS = 1.0
 _ASKED_AFTER = timedelta(seconds=1.5)
-"""A hint that nobody has claimed for so long has its queue asked for its length."""
+"""If a run is not claimed for this long after its hint was sent, the sweeper asks for the length of the queue."""
 _TIDY_SECONDS = 60.0
 _TIDY_BATCH, _TIDY_BATCHES = 25, 20
-"""Instances whose retention is over: so many in a transaction, so many transactions in a row."""
+"""The deletion of expired instances: instances in one transaction, and transactions in one call."""
 
 
 class Sweeper:
-    """Finds due work and has it published, in turns of one batch each: instances, lost hints, the outbox, emissions."""
+    """Finds and publishes due work in turns; a turn is a batch each of instances, lost hints, outbox and emissions."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Sweeper:
         self._claimed_until = -math.inf
 
     def seconds_to_next(self) -> float:
-        """How long there is nothing to do, as far as is known now; 0 or less when something is due.
+        """The seconds until the next work is due, as far as is known now; 0 or less if work is due.
 
-        What waits for a queue that is full or refuses is not due before that queue is asked again.
+        Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
         with self._looking():
             agenda = self._store.read(schedule.read, bound=LOOP)
@@ -90,13 +90,13 @@ class Sweeper:
         return min(times)
 
     def looked_ago(self) -> float:
-        """How many seconds ago it last looked for due work; infinite where that failed."""
+        """The seconds since the last check for due work; infinite if that check failed."""
         return self._runtime.monotonic() - self._looked_at
 
     def sweep(self, *, most_turns: int | None = None) -> int:
-        """Look after all whose time has come, resumed work before new; returns how much was published.
+        """Publish all due work, resumed work before new work; returns the number of published messages.
 
-        ``most_turns``: return after so many, even if there is more to do.
+        ``most_turns``: return after this many turns, even if more work is due.
         """
         began, published, turns = self._runtime.monotonic(), 0, 0
         with self._looking():
@@ -108,9 +108,10 @@ class Sweeper:
         return published
 
     def sweep_alone(self) -> int:
-        """As `sweep`, for a process that looks once, or seldom: that a queue is empty counts at once.
+        """Sweep as the only sweeper: an empty queue counts at once as proof that earlier hints are lost.
 
-        Nobody would come back with what was seen. A worker that holds a hint in these seconds gets a superfluous copy.
+        This process checks once or rarely, so it cannot remember an empty queue until that observation is old enough.
+        A worker that has just taken a hint from the queue therefore gets a superfluous copy.
         """
         self._flow.slack = timedelta(0)
         try:
@@ -119,7 +120,10 @@ class Sweeper:
             self._flow.slack = SLACK
 
     def tidy(self) -> int:
-        """Delete instances whose retention is over, now and then and not too many; answers with how many."""
+        """Delete a bounded number of instances whose retention is over, at most once a minute if few are left.
+
+        Returns the number of deleted instances.
+        """
         now = self._runtime.monotonic()
         if now < self._tidy_at:
             return 0
@@ -136,9 +140,9 @@ class Sweeper:
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
-        """Who has not seen the database for a while cannot know whether it was away, and with it every heartbeat.
+        """Note a check of the database; after the start, a failure or a gap, let no lease expire for one lease's time.
 
-        The first time, after a failure and after a gap, the workers get one lease's time to renew.
+        After a gap the sweeper cannot know whether the database was down and kept the workers from renewing leases.
         """
         now = self._runtime.monotonic()
         if now - self._looked_at > self._settings.lease_seconds:
@@ -153,9 +157,9 @@ class Sweeper:
     # --- a turn ---------------------------------------------------------------------------------
 
     def _turn(self) -> tuple[int, bool]:
-        """One batch of each kind; returns how much was published, and whether there may be more to do now.
+        """Process one batch of each kind; returns the number of messages, and whether more work may be due now.
 
-        None waits for another to be done: a hundred thousand messages in the outbox delay a timer by one batch.
+        No kind waits until another one is empty: 100,000 messages in the outbox delay a timer by one batch.
         """
         agenda = self._store.read(schedule.read, bound=LOOP)
         published, is_behind = 0, False
@@ -169,7 +173,7 @@ class Sweeper:
         return published, is_behind
 
     def _instances(self, agenda: Agenda) -> tuple[int, bool]:
-        """The resumed first, the rest of the batch for those that start; a queue gets no more than its share."""
+        """Publish resumed runs first and new runs in the rest of the batch; no queue gets more than its share."""
         due_runs: list[DueRun] = []
         left, has_more = self._flow.batch_limit, False
         for priority in (RESUMING, STARTING):
@@ -212,7 +216,7 @@ class Sweeper:
         ]
 
     def _lost_hints(self, agenda: Agenda) -> tuple[int, bool]:
-        """Hints that, by what is known of their queues, no worker will ever see."""
+        """Publish hints again that are lost, judged by what is known of their queues."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
             if queue.oldest_sent is None or agenda.now - queue.oldest_sent < _ASKED_AFTER:
@@ -240,7 +244,7 @@ class Sweeper:
         return published, has_more
 
     def _newest_claimed(self) -> Mapping[str, datetime]:
-        """How far workers have come in each queue, by their own word; not older than a second."""
+        """For each queue, the send time of the newest hint that a worker has claimed; at most a second old."""
         now = self._runtime.monotonic()
         if now >= self._claimed_until:
             self._claimed, self._claimed_until = (
@@ -250,7 +254,7 @@ class Sweeper:
         return self._claimed
 
     def _messages(self, agenda: Agenda) -> tuple[int, bool]:
-        """What transactions left in the outbox."""
+        """Publish messages from the outbox."""
         if self._outbox is None or agenda.outgoing is None or agenda.outgoing > agenda.now:
             return 0, False
         turn = self._outbox.turn(self._flow.batch_limit)
@@ -259,7 +263,7 @@ class Sweeper:
         return turn.sent, turn.has_more
 
     def _send(self, due_runs: Sequence[DueRun]) -> int:
-        """Publish, and give back what did not leave; returns how much did."""
+        """Publish hints, and make the unsent ones due again; returns the number of sent hints."""
         if not due_runs:
             return 0
         again = self._flow.record(due_runs, self._publish(due_runs))
@@ -269,12 +273,12 @@ class Sweeper:
 
 
 def _later(seconds: float, blocked: float) -> float:
-    """When to look at what is due in ``seconds``, if nothing can be done for a while."""
+    """The seconds until work that is due in ``seconds`` can be published, if its queue is blocked for ``blocked``."""
     return max(seconds, blocked) if blocked > 0 else seconds
 
 
 class Dispatcher(ForkSafeThread):
-    """Runs a Sweeper on a daemon thread of this process; ``heart`` beats there too, ``lost`` looks for lost tasks."""
+    """Runs a Sweeper on a daemon thread; the thread also writes ``heartbeat`` and advances the search ``lost``."""
 
     def __init__(
         self,
@@ -295,7 +299,7 @@ class Dispatcher(ForkSafeThread):
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Start, unless this process's dispatcher runs already."""
+        """Start the thread, unless it runs already in this process."""
         if self._thread is not None and self._thread.is_alive() and self._pid == os.getpid():
             return
         self._pid, self._stop = os.getpid(), threading.Event()
@@ -305,7 +309,7 @@ class Dispatcher(ForkSafeThread):
         logger.info("The durable dispatcher is running")
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the thread; ``wait``: for at most five seconds, until it has ended."""
+        """Tell the thread to end; ``wait``: wait up to five seconds until it has ended."""
         self._stop.set()
         if wait:
             self.join(5)
@@ -321,7 +325,7 @@ class Dispatcher(ForkSafeThread):
             try:
                 with self.fork_lock:
                     left = self._look()
-            except Exception as exc:  # noqa: BLE001  # an outage must not end the dispatcher
+            except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
                 if not is_blind:
                     logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
                 with self.fork_lock:
@@ -339,7 +343,7 @@ class Dispatcher(ForkSafeThread):
         left = self._sweeper.seconds_to_next()
         published = 0
         if left <= 0:
-            published = self._sweeper.sweep(most_turns=1)  # between two turns the heart beats
+            published = self._sweeper.sweep(most_turns=1)  # one turn, so that the heartbeat is written between turns
             left = self._sweeper.seconds_to_next()
         self._sweeper.tidy()
         self._blind = None
@@ -347,11 +351,11 @@ class Dispatcher(ForkSafeThread):
             self._heart.beat(looked_ago=self._sweeper.looked_ago(), wakes_in=left, outages=self._told())
         if self._lost is not None:
             self._lost.look()
-        # What full queues leave due must not make us spin.
+        # Rows that stay due because their queues are full must not make this loop spin.
         return left if left > 0 or published else self._settings.poll_seconds
 
     def _told(self) -> list[Outage]:
-        """What keeps this dispatcher from its work: the database, the broker, or queues that refuse."""
+        """The outages that keep this dispatcher from its work: of the database, the broker, or single queues."""
         found = [] if self._blind is None else [self._blind]
         for queue, outage in self._outages().items():
             what: Literal["broker", "queue"] = "broker" if queue is None else "queue"
@@ -359,7 +363,7 @@ class Dispatcher(ForkSafeThread):
         return found
 
     def _cannot_look(self, exc: Exception) -> None:
-        """Say that due work is not looked after, where the database takes at least that."""
+        """Record the failed check as an outage, and write it to the heartbeat if the database accepts that."""
         known = self._blind
         since, failures = (self._wall_clock(), 0) if known is None else (known.since, known.failures)
         error = f"{type(exc).__name__}: {getattr(exc, 'orig', None) or exc}"

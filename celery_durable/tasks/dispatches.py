@@ -1,7 +1,7 @@
-"""Hints of what a commit made due: published after it, at best effort.
+"""Hints for the runs that a commit made due, published after the commit at best effort.
 
-What a commit makes due counts as sent with it, so that no dispatcher sends it a second time. What then does not leave
-is given back: it is offered again as soon as the broker, or the queue, takes something.
+The commit itself marks these runs as sent, so no dispatcher publishes them a second time. If the broker does not take
+a hint, the mark is removed, and a dispatcher publishes the hint when the broker or the queue takes messages again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _CHUNK = 500
 
 
 class DispatchPublisher:
-    """Publishes for those who have committed."""
+    """Publishes hints for callers that have committed."""
 
     def __init__(self, store: Store, publish: Callable[[Sequence[DueRun]], PublishReport]) -> None:
         self._store, self._publish = store, publish
 
     def wake(self, due_runs: Sequence[DueRun]) -> None:
-        """Publish a hint for each; never raises for a broker or a database that is away."""
+        """Publish a hint for each run; raises nothing if the broker or the database is down."""
         if not due_runs:
             return
         kept = self._publish(due_runs).with_state(due_runs, SendState.UNSENT, SendState.REFUSED)
-        if not kept or self._store.is_held_by_a_step:  # else SQLite's only write lock would be waited for
+        if not kept or self._store.is_held_by_a_step:  # a step holds SQLite's only write lock
             return
         try:
             for start in range(0, len(kept), _CHUNK):
                 given_back = kept[start : start + _CHUNK]
                 self._store.attempt(functools.partial(sweeps.unsend, due_runs=given_back, delay=_REST))
-        except Exception as exc:  # noqa: BLE001  # the commit stands; the rule of lost hints finds them too
+        except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost hints by their age
             logger.info("%d hints that did not leave are found later: %s", len(kept), exc)

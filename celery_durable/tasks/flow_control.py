@@ -1,7 +1,7 @@
-"""What a dispatcher knows of the queues that it feeds: how much each may get, when it was empty, whether it refuses.
+"""Flow control: how many messages each queue may get, when a queue was empty, and whether it refuses messages.
 
-Priority lives in SQL, not behind a long queue: while its workers lag behind, work waits where it is sorted. A queue
-that is full, or that refuses, is not looked at in SQL either: what waits for it costs nothing, however much it is.
+A long queue hides priorities, so work waits in SQL, sorted by priority, while the workers of a queue lag behind. The
+dispatcher does not query rows of a queue that is full or refuses messages. So these rows cost nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import PublishReport, SendState
 
 QUEUE_LENGTH_TTL_SECONDS = 1.0
-"""How old an answer about a queue's length may be: over Redis the question takes milliseconds."""
+"""For how long a queue's length is cached; asking Redis for it takes milliseconds."""
 _MAX_BACKOFF_SECONDS = 60.0
 _PROBE = 10
-"""So many rows are offered to a broker, or to a queue, that took nothing the last time."""
+"""How many rows are offered to a broker or a queue that took nothing the last time."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One queue. All but the moments at which it was ``empty`` are of this process's steady clock."""
+    """One queue. The times in ``empty`` are the database's; all other times are of this process's steady clock."""
 
     remaining: float = 0.0
     length_check_at: float = -math.inf
@@ -37,17 +37,17 @@ class _Queue:
     empty: list[datetime] = field(default_factory=list)
 
     def record_empty(self, at: datetime, slack: timedelta) -> None:
-        """It was seen empty, at a moment of the database's time."""
+        """Record that the queue was empty at this time of the database."""
         self.empty.append(at)
         self.empty_times(at, slack)
 
     def empty_times(self, now: datetime, slack: timedelta) -> tuple[datetime | None, datetime | None]:
-        """The newest moment that is ``slack`` old, and the oldest that is not; what is older is forgotten.
+        """The newest empty time that is ``slack`` old, and the oldest that is younger; None if there is none.
 
-        All that are younger are kept, a few since each costs a question: with fewer, a hint that was sent just after
-        one of them would wait for the next but one.
+        Older times are dropped. All younger times are kept. They are few, since each needs a request to the broker. If
+        only one were kept, a hint that was sent just after it would have to wait for two more.
         """
-        known = [at for at in self.empty if at <= now]  # not what is of a clock that has been set back
+        known = [at for at in self.empty if at <= now]  # a later time remains if the clock was set back
         old = [at for at in known if at + slack <= now][-1:]
         young = [at for at in known if at + slack > now]
         self.empty = old + young
@@ -56,13 +56,13 @@ class _Queue:
 
 @dataclass(slots=True)
 class FlowControl:
-    """All queues of one dispatcher, and the broker as a whole."""
+    """The state of all queues of one dispatcher, and of the broker as a whole."""
 
     settings: Settings
     runtime: Runtime
     queue_length: Callable[[str], int | None]
     slack: timedelta = SLACK
-    """How old the sight of an empty queue is before it counts."""
+    """How old an observation of an empty queue must be before it counts."""
     _queues: dict[str, _Queue] = field(default_factory=dict)
     _unavailable_until: float = -math.inf
     _is_unavailable: bool = False
@@ -72,16 +72,19 @@ class FlowControl:
 
     @property
     def broker_backoff(self) -> float:
-        """How many seconds the broker is left alone, since it took nothing; 0: it may be tried."""
+        """For how many more seconds nothing is sent, because the broker took nothing; 0 if sending may be tried."""
         return max(0.0, self._unavailable_until - self.runtime.monotonic())
 
     @property
     def batch_limit(self) -> int:
-        """How many rows a turn may look at: a few, until the broker takes one again."""
+        """How many rows a turn may read; after an outage only a few, until the broker takes a message again."""
         return _PROBE if self._is_unavailable else self.settings.sweep_batch
 
     def capacity(self, name: str, now: datetime) -> float:
-        """How many messages a queue may get now. ``now``: the database's time, read before."""
+        """How many messages a queue may get now; asks the broker if the known length is too old.
+
+        ``now``: the database's time, read before the broker is asked.
+        """
         queue = self._queue(name)
         steady = self.runtime.monotonic()
         if steady < queue.backoff_until:
@@ -96,34 +99,34 @@ class FlowControl:
         return min(remaining, _PROBE) if queue.backoff else remaining
 
     def queue_backoff(self, name: str) -> float:
-        """How many seconds a queue gets nothing, whatever is due; 0: it may be asked."""
+        """For how many more seconds a queue gets no messages; 0 if its capacity may be checked."""
         queue, now = self._queue(name), self.runtime.monotonic()
         full = queue.length_check_at - now if queue.remaining <= 0 and queue.length_check_at > now else 0.0
         return max(full, queue.backoff_until - now, 0.0)
 
     def progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
-        """How far a queue has come, by what this dispatcher saw and by what workers ``claimed`` from it."""
+        """The progress of a queue: the times at which it was empty, and ``claimed``, which the workers report."""
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         return QueueProgress(claimed, empty, empty_lately)
 
     # --- lost hints -----------------------------------------------------------------------------
 
     def lost_check_in(self, name: str) -> float:
-        """In how many seconds to look for lost hints of a queue."""
+        """The seconds until the next check for lost hints of a queue; 0 if it is due."""
         return max(0.0, self._queue(name).lost_check_at - self.runtime.monotonic())
 
     def lost_check_done(self, name: str, *, is_over: bool) -> None:
-        """Lost hints were looked for; ``is_over`` False: there may be more."""
+        """Record a check for lost hints; if ``is_over`` is False, the next check follows at once."""
         self._queue(name).lost_check_at = self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS if is_over else -math.inf
 
     # --- what became of messages ----------------------------------------------------------------
 
     def broker_unavailable(self) -> None:
-        """The broker took nothing: leave it alone for a while."""
+        """Record that the broker took nothing: send nothing for a second."""
         self._is_unavailable, self._unavailable_until = True, self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS
 
     def record(self, due_runs: Sequence[DueRun], report: PublishReport) -> dict[timedelta, list[DueRun]]:
-        """Learn from what became of these; returns what was not sent, by the time after which to offer it again."""
+        """Record the result of a publish; returns the unsent runs, by the delay after which they are due again."""
         again: dict[timedelta, list[DueRun]] = {}
         if unsent := report.with_state(due_runs, SendState.UNSENT):
             self.broker_unavailable()

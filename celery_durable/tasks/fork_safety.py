@@ -1,6 +1,7 @@
-"""Threads of ours that hold still while their process forks.
+"""Internal threads that pause while their process forks.
 
-A fork in the middle of their work would leave the child with locks, SQLite's own among them, that nobody opens.
+After a fork in the middle of their work, the child would have locked locks, SQLite's among them, that no thread
+releases.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import weakref
 from celery_durable.runtime import steady
 
 _PATIENCE_SECONDS = 1.0
-"""For all of them together: a pool forks in Celery's main loop, and each thread may be waiting for a dead database."""
+"""How long a fork waits for all threads together.
+
+The wait is short: a pool forks in Celery's main loop, and each thread may be waiting for a database that is down.
+"""
 
 
 class ForkSafeThread:
-    """Whoever works on a thread of its own, holding ``may_work`` meanwhile."""
+    """The base of classes with a thread of their own, which holds ``fork_lock`` while it works."""
 
     def __init__(self) -> None:
         self.fork_lock = threading.Lock()
 
     def reset_fork_lock(self) -> None:
-        """A thread begins, with a lock of its own: the last one may be a parent's."""
+        """Make a new lock for a thread that starts: the old lock may be a locked copy from the parent process."""
         self.fork_lock = threading.Lock()
         _started.add(self)
 
     def hold_still(self, timeout: float) -> bool:
-        """Keep the thread from working until `go_on`; False where it did not come to rest in time."""
+        """Keep the thread from working until `go_on`; returns False if the thread did not pause in time."""
         return self.fork_lock.acquire(timeout=timeout)
 
     def go_on(self) -> None:

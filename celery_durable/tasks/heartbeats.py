@@ -1,7 +1,7 @@
-"""Heartbeats: a process that sweeps or works says each ten seconds that it lives, and what it knows.
+"""Heartbeats: every ten seconds, a dispatcher or a worker writes that it is alive, and its queues and workflows.
 
-One statement each time, at best effort, on a thread that does nothing that work waits for: a dispatcher's own, or in
-a worker that hosts none, one for this alone. What fails is logged once, and tried again with the next.
+A heartbeat is one statement, at best effort. The dispatcher's thread writes it; a worker without a dispatcher has a
+thread for it alone. A failure is logged once, and the next heartbeat tries again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CLEANS_EACH = 60
 
 
 class HeartbeatThread(ForkSafeThread):
-    """This process's heartbeat. It has none before `begin`; a fork of it has to begin its own.
+    """The heartbeat of this process. It has no row before `begin`, and a forked child has to call `begin` again.
 
-    ``store`` is asked for when the first beat is due: a worker without a usable database starts all the same.
+    ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HeartbeatThread(ForkSafeThread):
         self._outages: Sequence[Outage] = ()
 
     def begin(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
-        """From now on this process has a row, which `beat` writes. A worker that also hosts a beat is a worker."""
+        """Give this process a row, which `beat` writes. A worker that also hosts beat counts as a worker."""
         self._pool = pool or self._pool
         if self._id is not None and self._pid == os.getpid():
             if kind == "worker":
@@ -72,14 +72,14 @@ class HeartbeatThread(ForkSafeThread):
         return self._id if self._pid == os.getpid() else None
 
     def start(self) -> None:
-        """Beat on a thread for this alone, until `stop`."""
+        """Write heartbeats on a thread for this alone, until `stop`."""
         self._stop = threading.Event()
         self.reset_fork_lock()
         self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the thread, which takes the row with it; ``wait``: for at most five seconds, until it has ended."""
+        """Tell the thread to remove the row and end; ``wait``: wait up to five seconds until it has ended."""
         self._stop.set()
         if wait:
             self.join(5)
@@ -101,10 +101,11 @@ class HeartbeatThread(ForkSafeThread):
     def beat(
         self, *, looked_ago: float | None = None, wakes_in: float = math.inf, outages: Sequence[Outage] = ()
     ) -> None:
-        """Say that this process lives, if the last time is long enough ago; never raises.
+        """Write the heartbeat if it is due; never raises.
 
-        ``looked_ago``, ``wakes_in``: seconds since the last look for due work, and to the next; for dispatchers.
-        ``outages``: what keeps it from its work, ``since`` by this machine's clock; said at once when it changes.
+        ``looked_ago``, ``wakes_in``: for dispatchers, the seconds since the last check for due work and until the next.
+        ``outages``: what keeps the process from its work, with ``since`` by this machine's clock. A change of the
+        outages is written at once.
         """
         now = self._runtime.monotonic()
         if _named(outages) != _named(self._outages):
@@ -112,14 +113,14 @@ class HeartbeatThread(ForkSafeThread):
         self._outages = outages
         if looked_ago is not None:
             if math.isinf(self._looked_at):
-                self._due_at = -math.inf  # who begins to sweep says so at once
+                self._due_at = -math.inf  # the first sweep of a dispatcher is written at once
             self._looked_at, self._wakes_at = now - looked_ago, now + wakes_in
         if self._id is None or self._pid != os.getpid() or now < self._due_at:
             return
         self._due_at = now + _PERIOD_SECONDS
         try:
             self._write(self._id, now)
-        except Exception as exc:  # noqa: BLE001  # nothing may fail because nobody can be told that it works
+        except Exception as exc:  # noqa: BLE001  # no work may fail because a heartbeat cannot be written
             if not self._is_blind:
                 logger.warning("The heartbeat of this process cannot be written, trying on: %s", exc)
             self._is_blind = True
@@ -147,9 +148,9 @@ class HeartbeatThread(ForkSafeThread):
         self._beats += 1
 
     def end(self) -> None:
-        """Remove the row: this process ends in good order. Not where the database had just not answered.
+        """Remove the row when this process ends in good order, unless the last heartbeat failed.
 
-        Not yet where ``is_needed`` says so: a worker that stops still works on what it holds.
+        Does nothing while ``is_needed`` is set: a worker that stops still works on the tasks that it holds.
         """
         if self.is_needed:
             return
@@ -158,23 +159,23 @@ class HeartbeatThread(ForkSafeThread):
             return
         try:
             self._store().attempt(lambda tx: heartbeats.delete(tx, id_))
-        except Exception as exc:  # noqa: BLE001  # it will be removed when it is old
+        except Exception as exc:  # noqa: BLE001  # a dispatcher removes the row when it is an hour old
             logger.info("The heartbeat of this process stays behind: %s", exc)
 
 
 class SweepTaskHeartbeat:
-    """The heartbeat of the `sweep` task, for beats that host no dispatcher's thread."""
+    """The heartbeat of the `sweep` task, for a beat that hosts no dispatcher."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self._due_at = -math.inf
 
     def is_alone(self) -> bool:
-        """Whether no dispatcher looks for due work: nobody would come back with what is seen now."""
+        """Whether no dispatcher sweeps, so that no process remembers when a queue was empty."""
         return not self._store.read(lambda tx: heartbeats.is_swept(tx, but=SWEEP_TASK), bound=LOOP)
 
     def beat(self, node: str) -> None:
-        """Say that due work has been looked for, if this process has not said so just now; never raises."""
+        """Write the heartbeat if this process has not just written it; never raises."""
         now = self._runtime.monotonic()
         if now < self._due_at:
             return
@@ -182,7 +183,7 @@ class SweepTaskHeartbeat:
         update = heartbeats.HeartbeatUpdate(SWEEP_TASK, "dispatcher", node, os.getpid(), swept_ago=timedelta(0))
         try:
             self._store.attempt(lambda tx: heartbeats.upsert(tx, update))
-        except Exception as exc:  # noqa: BLE001  # as above
+        except Exception as exc:  # noqa: BLE001  # the sweep is done whether or not the heartbeat is written
             logger.info("The heartbeat of the sweep task cannot be written: %s", exc)
 
 

@@ -1,7 +1,7 @@
-"""The outbox at work: send what a transaction left in it, deliver outbound events to their handlers.
+"""The outbox: sends the messages that transactions wrote, and delivers outbound events to their handlers.
 
-At least once: a process that dies between sending and forgetting has the sweep send again, under the same id, by
-which consumers tell it is the same.
+Messages are sent at least once. If a process dies after it has sent a message and before it has removed the row, the
+sweep sends the message again. The copy has the same id, so consumers can recognize it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential",
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of one batch. ``is_away``: the broker took none of the last."""
+    """The result of one batch. ``is_away``: the broker is down, and messages are unsent."""
 
     sent: int
     has_more: bool
@@ -46,7 +46,7 @@ class Turn:
 
 
 class Outbox:
-    """Sends what is in the outbox. ``is_from_outside``: whether an exception stops the process."""
+    """Sends the messages in the outbox. ``is_from_outside``: whether an exception stops the process."""
 
     def __init__(
         self,
@@ -61,17 +61,20 @@ class Outbox:
         )
 
     def post(self, messages: Sequence[OutboxMessage]) -> None:
-        """Send what a transaction wrote that has committed; what fails is left to the sweep, and nothing is raised."""
+        """Send messages of a committed transaction; the sweep sends those that fail.
+
+        Raises only an exception that stops the process.
+        """
         try:
             self._post(messages)
         except Exception as exc:
             if self._is_from_outside(exc):
                 raise
-            # The step is recorded, and the rows are there.
+            # The step is committed, and the rows are still in the outbox.
             logger.warning("The outbox could not be emptied, the sweep tries again: %s", exc)
 
     def sweep(self) -> int:
-        """Send all that is due, in batches; returns how much was sent."""
+        """Send all due messages in batches; returns the number of sent messages."""
         sent, has_more = 0, True
         while has_more:
             turn = self.turn(self._settings.sweep_batch)
@@ -79,19 +82,19 @@ class Outbox:
         return sent
 
     def turn(self, limit: int) -> Turn:
-        """Send up to so many of what is due."""
+        """Send up to ``limit`` due messages."""
         take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
         report = self._post(messages)
         unsent = report.with_state(messages, SendState.UNSENT)
-        # What is refused, or may have left, is offered again after the redispatch time.
+        # `lock_due` has postponed all rows: a message that is refused or in doubt is sent again after that delay.
         sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
         if unsent:
             self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_REST))
         return Turn(sent, has_more=len(messages) >= limit and not unsent, is_away=bool(unsent))
 
     def _post(self, messages: Sequence[OutboxMessage]) -> PublishReport:
-        """Send, and forget what was sent, a part at a time: of many letters a crash repeats only some."""
+        """Send messages and remove their rows, a part at a time, so that a crash repeats only one part."""
         states: list[SendState] = []
         for start in range(0, len(messages), _PART):
             states += self._post_part(messages[start : start + _PART]).states
@@ -110,18 +113,18 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """What is called for outbound events of one name, and how often at most."""
+    """The function for outbound events of one name, with its retry policy."""
 
     fn: Callable[[OutboundEvent], object]
     policy: StepPolicy
 
     @property
     def where(self) -> str:
-        """The code's place, for people."""
+        """The module and name of the function, for people."""
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
     def is_beyond(self, attempt: int) -> bool:
-        """Whether there is no such attempt any more."""
+        """Whether the retry policy allows no attempt with this number."""
         most = self.policy.max_attempts
         return most is not None and attempt > most
 
@@ -132,7 +135,7 @@ class Handler:
 
 
 class Deliveries:
-    """Hands outbound events to their handlers; the time between attempts is the database's."""
+    """Delivers outbound events to their handlers; the database's clock decides when an attempt is due."""
 
     def __init__(
         self,
@@ -146,7 +149,9 @@ class Deliveries:
         self._is_from_outside = is_from_outside
 
     def deliver(self, id_: str) -> str:
-        """Deliver one event if it is due; superfluous calls change nothing. Answers with a short sentence."""
+        """Deliver one event if it is due, and return a short text for the log; a superfluous call changes nothing."""
+        # Two workers race for an event: one UPDATE under the row's lock gives it to the first. `finish` and
+        # `release_delivery` name the token, so a worker that lost the event to another one changes nothing.
         token = self._runtime.new_token()
         delivery = self._store.transact(
             lambda tx: outbox.begin(tx, id_, token=token, lease=_LEASE),
@@ -157,7 +162,7 @@ class Deliveries:
         handler = self._handlers.get(delivery.name)
         if handler is None:
             return self._leave(delivery)
-        if handler.is_beyond(delivery.attempt):  # the workers that had it died with it
+        if handler.is_beyond(delivery.attempt):  # earlier attempts were counted, but their workers died
             return self._give_up(delivery, "WorkerCrashLoop: the worker that called its handler last ended with it")
         try:
             handler.fn(_event(delivery))

@@ -1,7 +1,7 @@
-"""Where our parts live in Celery's processes: the dispatcher in beat and worker, what a dying worker leaves behind.
+"""The bootstep of a Celery worker, which starts and stops the internal parts and finds dead pool processes.
 
-A flag in shared memory, made before the pool forks, tells the children that the worker shuts down: they
-hand their runs on at the next step boundary.
+A flag in shared memory, made before the pool forks, tells the pool processes that the worker shuts down. They release
+their runs at the next step boundary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS = "celery_durable."
 
 
 class StopFlag:
-    """One byte that parent and children share."""
+    """One byte that the parent process shares with its children."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 1)
@@ -38,7 +38,7 @@ class StopFlag:
 
 
 class DurableStep(bootsteps.StartStopStep):
-    """A worker's part: leave our queue if the pool runs no workflows, and host the dispatcher if settings say so."""
+    """Keeps a worker off the workflow queue if its pool runs no workflows, and starts the internal parts."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -54,7 +54,7 @@ class DurableStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def _leave_queue(self, app: Any) -> None:
-        """Now, since the worker soon shows what it consumes; what is wrong is said when it starts."""
+        """Leave the queue before the worker prints its queues; an error is kept and raised when the worker starts."""
         try:
             queue = self.durable.settings.queue
             leave_queue(app, queue, self._pool, named=queue in self.durable.named_queues)
@@ -67,8 +67,8 @@ class DurableStep(bootsteps.StartStopStep):
         self.durable.worker_started(parent.hostname, self._pool)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Look for pool processes that died in a pass, and for a worker that stopped consuming."""
-        for look in self._looks:  # each connection to the broker registers anew
+        """Check twice a second for pool processes that died in a pass, and whether the worker stopped consuming."""
+        for look in self._looks:  # the worker calls this method again for each new connection to the broker
             look.cancel()
         self._redis_watchdog.watch(parent.consumer)
         self._looks = [
@@ -83,19 +83,19 @@ class DurableStep(bootsteps.StartStopStep):
 
 
 def notice_dead_passes(pool: Any) -> None:
-    """Have Celery look after its pool now, if a process that worked for us is gone: it looks only every 5 s itself.
+    """Make Celery check its pool now if a process with an internal task is gone; Celery checks only every 5 s.
 
-    Not otherwise: when the end of a foreign task's process is noticed is the host's affair (LAW 8).
+    If only processes with other tasks are gone, Celery's own timing stays as it is (LAW 8).
     """
     from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
     ours = {request.worker_pid for request in list(state.active_requests) if _is_ours(request)}
-    ours.discard(None)  # not yet accepted by a process
+    ours.discard(None)  # no process has accepted this task yet
     processes = getattr(getattr(pool, "_pool", None), "_pool", None) if ours else None
     if processes is not None and not ours <= {process.pid for process in processes if process.exitcode is None}:
         pool.maintain_pool()
 
 
 def _is_ours(request: Any) -> bool:
-    """Whether it is one of our tasks, or does a step."""
+    """Whether a request is for an internal task, or for a task that does a step."""
     return request.name.startswith(_OURS) or HEADER in request.request_dict
