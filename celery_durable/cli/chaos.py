@@ -73,13 +73,13 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
         )
     console.aside(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
     app = ctx.find_root().params.get("app")
-    storm = ChaosRun(durable, console, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
-    is_interrupted = storm.run(workers=workers, length=timedelta(minutes=minutes))
-    rows, violations = storm.report()
+    chaos_run = ChaosRun(durable, console, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
+    is_interrupted = chaos_run.run(workers=workers, length=timedelta(minutes=minutes))
+    rows, violations = chaos_run.report()
     console.table(_COLUMNS, rows)
     for violation in violations:
         console.aside(f"VIOLATION {violation}")
-    storm.forget_logs(keep=bool(violations))
+    chaos_run.forget_logs(keep=bool(violations))
     if violations:
         ctx.exit(REFUSED)
     if is_interrupted:
@@ -100,7 +100,7 @@ class ChaosRun:
     """One chaos run: its workers, its dispatcher, what it did to them and whom it struck."""
 
     def __init__(self, durable: Durable, console: Console, rng: random.Random, app: str | None) -> None:
-        self._durable, self._screen, self._rng, self._app = durable, console, rng, app
+        self._durable, self._console, self._rng, self._app = durable, console, rng, app
         self._folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
         self._messenger = Messenger(durable.publisher, rng)
         self._stop = threading.Event()
@@ -126,7 +126,7 @@ class ChaosRun:
         dispatcher = Dispatcher(sweeper, self._durable.settings)
         with self._signals():
             try:
-                self._look()
+                self._observe()
                 for _ in range(workers):
                     self._workers.append(self._new_worker())
                 self._await_ready()
@@ -151,7 +151,7 @@ class ChaosRun:
                     worker.signal_all(signal.SIGKILL)
                 os._exit(INTERRUPTED)
             self._stop.set()
-            self._screen.aside("Ending the workers that were started; once more ends them at once.")
+            self._console.aside("Ending the workers that were started; once more ends them at once.")
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -182,7 +182,7 @@ class ChaosRun:
         for worker in self._workers:
             worker.end()
 
-    # --- the storm ------------------------------------------------------------------------------
+    # --- the faults -------------------------------------------------------------------------------
 
     def _inject_faults(self, length: timedelta) -> None:
         runtime = self._durable.runtime
@@ -193,12 +193,12 @@ class ChaosRun:
             runtime.sleep(self._rng.uniform(*_PAUSE_SECONDS))
             action = self._rng.choices(list(actions), list(actions.values()))[0]
             with self._tolerating_outages():
-                self._look()
+                self._observe()
                 action()
             if now >= report_at:
                 report_at = now + _REPORT_SECONDS
                 summary = "; ".join(f"{what}: {n}" for what, n in self._actions())
-                self._screen.aside(f"{now - started:4.0f} s; {summary}; instances seen: {len(self._seen)}")
+                self._console.aside(f"{now - started:4.0f} s; {summary}; instances seen: {len(self._seen)}")
 
     @contextlib.contextmanager
     def _tolerating_outages(self) -> Iterator[None]:
@@ -209,7 +209,7 @@ class ChaosRun:
                 raise
             self._done["times the database was away"] += 1
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         """Note who is at work now, and replace workers that have fallen."""
         if len(self._seen) < _MOST_SEEN:
             within, limit = timedelta(minutes=1), _MOST_SEEN - len(self._seen)
@@ -273,7 +273,7 @@ class ChaosRun:
         end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _GRACE_SECONDS
         left = self._unrecovered()
         if left and not self._stop.is_set():
-            self._screen.aside(f"Waiting for {len(left)} runs that were struck to go on")
+            self._console.aside(f"Waiting for {len(left)} runs that were struck to go on")
         while left and runtime.monotonic() < end and not self._stop.is_set():
             runtime.sleep(0.5)
             left = self._unrecovered()
@@ -318,7 +318,7 @@ class ChaosRun:
     def forget_logs(self, *, keep: bool) -> None:
         """Remove the workers' logs, or say where they are."""
         if keep:
-            self._screen.aside(f"The logs of the workers are in {self._folder}")
+            self._console.aside(f"The logs of the workers are in {self._folder}")
         else:
             shutil.rmtree(self._folder)
 

@@ -118,7 +118,7 @@ class _LocalWorker:
     """The worker on a thread of its own, the screen on the main thread, until a signal ends both."""
 
     def __init__(self, durable: Durable, console: Console, worker: Any) -> None:
-        self._durable, self._screen, self._worker = durable, console, worker
+        self._durable, self._console, self._worker = durable, console, worker
         self._stop = threading.Event()
         self._seen: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
         self._running: set[RunRef] = set()
@@ -157,7 +157,7 @@ class _LocalWorker:
             if self._stop.is_set():
                 os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
             self._stop.set()
-            self._screen.aside("Stopping after the steps that run now; once more stops at once.")
+            self._console.aside("Stopping after the steps that run now; once more stops at once.")
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -197,5 +197,5 @@ class _LocalWorker:
                 )
             with contextlib.suppress(InstanceNotFound):  # a message may name what there is not
                 for at, cells in self._followers[ref].news():
-                    when = render.clock(at, exact=not self._screen.is_terminal)
-                    self._screen.entry([when, Styled(str(ref), "bold"), *cells])
+                    when = render.clock(at, exact=not self._console.is_terminal)
+                    self._console.entry([when, Styled(str(ref), "bold"), *cells])

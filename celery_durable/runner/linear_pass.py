@@ -286,8 +286,8 @@ class LinearPass:
                 self._wait(row, body, answer)
             case Retry(backoff, error):
                 self._handlers.close_session(body.buffer)
-                released = None if backoff is None else values.duration(backoff, maximum=self._env.settings.max_sleep)
-                self._retry(row, body, released, ("Retry", error))
+                delay = None if backoff is None else values.duration(backoff, maximum=self._env.settings.max_sleep)
+                self._retry(row, body, delay, ("Retry", error))
             case Dead(error):
                 self._handlers.close_session(body.buffer)
                 self._fail_run(row, ("Dead", error), body)
