@@ -1,4 +1,4 @@
-"""Celery's side: the tasks `advance`, `sweep`, `deliver` and of answers, and how an app is made to carry them."""
+"""The internal Celery tasks `advance`, `sweep`, `deliver` and those for answers, and their registration with an app."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _JSON = frozenset({"json", "application/json"})
 
 
 def _send_past_routes(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """A task's ``apply_async`` that the application's routes and its own task class leave alone.
+    """An ``apply_async`` for internal tasks that ignores the application's routes and its own task class.
 
-    An explicit queue wins over a route's queue, but a route may also name an exchange, a routing key or a priority, and
-    a catch-all names them for our tasks too: the sweeps of beat then went elsewhere.
+    An explicit queue wins over a route's queue. But a route may also set an exchange, a routing key or a priority. A
+    catch-all route sets them for internal tasks too, and beat's `sweep` messages went to another queue.
     """
     app = task.app
     if not app.conf.task_always_eager:
@@ -56,8 +56,8 @@ def _send_past_routes(task: Any, args: Any = None, kwargs: Any = None, **options
     return Task.apply_async(task, args, kwargs, **options)
 
 
-# An early acknowledgement (the lease recovers, not the broker), no retries, no result, time limits far beyond
-# any pass. Never None: that is where Celery puts the global setting.
+# Early acknowledgement (the lease recovers a run, not the broker), no retries, no result, and time limits longer than
+# any pass. No value is None: Celery replaces None with the global setting.
 _OPTIONS: dict[str, Any] = {
     "shared": False,
     "ignore_result": True,
@@ -73,16 +73,16 @@ _OPTIONS: dict[str, Any] = {
     "time_limit": _ONE_DAY,
     "soft_time_limit": _ONE_DAY,
     "track_started": False,
-    "annotate": classmethod(lambda _: None),  # what Celery calls to apply task_annotations
+    "annotate": classmethod(lambda _: None),  # Celery calls this to apply task_annotations
     "apply_async": _send_past_routes,
 }
 
-# An answer is in no database yet: its message is kept until it is.
+# An answer in a message is in no database yet: the broker keeps the message until the answer is committed.
 _ANSWERING = _OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
 
 
 class TaskDependencies(Protocol):
-    """What the tasks work with, made when the first of them runs."""
+    """The objects that the tasks use, created when the first task needs them."""
 
     @property
     def unsupported_pool(self) -> str | None: ...
@@ -103,9 +103,9 @@ class TaskDependencies(Protocol):
 
 
 def install_tasks(app: Celery, parts: TaskDependencies) -> None:
-    """Register our tasks with one app (shared=False: not with every app of the process).
+    """Register the internal tasks with one app (``shared=False``: not with every app of the process).
 
-    What global settings, annotations for ``*`` or the app's own task class would otherwise fill in is explicit.
+    Each option is explicit that global settings, annotations for ``*`` or the app's task class could otherwise set.
     """
 
     @app.task(name=ADVANCE, bind=True, **_OPTIONS)
@@ -120,7 +120,7 @@ def install_tasks(app: Celery, parts: TaskDependencies) -> None:
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
-        """Publish due work: the fallback for beats that host no dispatcher thread."""
+        """Publish due work; for a beat that hosts no dispatcher."""
         published = parts.sweeper.sweep_alone() if parts.sweep_heartbeat.is_alone() else parts.sweeper.sweep()
         parts.sweeper.tidy()
         parts.sweep_heartbeat.beat(str(self.request.hostname))
@@ -128,12 +128,12 @@ def install_tasks(app: Celery, parts: TaskDependencies) -> None:
 
     @app.task(name=DELIVER, **_OPTIONS)
     def deliver(id_: Any) -> str:
-        """Hand an outbound event to its handler; the message is only a hint."""
+        """Deliver an outbound event to its handler; the message is only a hint (LAW 1)."""
         return parts.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
 
     @app.task(name=MARKER, **_OPTIONS)
     def marker() -> str:
-        """Do nothing: a worker has received it, which is what it was sent for (see `tasks.lost`)."""
+        """Do nothing: the search for lost tasks only needs a worker to receive the message (see `tasks.lost`)."""
         return "noop"
 
     _install_answers(app, parts)
@@ -141,21 +141,24 @@ def install_tasks(app: Celery, parts: TaskDependencies) -> None:
 
 def _install_answers(app: Celery, parts: TaskDependencies) -> None:
     def answer_or_send(task: Any, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
-        """What Celery calls the link of a task that has returned with, in the process of the task."""
+        """The link's ``apply_async``, which Celery calls in the process of a task that has returned.
+
+        It commits the answer, or sends it as a message.
+        """
         if args and len(args) == _DONE_ARGS and parts.task_completions.returned(*args):
             return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links asks for one
         return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
 
     @app.task(name=TASK_DONE, bind=True, **{**_ANSWERING, "apply_async": answer_or_send})
     def task_done(self: Any, result: Any, reference: Any = None) -> str:
-        """Hand the result of a task to the step that had it sent."""
+        """Deliver the result of a task to the step that sent the task."""
         return _kept(self, parts.answers, (result, reference), lambda taking: taking.done(result, reference))
 
     @app.task(name=TASK_FAILED, **_ANSWERING)
     def task_failed(source: Any, *rest: Any) -> str:
-        """Hand the error of a task to the step that had it sent.
+        """Deliver the error of a task to the step that sent the task.
 
-        Called by Celery where the task failed, with its request; otherwise a message.
+        Celery calls this in the process of the failed task, with its request, or a worker gets it as a message.
         """
         error, reference = (source, *rest) if isinstance(source, Mapping) else error_of(source, rest)
         if isinstance(source, (str, Mapping)):
@@ -167,9 +170,10 @@ def _install_answers(app: Celery, parts: TaskDependencies) -> None:
 
 
 def _kept(task: Any, answers: Answers, message: tuple[Any, Any], take: Callable[[Answers], str]) -> str:
-    """Take an answer; while that cannot be done its message is sent anew.
+    """Commit an answer; if that fails, wait a second and send the message again.
 
-    It does not just go back: a broker may count how often a message does, and drop it then.
+    The message is not returned to the queue: a broker may count the returns of a message and drop it. It is returned
+    only if it cannot be sent either. Returns a short text for the log.
     """
     try:
         return take(answers)
@@ -180,7 +184,7 @@ def _kept(task: Any, answers: Answers, message: tuple[Any, Any], take: Callable[
         answers.rest()
         try:
             _send(task, answers, message)
-        except Exception:  # noqa: BLE001  # each transport has its own errors
+        except Exception:  # noqa: BLE001  # each transport raises errors of its own
             raise Reject(exc, requeue=True) from exc
         return "sent anew"
 
@@ -190,7 +194,7 @@ def _send(task: Any, answers: Answers, message: tuple[Any, Any]) -> None:
 
 
 def make_task_completions(app: Celery, parts: TaskDependencies, background: BackgroundQueue) -> TaskCompletions:
-    """What commits the ends of this app's tasks."""
+    """Create the object that commits the completions of this app's tasks."""
 
     def send(what: Any, reference: Any, *, is_error: bool) -> None:
         _send(app.tasks[TASK_FAILED if is_error else TASK_DONE], parts.answers, (what, reference))
@@ -199,24 +203,24 @@ def make_task_completions(app: Celery, parts: TaskDependencies, background: Back
 
 
 def claimant(task_id: str | None, node: str | None) -> str:
-    """Who holds a claim: the Celery task, by which its death is told, and its node, for people."""
+    """The text that names a claim's holder: the id of the Celery task, to match a dead process, and its node's name."""
     return f"{task_id} {node}"[:500]
 
 
 def check_content(conf: Any) -> None:
-    """Raise ConfigInvalid where a worker throws our messages away; without messages, run eagerly, none would."""
-    accepted = conf.accept_content  # None: whatever kombu has not disabled, and it never disables JSON
+    """Raise ConfigInvalid if workers would discard internal messages; eager tasks send none and need no check."""
+    accepted = conf.accept_content  # None: all types that kombu has not disabled, and it never disables JSON
     if accepted is not None and not _JSON & set(accepted) and not conf.task_always_eager:
         raise ConfigInvalid("accept_content", accepted, "add 'json', in which the messages of workflows are written")
 
 
 def add_beat_entry(schedule: Any, queue: str) -> None:
-    """Have beat send `sweep`."""
+    """Add `sweep` to beat's schedule."""
     schedule.setdefault(SWEEP, _beat_entry(queue))
 
 
 def ensure_beat_entry(scheduler: Any, queue: str) -> None:
-    """As `add_beat_entry`, in a beat that starts: an application may have assigned ``beat_schedule`` anew since."""
+    """Add `sweep` when beat starts: the application may have replaced ``beat_schedule`` after `add_beat_entry`."""
     if SWEEP not in scheduler.schedule:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
@@ -224,7 +228,7 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
 def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
     """The run that a message names; None if no run can have that name.
 
-    Databases raise on a NUL and on a number beyond 31 bits: each forged message would be an error and a traceback.
+    Databases raise on a NUL and on a number above 31 bits, so each forged message would log a traceback.
     """
     try:
         values.identifier("Workflow name", workflow, values.LONGEST_ID)
@@ -240,14 +244,14 @@ def _is_possible_id(id_: Any) -> TypeGuard[str]:
 
 
 def _beat_entry(queue: str) -> dict[str, Any]:
-    # Whole seconds: some schedulers keep nothing finer.
+    # Whole seconds: some schedulers store no fractions.
     return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
 
 
 def release_dead_claim(
     store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any, *, grace: timedelta
 ) -> None:
-    """A pool child died in `advance`: hand its run on at once instead of waiting for the lease to end."""
+    """Release and publish the run of a pool process that died in `advance`, before its lease has ended."""
     workflow, instance_id, run_number = args
     ref = RunRef(workflow, instance_id, run_number)
     due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace), bound=LOOP)

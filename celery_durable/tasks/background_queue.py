@@ -1,8 +1,8 @@
 """Background work: one daemon thread per process for what Celery's main loop must not wait for (LAW 8).
 
-A worker's main loop sends and receives the messages of all its tasks, and a query or a publish in it holds up every
-foreign task (one dead pool process while the database hung: none ran for 75 s). The queue is bounded and is lost with
-the process, so only such work belongs here that a sweep or the end of a lease finds anyway.
+A worker's main loop sends and receives the messages of all its tasks. A query or a publish in it delays every task of
+the application: when a pool process died while the database hung, no task ran for 75 s. The queue is bounded and is
+lost with the process. So it takes only work that a sweep or the end of a lease finds later in any case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Job = tuple[str, Callable[[], object]]
 
 
 class BackgroundQueue(ForkSafeThread):
-    """Runs jobs one after another, in order. A fork of the process begins with a queue of its own, and empty."""
+    """Runs jobs one after another, in order. A forked child has a new, empty queue."""
 
     def __init__(self, size: int = _SIZE) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class BackgroundQueue(ForkSafeThread):
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], object], *, what: str) -> bool:
-        """Have ``job`` run soon, without waiting; False where the queue is full, which is logged.
+        """Queue ``job`` and return at once; returns False, and logs a warning, if the queue is full.
 
-        An exception of the job is logged with ``what``, as a sentence's subject: "The claim of a dead process".
+        If the job raises, the log line begins with ``what``, for example "The claim of a dead process".
         """
-        if self._pid != os.getpid():  # the lock and the queue may have been in use when the process forked
+        if self._pid != os.getpid():  # the lock and the queue may have been in use when the parent process forked
             self._begin()
         with self._lock:
             try:
@@ -58,7 +58,10 @@ class BackgroundQueue(ForkSafeThread):
         return True
 
     def close(self, timeout: float) -> bool:
-        """Run what waits, for at most ``timeout`` seconds; False if that was not enough. Later jobs begin anew."""
+        """Run the queued jobs for at most ``timeout`` seconds; returns False if the jobs did not end in time.
+
+        A later `submit` starts a new thread.
+        """
         if self._pid != os.getpid():
             return True
         with self._lock:
@@ -66,7 +69,7 @@ class BackgroundQueue(ForkSafeThread):
             jobs, self._jobs = self._jobs, queue.Queue(self._size)
         if thread is None or not thread.is_alive():
             return True
-        with contextlib.suppress(queue.Full):  # then it is waited for below, and left behind
+        with contextlib.suppress(queue.Full):  # then the thread gets no end mark; `join` waits for it, at most timeout
             jobs.put_nowait(None)
         thread.join(timeout)
         if thread.is_alive():
@@ -82,5 +85,5 @@ class BackgroundQueue(ForkSafeThread):
     def _run(what: str, job: Callable[[], object]) -> None:
         try:
             job()
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the next job is not to blame
+        except Exception as exc:  # noqa: BLE001  # an error of one job must not stop the next one
             logger.warning("%s is left to the sweep: %s", what, exc)

@@ -1,7 +1,8 @@
 """The pools of Celery's workers, and which of them run workflows.
 
-On the others leases are not kept: cooperative threads starve the thread that renews them, and a pool of somebody else's
-may do anything. A worker on such a pool does the application's tasks as ever; it does not take our queue (LAW 8).
+On the other pools leases are not renewed reliably. Cooperative threads starve the thread that renews leases, and the
+behaviour of third-party pools is unknown. A worker on such a pool runs the application's tasks as before, but does not
+consume the workflow queue (LAW 8).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REMEDY = "Run workflows on a worker with -P prefork, threads or solo"
 
 
 def pool_name(pool: Any) -> str:
-    """A pool class's name as ``-P`` takes it, or its full name where it is none of Celery's."""
+    """A pool class's name as ``-P`` takes it, or its full name if it is not one of Celery's pools."""
     module, name = getattr(pool, "__module__", ""), getattr(pool, "__qualname__", str(pool))
     if not module.startswith(_CELERYS):
         return f"{module}.{name}"
@@ -35,12 +36,12 @@ def runs_workflows(pool: str) -> bool:
 
 
 def leave_queue(app: Any, queue: str, pool: str, *, named: bool) -> None:
-    """Have this worker, whose pool runs no workflows, not consume their queue.
+    """Stop this worker, whose pool runs no workflows, from consuming the workflow queue.
 
-    A queue that the application's own tasks go to by default stays: what comes there for us is left to other workers.
+    If the queue is also the application's default queue, the worker keeps it and leaves runs to other workers.
 
     Raises:
-        ImproperlyConfigured: The worker was told to consume it (``named``, by ``-Q``).
+        ImproperlyConfigured: ``-Q`` names the queue (``named``).
     """
     queues = app.amqp.queues
     if queue not in queues.consume_from or not is_own_queue(app, queue):

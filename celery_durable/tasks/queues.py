@@ -1,7 +1,7 @@
-"""The queue of an application's workflows, beside the queues that the application has.
+"""The workflow queue, added to the queues of the application.
 
-It is added where Celery makes its table of queues from the configuration, and the configuration stays as it is (LAW 8):
-a process may set ``task_queues`` or ``task_default_queue`` at any time up to its first use.
+The queue is added when Celery builds its table of queues from the configuration. The configuration itself does not
+change (LAW 8): a process may set ``task_queues`` or ``task_default_queue`` at any time before the first use.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from celery_durable.errors import DurableError
 
 
 class _WithDurableQueue:
-    """What an application's AMQP gets in addition."""
+    """A mixin for the application's AMQP class that adds the workflow queue."""
 
     app: Celery
 
     def Queues(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
-        """As Celery's, with our queue, which a plain ``celery worker`` consumes; ``-Q`` and ``-X`` still choose."""
+        """Celery's queues with the workflow queue; ``celery worker`` consumes it unless ``-Q`` or ``-X`` exclude it."""
         made = super().Queues(*args, **kwargs)  # type: ignore[misc]
         _consume(self.app, made)
         return made
 
 
 class DurableAMQP(_WithDurableQueue, AMQP):
-    """Celery's own AMQP with our queue; a class with a name, since a process that is spawned imports it."""
+    """Celery's own AMQP with the workflow queue; a module-level class, since a spawned process imports it by name."""
 
 
 def install_queue(app: Celery) -> None:
-    """Have the app know our queue, now or when it first asks for its queues."""
+    """Add the workflow queue to the app's table of queues, now or when Celery builds the table."""
     base: Any = app.amqp_cls
     if base == Celery.amqp_cls:
         app.amqp_cls = f"{__name__}:{DurableAMQP.__name__}"
@@ -42,16 +42,16 @@ def install_queue(app: Celery) -> None:
         own = symbol_by_name(base)
         vars(app)["amqp_cls"] = type(own.__name__, (_WithDurableQueue, own), {})
     made = vars(app).get("amqp")
-    if made is not None:  # the app has published before it got its Durable
+    if made is not None:  # the app has published a message before `Durable` was attached to it
         made.__class__ = type(type(made).__name__, (_WithDurableQueue, type(made)), {})
         if "queues" in vars(made):
             _consume(app, made.queues)
 
 
 def ensure_queue(app: Celery, name: str) -> None:
-    """Declare our queue to this process, unless it knows it; for whoever publishes, at each use.
+    """Add the workflow queue to this process's table of queues if it is missing; called before each publish.
 
-    Without it ``task_create_missing_queues=False`` refuses the queue of an app whose table of queues was replaced.
+    Otherwise an app with ``task_create_missing_queues=False`` refuses the queue after its table was replaced.
     """
     queues: Any = app.amqp.queues
     if name not in queues:
@@ -59,7 +59,7 @@ def ensure_queue(app: Celery, name: str) -> None:
 
 
 def is_own_queue(app: Celery, name: str) -> bool:
-    """Whether only workflows use this queue; False where the application's tasks go there by default."""
+    """Whether only workflows use this queue; False if it is the application's default queue."""
     conf: Any = app.conf
     return bool(name != conf.task_default_queue)
 
@@ -68,9 +68,9 @@ def _consume(app: Celery, queues: Any) -> None:
     try:
         name = read_settings(app.conf).queue
     except DurableError:
-        return  # said when the first of our parts is used, and not while the application publishes its own tasks
+        return  # raised at the first use of a workflow, and not while the application publishes its own tasks
     if name in queues or name in getattr(queues, "aliases", ()):
-        return  # the application declares it itself
+        return  # the application declares the queue itself
     queues.select_add(_queue(app, name))
 
 

@@ -1,13 +1,14 @@
-"""A worker on Redis that stopped consuming: found, and made to consume again, without a new connection (LAW 8).
+"""The Redis watchdog: finds a worker that stopped consuming, and makes it consume again without a new connection.
 
-A message whose acknowledgement fails keeps its place among those that a worker may hold at a time, for good:
-`kombu.transport.redis.QoS.ack` removes it from Redis first and from the places afterwards, and `Message.ack_log_error`
-only logs. While all places are taken Celery does not read the connection. So a worker without remote control and
-gossip, which has no other connection whose end would be seen, never consumes again when Redis is back.
+A worker may hold a limited number of messages (the prefetch limit). A message whose acknowledgement fails counts
+against this limit forever: `kombu.transport.redis.QoS.ack` removes the message from Redis first and from the count
+afterwards, and `Message.ack_log_error` only logs the error. While the limit is reached, Celery does not read the
+connection. A worker without remote control and gossip has no other connection that could show the outage. So such a
+worker never consumes again when Redis is back.
 
-The failed acknowledgement is what tells that worker from one that is merely full: Redis closes idle connections too
-(its ``timeout``), and Celery opens another as soon as it has a free place. To connect anew then, as for a lost
-connection, would restore what the worker holds and so run its late-acknowledged tasks a second time.
+The failed acknowledgement distinguishes this worker from a worker that is merely busy. Redis closes idle connections
+too (its ``timeout``), and Celery opens a new one when it may receive messages again. A reconnect by the watchdog would
+return the worker's messages to the queue, and so run late-acknowledged tasks a second time (LAW 8).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _Acknowledge = Callable[[], object]
 
 
 class RedisWatchdog(ForkSafeThread):
-    """Repeats the acknowledgements that Redis did not take, where they keep a full worker from consuming."""
+    """Repeats failed acknowledgements if they keep a worker from consuming."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class RedisWatchdog(ForkSafeThread):
         self._thread: threading.Thread | None = None
 
     def watch(self, consumer: Any) -> None:
-        """Remember what fails from now on. Each new connection has places of its own, and forgets those of the last."""
+        """Record failed acknowledgements from now on; called for each new connection, whose prefetch count is new."""
         self._qos, self._failed = None, {}
         if consumer.connection is None or consumer.connection.transport.driver_type != "redis":
             return
@@ -43,7 +44,10 @@ class RedisWatchdog(ForkSafeThread):
             setattr(self._qos, name, _remembering(getattr(self._qos, name), self._failed))
 
     def check(self) -> None:
-        """Repeat what failed if the worker has no free place; called by Celery's event loop, which must not wait."""
+        """Start a thread that repeats failed acknowledgements if the prefetch limit is reached.
+
+        Celery's event loop calls this, so it must not wait for Redis itself.
+        """
         if not self._failed or self._qos.can_consume() or (self._thread is not None and self._thread.is_alive()):
             return
         self.reset_fork_lock()
@@ -72,7 +76,10 @@ class RedisWatchdog(ForkSafeThread):
 
 
 def _remembering(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:
-    """The same method of one QoS, which other threads may call; what it raises goes on to Celery."""
+    """Wrap a QoS method so that its failures are recorded; it raises the same errors to Celery as before.
+
+    Other threads may call the wrapped method too.
+    """
 
     def call(delivery_tag: str, *args: Any, **kwargs: Any) -> object:
         try:

@@ -1,6 +1,7 @@
-"""What Celery or the operating system does to a process, told apart from what an author's code raises (LAW 9).
+"""Tells an exception that stops the process from an exception that the author's code raises (LAW 9).
 
-The first is no attempt: the run is handed on. The second is a failed attempt, whatever its type is.
+The first comes from Celery or the operating system and is no attempt: the worker releases the run. The second is a
+failed attempt, whatever its type is.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from celery_durable.runtime import is_ctrl_c
 
 
 def stopped_from_outside(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:
-    """A rule that says whether an exception is no verdict on the code in which it came up.
+    """A function that returns True for an exception that stops the process, and False for an error of the code.
 
     ``is_stopping``: whether this worker shuts down.
     """
 
     def is_from_outside(error: BaseException) -> bool:
-        if _has_been_terminated():  # whatever the code made of the SystemExit: this process ends
+        if _has_been_terminated():  # this process ends, even if the code turned the SystemExit into another exception
             return True
         match error:
-            case WorkerShutdown() | WorkerTerminate():  # raised by Celery's signal handlers where bodies run in them
+            case WorkerShutdown() | WorkerTerminate():  # Celery's signal handlers raise them into a solo pool's bodies
                 return True
             case SoftTimeLimitExceeded():
                 return _is_raised_by_the_limit(error)
@@ -37,14 +38,14 @@ def stopped_from_outside(is_stopping: Callable[[], bool]) -> Callable[[BaseExcep
 
 
 def _has_been_terminated() -> bool:
-    """Whether this pool process has been sent TERM: by a cold shutdown, by `revoke(terminate=True)`, by the system."""
+    """Whether this pool process has received SIGTERM: from a cold shutdown, `revoke(terminate=True)` or the system."""
     if (has_fired := getattr(common, "terminate_handler_fired", None)) is not None:
         return bool(has_fired())
     return bool(vars(common)["_should_have_exited"][0])  # billiard 4.2
 
 
 def _is_raised_by_the_limit(error: BaseException) -> bool:
-    """Whether the signal of Celery's soft time limit raised it; its handler is a frame of the traceback then."""
+    """Whether Celery's soft time limit raised the exception: then its signal handler is a frame of the traceback."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code is soft_timeout_sighandler.__code__:
