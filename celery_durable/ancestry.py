@@ -1,7 +1,8 @@
-"""Runs that begin with steps of another: which they keep, and what their code sees while it replays them.
+"""Runs that start with steps of another run: which steps they keep, and what their code sees while it replays them.
 
-Pure: rows in, rows out. A run that continues another holds copies of rows that settled there, so its code has to take
-the same way as far as they reach: until then time, chance and the keys of retried steps are those of the other run.
+The module is pure. A run that continues another one holds copies of its finished rows, so its code must take the same
+path up to the last copy. Until then it sees the time and random numbers of the other run. A retried step keeps the
+idempotency key that it had there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from celery_durable.model import RunRef, StepRow, StepStatus, from_us, to_us
 
 @dataclass(frozen=True, slots=True)
 class AncestorRun:
-    """Before call number ``until`` (None: without end) the code sees the time and chance of this run.
+    """The run whose time and random numbers the code sees before call number ``until`` (None: to its end).
 
-    ``run`` is ``workflow/instance/number``; ``began`` is when it was created.
+    ``run`` is ``workflow/instance/number``; ``created_at`` is when it was created.
     """
 
     run: str
@@ -30,14 +31,18 @@ class AncestorRun:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Where a run comes from. ``parts`` end with the run itself; ``carried``: steps that are retried, and their run."""
+    """Where a run comes from.
+
+    ``ancestors``: in order, the last is the run itself. ``retried_steps``: keys of retried steps, each with the run
+    that first attempted it.
+    """
 
     ancestors: tuple[AncestorRun, ...]
     retried_steps: dict[str, str]
 
     @classmethod
     def parse(cls, text: str | None, *, ref: RunRef, created_at: datetime) -> Ancestry:
-        """That of a run, from what `text` of its ancestors says."""
+        """Build the ancestry of a run from the stored `text` of its ancestors; None if it has none."""
         own = AncestorRun(f"{ref.workflow}/{ref.instance_id}/{ref.run_number}", created_at)
         given: dict[str, Any] = {"parts": [], "carried": {}} if text is None else json.loads(text)
         kept_before = [AncestorRun(run, from_us(began_us), until) for run, began_us, until in given["parts"]]
@@ -45,20 +50,23 @@ class Ancestry:
 
     @property
     def text(self) -> str:
-        """As it is stored with a run that continues this one."""
+        """The JSON text that is stored with a run that continues this one."""
         ancestors = [(part.run, to_us(part.created_at), part.until) for part in self.ancestors]
         return json.dumps({"parts": ancestors, "carried": self.retried_steps}, ensure_ascii=False)
 
     def at(self, seq: int) -> AncestorRun:
-        """The part that code sees which has made ``place`` calls."""
+        """The ancestor whose time and random numbers the code sees after call number ``seq``."""
         return next(part for part in self.ancestors if part.until is None or part.until > seq)
 
     def identity(self, step_key: str) -> str:
-        """The run in whose name a step speaks to systems outside: a retried one goes on with its keys."""
+        """The run that a step's idempotency key is derived from: for a retried step, the run it comes from."""
         return self.retried_steps.get(step_key, self.ancestors[-1].run)
 
     def until(self, seq: int, *, retried: Iterable[str] = ()) -> Ancestry:
-        """The ancestors of a run that continues this one: as this one up to ``place``, with the steps it retries."""
+        """The ancestry for a run that continues this one up to call ``seq``; ``retried``: keys of the steps it retries.
+
+        The new run itself is not part of it.
+        """
         ancestors = []
         for part in self.ancestors:
             is_last = part.until is None or part.until >= seq
@@ -70,14 +78,14 @@ class Ancestry:
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """What ended a run: the steps that failed, and how many calls the code had made when it was told."""
+    """The failure that ended a run: ``keys`` of the failed steps, and the call number ``seq`` when it was raised."""
 
     keys: tuple[str, ...]
     seq: int
 
     @classmethod
     def parse(cls, text: str | None) -> RunFailure | None:
-        """As it is stored; None where no step was to blame."""
+        """Read the stored text; None if no step caused the failure."""
         if text is None:
             return None
         given = json.loads(text)
@@ -85,14 +93,14 @@ class RunFailure:
 
     @property
     def text(self) -> str:
-        """As it is stored with the run."""
+        """The JSON text that is stored with the run."""
         return json.dumps({"keys": self.keys, "place": self.seq}, ensure_ascii=False)
 
 
 def kept_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:
-    """What a run keeps that begins again at ``target``: all that had settled, failures included, and was called before.
+    """The rows kept by a run that starts again at ``target``: finished rows, also failed ones, called before it.
 
-    A race of `first` is one: where the target is the race or a branch of it, it is run again as a whole.
+    A race of `first` is kept or repeated as a whole: if the target is the race or one of its branches, all run again.
     """
     races = _races(rows)
     seq = races[target.commit_id].first_seq if target.commit_id in races else target.seq
@@ -100,10 +108,10 @@ def kept_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:
 
 
 def kept_for_retry(rows: Sequence[StepRow], failure: RunFailure | None) -> list[StepRow]:
-    """What a run keeps that tries again what ended this one: all that settled before the failure came to light.
+    """The rows kept by a run that retries the failure that ended this one: rows finished before it was raised.
 
-    What was called after it (a compensation, a clean-up) answered the failure, and is not kept. ``failure`` None: no
-    step was to blame, and all that has settled is kept.
+    Steps called after it, such as a compensation or a clean-up, reacted to the failure and are not kept. Without a
+    ``failure``, no step caused the end, and all finished rows are kept.
     """
     settled = [row for row in rows if row.is_finished]
     if failure is not None:
@@ -112,33 +120,34 @@ def kept_for_retry(rows: Sequence[StepRow], failure: RunFailure | None) -> list[
 
 
 def cancelled_by_terminate(rows: Sequence[StepRow]) -> list[StepRow]:
-    """The steps that terminate() cancelled: they lost no race."""
+    """The steps that terminate() cancelled: rows that are cancelled but lost no race."""
     kept = _without_undecided_losers(list(rows), _races(rows))
     return [row for row in rows if row not in kept]
 
 
 def last_seq(rows: Iterable[StepRow]) -> int:
-    """The number of the last of these calls; 0 where there are none."""
+    """The highest call number of these rows; 0 if there are none."""
     return max((row.seq for row in rows), default=0)
 
 
 def closest_names(name: str, keys: Sequence[str], *, limit: int = 3) -> list[str]:
-    """The steps that somebody may have meant, the nearest first; else the first ones that there are."""
+    """The keys closest to ``name``, for an error message; the first keys if none is close."""
     return difflib.get_close_matches(name, keys, n=limit, cutoff=0.5) or list(keys[:limit])
 
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """Which calls a decided race of `first` spans, and the key of its own row."""
+    """A decided race of `first`: the number of its first call, and the key of its own row."""
 
     first_seq: int
     entry: str
 
 
 def _races(rows: Sequence[StepRow]) -> dict[str, _Race]:
-    """The decided races, by the commit that decided them: one wrote its row, its losers and, mostly, its winner.
+    """The decided races, keyed by the commit that decided each of them.
 
-    The race is called after its branches, so its own row is the last of them.
+    That commit wrote the race's row, its losers and usually its winner. The race is called after its branches, so its
+    row has the highest number.
     """
     commits: dict[str, list[StepRow]] = {}
     for row in sorted(rows, key=lambda row: row.seq):
@@ -151,9 +160,9 @@ def _races(rows: Sequence[StepRow]) -> dict[str, _Race]:
 
 
 def _without_undecided_losers(kept: list[StepRow], races: dict[str, _Race]) -> list[StepRow]:
-    """Without the losers of races that are not kept: in a race that is run again they may win.
+    """Remove the losers of races that are not kept, since they may win when the race runs again.
 
-    What terminate() cancelled lost no race, and is not kept either.
+    Also removes the steps that terminate() cancelled, which lost no race.
     """
     keys = {row.step_key for row in kept}
     return [

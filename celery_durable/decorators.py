@@ -1,4 +1,4 @@
-"""Workflows of no particular app, as `@shared_task` makes tasks: of functions, and of lists of steps."""
+"""Workflows that belong to no particular app, like tasks of `@shared_task`: from functions and from lists of steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome])
 
 
 class LinearWorkflow(Workflow[P, Any]):
-    """A workflow that is a list of steps, each with a handler; known to every app of the process.
+    """A workflow that is a list of steps, each with a handler. Every app of the process knows it.
 
-    ``version``: of the list, kept with each run. ``params``: the type of the parameters. ``queue``: other than
-    ``durable_queue``. ``retention``: how long an instance is kept after its end, other than
-    ``durable_retention_seconds``. ``on_complete``, ``on_failure``: as for `durable_workflow`. All steps are inserted
-    when a run begins, and it follows them to its end, whatever a deploy makes of this list. Raises DefinitionInvalid,
-    NameInvalid.
+    ``version``: of the list, recorded with each run. ``params``: the type of the parameters. ``queue``: replaces
+    ``durable_queue``. ``retention``: how long an instance is kept after its end, replaces
+    ``durable_retention_seconds``. ``on_complete``, ``on_failure``: as for `durable_workflow`.
+
+    All steps are recorded when a run starts. The run follows them to its end, even if a deploy changes this list.
+    Raises DefinitionInvalid and NameInvalid.
     """
 
     definition: LinearDefinition
@@ -60,7 +61,7 @@ class LinearWorkflow(Workflow[P, Any]):
         super().__init__(definition, functools.partial(current_durable, f"Workflow {name!r}"))
 
     def handler(self, *steps: str) -> Callable[[Handling], Handling]:
-        """Make a function the handler of these steps: of the list's, or of older lists that runs in flight follow."""
+        """Make a function the handler of these steps: steps of the list, or of older lists that current runs follow."""
         for step in steps:
             label("Step name", step, 256)
 
@@ -77,14 +78,14 @@ def durable_workflow(fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P
 @overload
 def durable_workflow(**options: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
 def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> Any:
-    """Make a function a durable workflow, known to every app of the process, as `@shared_task` does for tasks.
+    """Make a function a durable workflow. Every app of the process knows it, as `@shared_task` does for tasks.
 
-    ``name``: defaults to the function's. ``queue``: other than ``durable_queue``. ``step_defaults``: a StepConfig
-    under all its steps. ``max_steps``: other than ``durable_max_steps``. ``retention``: how long an instance is kept
-    after its end, other than ``durable_retention_seconds``; None without end. ``max_run_duration``: a run that takes
-    longer is terminated, ``max_suspend_duration``: also one that waits longer at one place. ``on_complete``: a Celery
-    task, or a task's name, that is sent when a run is complete, ``on_failure``: when it failed or took too long; at
-    least once, with what became of the run.
+    ``name``: defaults to the function's. ``queue``: replaces ``durable_queue``. ``step_defaults``: a StepConfig that
+    is the default of all its steps. ``max_steps``: replaces ``durable_max_steps``. ``retention``: how long an instance
+    is kept after its end, None for forever; replaces ``durable_retention_seconds``. ``max_run_duration``: a run that
+    takes longer is terminated. ``max_suspend_duration``: a run is terminated if a single suspension lasts longer.
+    ``on_complete``: a Celery task, or a task's name, that is sent when a run is complete. ``on_failure``: a task that
+    is sent when a run failed or took too long. Both are sent at least once, with the outcome of the run.
     """
 
     def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:

@@ -1,7 +1,7 @@
-"""A workflow as data: its name, function, types and defaults; and what a step function wants.
+"""Workflows as data: name, function, types and defaults; and what the engine needs to know of a step's function.
 
-A definition knows no app and no database, so the decorated function can be imported anywhere;
-the handle with ``.create()`` lives in `app`.
+A definition knows no app and no database, so the decorated function can be imported anywhere. The handle with
+``.create()`` is in `handles`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _SHORTEST_POLICY = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition(abc.ABC):
-    """What is registered under a name. ``queue`` None: the app's.
+    """A workflow that is registered under a name.
 
-    ``retention``: how long an ended instance is kept, None without end, UNSET the app's. ``max_run_duration``,
-    ``max_suspend_duration``: how long a run may take, and a single suspension; None without end, as with linear ones.
-    ``hooks``: what is sent when a run has ended.
+    ``queue``: None for the app's. ``retention``: how long an ended instance is kept, None for forever, UNSET for the
+    app's. ``max_run_duration``, ``max_suspend_duration``: how long a run, and a single suspension, may take. None is
+    for no limit; linear workflows have none. ``hooks``: the tasks to send when a run has ended.
     """
 
     name: str
@@ -63,22 +63,22 @@ class Definition(abc.ABC):
 
     @property
     def is_limited(self) -> bool:
-        """Whether a run of it may take too long."""
+        """Whether its runs have a limit on their duration or on a suspension."""
         return self.max_run_duration is not None or self.max_suspend_duration is not None
 
     @property
     @abc.abstractmethod
     def where(self) -> str:
-        """The code's place, for people."""
+        """Where the code is defined, for people. It also tells two workflows of the same name apart."""
 
     @abc.abstractmethod
     def plan(self, policy: StepPolicy) -> RunPlan:
-        """How a run of it begins; ``policy``: how a step runs for which nobody says more."""
+        """The rows with which its runs start; ``policy``: the app's default policy of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowDefinition(Definition):
-    """A workflow that is a function: code, types, defaults."""
+    """A workflow that is a function: its code, types and defaults."""
 
     fn: Callable[..., Any]
     step_defaults: StepConfig | None
@@ -95,10 +95,10 @@ class WorkflowDefinition(Definition):
 
 @dataclass(frozen=True, slots=True)
 class LinearStep:
-    """A step of a linear workflow; ``name`` is its type, by which its handler is found.
+    """A step of a linear workflow. Its handler is found by ``name``.
 
-    ``max_attempts``: in all, 1 for no retry, None for without end. ``delay``, ``backoff``, ``max_delay``: how soon it
-    is tried again after an exception. ``timeout``: of each attempt, None for none. What is left out comes from the
+    ``max_attempts``: in total; 1 for no retry, None for no limit. ``delay``, ``backoff``, ``max_delay``: how soon it is
+    retried after an exception. ``timeout``: of each attempt, None for none. Values that you leave out come from the
     app's ``durable_step_defaults``.
     """
 
@@ -118,7 +118,7 @@ class LinearStep:
 
     @property
     def config(self) -> StepConfig:
-        """The same as the configuration of a step."""
+        """These values as a StepConfig."""
         most = self.max_attempts
         limit = most - 1 if isinstance(most, int) else most
         retries = Retries(limit=limit, delay=self.delay, backoff=self.backoff, max_delay=self.max_delay)
@@ -127,7 +127,7 @@ class LinearStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearDefinition(Definition):
-    """A workflow that is a list of steps, each with a handler. Once a run has begun its rows alone say what follows."""
+    """A workflow that is a list of steps, each with a handler. A run that has started follows only its own rows."""
 
     module: str
     version: int
@@ -145,7 +145,7 @@ class LinearDefinition(Definition):
         return RunPlan(Kind.LINEAR, tuple(planned), self.version)
 
     def policy_of(self, step: str, policy: StepPolicy) -> StepPolicy:
-        """How soon a step is tried again; a row's name that the plan has lost is tried as ``policy`` says."""
+        """The policy of a step. A recorded step that is no longer in the list has the default, ``policy``."""
         return next((policy.over(each.config) for each in self.steps if each.name == step), policy)
 
 
@@ -161,7 +161,7 @@ def define_linear(
     on_complete: Any = None,
     on_failure: Any = None,
 ) -> LinearDefinition:
-    """Check a linear workflow; its handlers come later."""
+    """Check a linear workflow and return its definition, still without handlers; raises DefinitionInvalid."""
     identifier("Workflow name", name, 255)
     number: Any = version
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**31:
@@ -191,7 +191,7 @@ def define_linear(
 
 
 class WorkflowOptions(TypedDict, total=False):
-    """What the decorators take, and `define`: told in `durable_workflow`."""
+    """The options of the decorators and of `define`; `durable_workflow` documents them."""
 
     name: str | None
     queue: str | None
@@ -217,7 +217,10 @@ def define(
     on_complete: Any = None,
     on_failure: Any = None,
 ) -> WorkflowDefinition:
-    """Read a workflow function: ``fn(event: WorkflowEvent[P], step: Step) -> R``."""
+    """Check a workflow function, ``fn(event: WorkflowEvent[P], step: Step) -> R``, and return its definition.
+
+    Raises DefinitionInvalid, and AsyncNotSupported for a coroutine function.
+    """
     if not inspect.isfunction(fn):
         raise DefinitionInvalid(f"{fn!r} cannot be a workflow: decorate a plain function.")
     if _is_async(fn):
@@ -239,7 +242,7 @@ def define(
         lambda: _payload_type(_declared(fn, first)), what=f"The parameter type of workflow {fn.__qualname__}"
     )
     output = Codec.ours(lambda: _declared(fn, "return"), what=f"The return type of workflow {fn.__qualname__}")
-    # What is not found yet is when it is needed: the module may define the types below the workflow.
+    # A type that cannot be resolved yet is resolved when it is needed: the module may define it below the workflow.
     if not isinstance(given := _annotation(fn, first), str):
         params.settle(_payload_type(given))
     if not isinstance(returned := _annotation(fn, "return"), str):
@@ -280,7 +283,10 @@ def _payload_type(annotation: Any) -> Any:
 
 
 def _declared(fn: Callable[..., Any], name: str) -> Any:
-    """The type that a parameter, or "return", is annotated with; None where none is, or none that exists."""
+    """The annotated type of a parameter or of "return"; None without an annotation.
+
+    If the annotation cannot be resolved, logs a warning once and returns None.
+    """
     found = _annotation(fn, name)
     if isinstance(found, str):
         _tell_once(f"{fn.__module__}.{fn.__qualname__}", found)
@@ -289,7 +295,10 @@ def _declared(fn: Callable[..., Any], name: str) -> Any:
 
 
 def _annotation(fn: Callable[..., Any], name: str) -> Any:
-    """One annotation by itself, so that another that cannot be resolved does no harm; as text if this one cannot."""
+    """Resolve one annotation on its own, so that another one that cannot be resolved does no harm.
+
+    Returns its text if it cannot be resolved itself, and None if there is none.
+    """
     try:
         written = fn.__annotations__[name]
     except (AttributeError, KeyError, NameError):
@@ -298,7 +307,7 @@ def _annotation(fn: Callable[..., Any], name: str) -> Any:
     alone = SimpleNamespace(__annotations__={name: written}, __type_params__=getattr(code, "__type_params__", ()))
     try:
         return typing.get_type_hints(alone, globalns=getattr(code, "__globals__", {}), include_extras=True)[name]
-    except Exception:  # noqa: BLE001  # the text may be any expression: a TYPE_CHECKING import, a remark
+    except Exception:  # noqa: BLE001  # the text may be any expression, such as a name imported under TYPE_CHECKING
         return str(written)
 
 
@@ -320,14 +329,17 @@ class Registry:
         self._parent = parent
 
     def add(self, definition: Definition) -> None:
-        """Register; the same function again (a module imported anew) replaces itself."""
+        """Register a definition. A reloaded module replaces its own definition.
+
+        Raises WorkflowNameTaken if other code has this name.
+        """
         taken = self.find(definition.name)
         if taken is not None and taken.where != definition.where:
             raise WorkflowNameTaken(definition.name, taken.where, definition.where)
         self._definitions[definition.name] = definition
 
     def find(self, name: str) -> Definition | None:
-        """The workflow of this name, None when this process does not know it."""
+        """The workflow of this name; None if this process does not know it."""
         found = self._definitions.get(name)
         return found if found is not None or self._parent is None else self._parent.find(name)
 
@@ -344,7 +356,7 @@ class Registry:
 
 
 SHARED = Registry()
-"""What `@durable_workflow` registers: known to every app of the process, as `@shared_task` is."""
+"""The workflows that `@durable_workflow` registers. Every app of the process knows them, as with `@shared_task`."""
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -364,7 +376,7 @@ def durable_step(
     timeout: Duration | None = UNSET,
     repeat: bool = UNSET,
 ) -> Any:
-    """Give a function its step defaults where it is defined; the function itself stays as it is."""
+    """Give a function step defaults where it is defined. It can still be called as before."""
     config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
 
     def mark(fn: F) -> F:
@@ -384,7 +396,7 @@ def _result_of(fn: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepFunction:
-    """What the engine needs to know of a step's callable."""
+    """What the engine needs to know about a step's callable."""
 
     name: str | None
     wants_tx: bool
@@ -396,10 +408,10 @@ _known: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = weakref.We
 
 
 def describe_step(fn: Callable[..., Any]) -> StepFunction:
-    """Inspect a step's callable, once."""
+    """Inspect a step's callable and cache the result; raises AsyncNotSupported and DefinitionInvalid."""
     try:
         found = _known.get(fn)
-    except TypeError:  # unhashable or not weakly referable, as a bound method of a slotted object is
+    except TypeError:  # unhashable, or without weak references, such as a bound method of a slotted object
         return _describe(fn)
     if found is None:
         found = _known[fn] = _describe(fn)
@@ -427,18 +439,19 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
 
 
 def _result_codec(inner: Any, result: Any) -> Codec:
-    codec = Codec.ours(lambda: result, what=_result_of(inner))  # not of fn: it would keep its own cache entry alive
+    # The codec must not refer to the callable itself, which would keep its own weak cache entry alive.
+    codec = Codec.ours(lambda: result, what=_result_of(inner))
     try:
-        _ = codec.is_typed  # now, before the body has run in vain
+        _ = codec.is_typed  # resolve the type now, before a body runs whose result could not be recorded
     except DefinitionInvalid:
         if not inspect.isclass(inner):
             raise
-        return Codec()  # a class that is called declares nothing: what it makes is refused as it comes
+        return Codec()  # a class used as a step declares no result type; an instance that is not JSON data is refused
     return codec
 
 
 def _wants_tx(fn: Callable[..., Any], code: Callable[..., Any]) -> bool:
-    """Whether the first parameter is annotated StepTx, or carries no annotation and is named tx."""
+    """Whether the first parameter is annotated with StepTx, or is named tx and has no annotation."""
     try:
         first = next(iter(inspect.signature(fn).parameters.values()), None)
     except (ValueError, TypeError):  # builtins without a signature

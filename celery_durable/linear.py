@@ -1,4 +1,4 @@
-"""What the handlers of linear workflows hold and answer with: a context in, an outcome out."""
+"""What the handlers of linear workflows receive and return: a context and an outcome."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class TaskType(StrEnum):
     """Why a handler is called."""
 
     RUN = "RUN"  # it is the step's turn
-    EVENT = "EVENT"  # the event that it waited for has come
-    WAITING_TIMEOUT = "WAITING_TIMEOUT"  # none came in time
+    EVENT = "EVENT"  # the event that the step waited for has arrived
+    WAITING_TIMEOUT = "WAITING_TIMEOUT"  # no event arrived in time
 
 
 @dataclass(frozen=True, slots=True)
 class LinearContext:
-    """What a handler is called with.
+    """The argument of a handler.
 
-    ``attempt`` counts from 1 and does not begin anew when an event comes. ``results``: of the steps before, by name.
-    ``event``: only for EVENT. ``version``: of the workflow when the run began. ``tx``: its writes, tasks and events
-    are committed with Completed and Waiting, and dropped with Retry and Dead; `StepTx.on_terminal_error` is for Dead.
-    ``publish(key, value)``: as `Step.publish`.
+    ``attempt`` counts from 1, and an event does not reset it. ``results``: of the earlier steps, by name. ``event``:
+    only for EVENT. ``version``: of the workflow when the run started. ``tx``: its writes, tasks and events are
+    committed with Completed and Waiting, and dropped with Retry and Dead; `StepTx.on_terminal_error` is for Dead.
+    ``publish(key, value)``: like `Step.publish`.
     """
 
     task_type: TaskType
@@ -51,14 +51,14 @@ class LinearContext:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The step is done; the next one is ready, and after the last one the instance is complete with ``result``."""
+    """The step is done, and the next one runs. After the last step the instance is complete, with ``result``."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Call the handler again when an event of this type comes, or after ``timeout``; none sooner than 1 second.
+    """Call the handler again when an event of this type arrives, or after ``timeout``, which is at least 1 second.
 
     ``outbound_events``: (name, payload) pairs for the handlers of `Durable.outbound`, sent with this commit.
     """
@@ -70,9 +70,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Call the handler again after ``backoff``, as another attempt; when the attempts are used up the step is dead.
+    """Call the handler again after ``backoff``, as another attempt. If no attempt is left, the step is dead.
 
-    ``backoff`` None: as the step's delay says.
+    ``backoff`` None: the step's delay.
     """
 
     backoff: Duration | None = None
@@ -81,7 +81,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The step cannot be done, and the instance has failed."""
+    """The step cannot be done: the instance fails with ``error``."""
 
     error: str = ""
 

@@ -1,6 +1,6 @@
-"""The notify: makes signals of what was committed. Whoever commits calls it afterwards, outside any transaction.
+"""Sends signals about what was committed. The code that commits calls it afterwards, outside any transaction.
 
-Each function looks first whether anybody listens. See `celery_durable.signals` for the arguments.
+Each function first checks whether a receiver is connected. See `celery_durable.signals` for the arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _send(signal: Signal, ref: RunRef, **more: Any) -> None:
     )
 
 
-# --- from outside -------------------------------------------------------------------------------
+# --- from clients, dispatchers and tasks --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +60,25 @@ def created(ref: RunRef, *, run_at: datetime | None = None) -> None:
 
 
 def restarted(ref: RunRef, *, reason: str | None) -> None:
-    """A new run was begun: this one."""
+    """A new run was created by a restart: ``ref``."""
     if signals.workflow_restarted.receivers:
         _send(signals.workflow_restarted, ref, reason=reason)
 
 
 def terminated(ref: RunRef, *, reason: str | None) -> None:
-    """A run was ended by somebody."""
+    """A run was terminated."""
     if signals.workflow_terminated.receivers:
         _send(signals.workflow_terminated, ref, reason=reason)
 
 
 def paused(ref: RunRef) -> None:
-    """A run on which nobody worked was paused."""
+    """A run that no worker held was paused."""
     if signals.workflow_suspended.receivers:
         _send(signals.workflow_suspended, ref, status=Status.PAUSED.value, until=None)
 
 
 def step_intervened(ref: RunRef, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
-    """Somebody settled a step by hand; ``step``: as it had been."""
+    """A step was completed or skipped by hand; ``step``: its row before that."""
     if signals.step_intervened.receivers:
         about = {"step": step.name, "type": step.type.value, "attempt": max(1, step.attempts)}
         _send(signals.step_intervened, ref, **about, action=action, by=by, reason=reason)
@@ -91,7 +91,7 @@ def event_received(event: AcceptedEvent) -> None:
 
 
 def answer_refused(ref: RunRef) -> None:
-    """An answer for this run was forged."""
+    """An answer for this run was refused, because its token is not valid."""
     if signals.answer_refused.receivers:
         _send(signals.answer_refused, ref)
 
@@ -106,7 +106,7 @@ def sweep_done(published: int, duration: timedelta) -> None:
 
 
 def pass_started(claim: Claim, *, has_started: bool) -> None:
-    """A pass begins. The first of its run, if none ended in good order before and none by a worker's death."""
+    """A pass starts. It is the first of its run if no pass ended normally before, and none with its worker's death."""
     if not has_started and claim.crash_count == 0:
         if signals.workflow_started.receivers:
             _send(signals.workflow_started, claim.ref, latency=claim.latency)
@@ -121,7 +121,7 @@ def attempt_started(claim: Claim, step: str, attempt: int, *, type_: StepType = 
 
 
 def steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
-    """A boundary recorded these rows. Announced attempts and the losers of races are nothing to tell."""
+    """A commit recorded these rows. Attempts counted in advance and losers of races send no signal."""
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
         is_lost = write.status is StepStatus.CANCELLED
@@ -140,23 +140,23 @@ def steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
 
 
 def _starts_task_attempt(write: StepWrite) -> bool:
-    """An attempt of a Celery task that is under way from now on."""
+    """Whether the write records that an attempt of a Celery task was sent."""
     return write.type is StepType.TASK and write.status is StepStatus.WAITING and write.error_name is None
 
 
 def _is_retry(write: StepWrite) -> bool:
-    """Not the beginning of a wait, and not that it is a linear step's turn."""
+    """Whether the write records a retry, and not the start of a wait or that a linear step is ready."""
     return write.type is StepType.DO or write.error_name is not None
 
 
 def _step(write: StepWrite) -> dict[str, Any]:
-    # A linear step counts the attempts that failed.
+    # The row of a linear step counts only its failed attempts, so a finished step had one more.
     attempt = write.attempts + 1 if write.status is StepStatus.DONE else max(1, write.attempts)
     return {"step": write.name, "type": write.type.value, "attempt": attempt}
 
 
 def suspended(claim: Claim, released: ReleaseOutcome, until: datetime | None) -> None:
-    """A pass let its run go."""
+    """A pass released its run."""
     if signals.workflow_suspended.receivers:
         until = None if released is ReleaseOutcome.DUE else until
         _send(signals.workflow_suspended, claim.ref, status=_STATUS_AFTER_RELEASE[released].value, until=until)
@@ -172,11 +172,11 @@ def run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[], time
         _send(signals.workflow_failed, claim.ref, duration=duration(), **error)
 
 
-# --- around -------------------------------------------------------------------------------------
+# --- context managers ---------------------------------------------------------------------------
 
 
 def around_pass(claim: Claim) -> AbstractContextManager[None]:
-    """What goes around a pass."""
+    """The connected context managers of a pass, as one."""
     if not signals.around_pass.managers:
         return nullcontext()
     ref = claim.ref
@@ -186,7 +186,7 @@ def around_pass(claim: Claim) -> AbstractContextManager[None]:
 
 
 def around_body(call: Callable[[], T], claim: Claim, *, step: str, attempt: int) -> Callable[[], T]:
-    """The call with what goes around it."""
+    """Wrap a body's call in the connected context managers; returns ``call`` itself if there are none."""
     if not signals.around_step.managers:
         return call
     ref = claim.ref

@@ -1,7 +1,7 @@
-"""Putting together what packages bring: their workflows by binding key, from hand, module or entry point.
+"""Registering the workflows of packages under binding keys: passed directly, or from modules or entry points.
 
-A package exports ``required_workflows``, a dict of binding keys and workflows, and never makes an engine; the
-application registers it.
+A package exports ``required_workflows``, a dict of binding keys and workflows, and never creates an engine. The
+application registers the dict.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ RequiredWorkflows = Mapping[str, Workflow[Any, Any]]
 
 
 class Bindings:
-    """The workflows of an app by binding key: the name that Python code has for them."""
+    """The workflows of an app by binding key, the name by which Python code refers to them."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._bound: dict[str, Definition] = {}
 
     def add(self, required: RequiredWorkflows, *, reserved: Iterable[str] = ()) -> None:
-        """Register all of a package's workflows, or none; the same again changes nothing.
+        """Register all of a package's workflows. If it raises, none is registered. Registering them again is harmless.
 
-        Raises WorkflowNameTaken, BindingKeyTaken, DefinitionInvalid.
+        ``reserved``: names that are no binding keys. Raises WorkflowNameTaken, BindingKeyTaken and DefinitionInvalid.
         """
         if not isinstance(required, Mapping):
             raise DefinitionInvalid(f"{required!r} cannot be registered: pass a dict of binding keys and workflows.")
@@ -62,7 +62,7 @@ class Bindings:
         return workflow.definition
 
     def find(self, key: str) -> Definition | None:
-        """The workflow that is bound to a key."""
+        """The workflow that is bound to a key; None if there is none."""
         bound = self._bound.get(key)
         return None if bound is None else self._registry.get(bound.name)
 
@@ -71,7 +71,7 @@ class Bindings:
 
 
 def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWorkflows]:
-    """What ``<package>.<related_name>`` exports, for each package that has such a module; it is imported."""
+    """Import ``<package>.<related_name>`` for each package that has this module; returns what the modules export."""
     found = []
     for package in packages:
         importlib.import_module(package)
@@ -79,7 +79,7 @@ def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWo
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as exc:
-            if exc.name != name:  # something that the module itself wants
+            if exc.name != name:  # the module exists, and one of its own imports is missing
                 raise
             continue
         found.append(getattr(module, EXPORT, {}))
@@ -87,7 +87,7 @@ def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWo
 
 
 def from_entry_points() -> list[RequiredWorkflows]:
-    """What installed packages announce, ordered by name; raises DefinitionInvalid."""
+    """Load what installed packages export as entry points, ordered by name; raises DefinitionInvalid."""
     found = []
     for entry in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
         loaded = entry.load()

@@ -1,11 +1,11 @@
-"""When a hint is sent again: the watermark rule, as a pure function of what is known of a queue.
+"""When to send a hint again: the watermark rule, as a pure function of what is known about a queue.
 
-A queue is first in, first out. If a hint that was sent later has been claimed, a hint that was sent earlier and has
-not been claimed is lost. A queue that is empty proves the same of everything that was sent before. A long queue proves
-nothing: its hints wait behind other messages, and a second copy would only make it longer.
+A queue is first in, first out. If a hint that was sent later has been claimed, an unclaimed hint that was sent earlier
+is lost. If the queue is empty, every unclaimed hint that was sent before is lost. A long queue proves nothing: its
+hints wait behind other messages, and a second copy would only make it longer.
 
-A wrong guess costs one superfluous message, which changes nothing (LAW 1). A right one that is not made costs time; so
-after ``longest`` a hint is sent again whatever is known. All instants are the database's (LAW 4).
+A wrong guess costs one superfluous message, which changes nothing (LAW 1). A missed one costs time, so a hint is always
+sent again after ``longest``. All times are the database's (LAW 4).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 SLACK = timedelta(seconds=3)
-"""How long a worker may hold a hint that it has taken from the queue before it claims: it prefetches several."""
+"""How long a worker may hold a hint between the queue and its claim, since workers prefetch several messages."""
 PATIENCE = timedelta(seconds=5)
-"""How old a hint is at least before an empty queue makes it lost; doubles with each further copy."""
+"""The minimum age of a hint before an empty queue means that it is lost. It doubles with each further copy."""
 _MOST_DOUBLINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a queue is known to have come; None: nothing is known.
+    """What is known about the progress of a queue; None: nothing.
 
-    ``claimed``: the newest time of sending among hints that were claimed at least `SLACK` ago. ``empty``: a moment at
-    least `SLACK` ago at which the queue was seen empty, or just now for who looks only once. ``empty_lately``: such a
-    moment that is not as old yet.
+    ``claimed``: the newest sending time among the hints that were claimed at least `SLACK` ago. ``empty``: a time at
+    least `SLACK` ago when the queue was empty; a single sweep also uses the present. ``empty_lately``: a time when the
+    queue was empty that is more recent than `SLACK`.
     """
 
     claimed: datetime | None = None
@@ -41,38 +41,38 @@ NOTHING_KNOWN = QueueProgress()
 class Redispatch:
     """The rule with its settings.
 
-    ``first``: how soon work is offered again that a tick took, doubling up to ``longest``.
+    ``first``: how long a run rests that a tick took, before it is offered again. It doubles up to ``longest``.
     """
 
     first: timedelta
     longest: timedelta
 
     def after(self, dispatches: int) -> timedelta:
-        """How long to wait after the ``dispatches``-th time that a tick took it."""
+        """How long a run rests after a tick took it for the ``dispatches``-th time."""
         return min(self.first * (1 << min(max(dispatches - 1, 0), 30)), self.longest)
 
     def min_age(self, dispatches: int) -> timedelta:
-        """How old a hint is before an empty queue makes it lost.
+        """The minimum age of a hint before an empty queue means that it is lost.
 
-        A worker without a prefetch limit empties the queue into its memory: without the doubling a copy would follow
-        every few seconds for as long as that worker is busy.
+        A worker without a prefetch limit empties the queue into its memory. Without the doubling, a copy would be sent
+        every few seconds while that worker is busy.
         """
         return min(PATIENCE * (1 << min(max(dispatches - 1, 0), _MOST_DOUBLINGS)), self.longest)
 
     def is_lost(self, sent_at: datetime, dispatches: int, progress: QueueProgress, now: datetime) -> bool:
-        """Whether a hint that was sent then, and that nobody has claimed, is to be sent again."""
+        """Whether an unclaimed hint that was sent at ``sent_at`` is lost and must be sent again."""
         age = now - sent_at
         if age >= self.longest or (progress.claimed is not None and sent_at < progress.claimed):
             return True
         return progress.empty is not None and sent_at < progress.empty and age >= self.min_age(dispatches)
 
     def lost_before(self, progress: QueueProgress, now: datetime) -> datetime:
-        """No hint that was sent at this moment or later is lost."""
-        too_old = now - self.longest + timedelta(microseconds=1)  # an age of just this is too old already
+        """The time before which a hint must have been sent to be lost: no later hint is."""
+        too_old = now - self.longest + timedelta(microseconds=1)  # a hint of exactly this age is lost already
         return max([too_old, *(at for at in (progress.claimed, progress.empty) if at is not None)])
 
     def look_again(self, sent_at: datetime, dispatches: int, progress: QueueProgress) -> datetime:
-        """When to look at such a hint again that is not lost yet, should nothing more become known."""
+        """When to check a hint that is not lost yet again, if nothing more becomes known about its queue."""
         empties = [at for at in (progress.empty, progress.empty_lately) if at is not None and sent_at < at]
         last = sent_at + self.longest
         if not empties:

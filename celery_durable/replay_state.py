@@ -1,7 +1,7 @@
-"""The pure brain of a pass: recorded steps and a step call -> replay, run, wait or give up.
+"""The replay decisions of a pass: from the recorded steps and a step call to replay, run, wait or fail.
 
-No clock, no SQL, no threads: ``now`` comes in, verdicts go out, so that the rules of replay can be
-read and tested by themselves.
+The module is pure: no clock, no SQL, no threads. ``now`` is an argument and each decision is a return value, so that
+the rules of replay can be read and tested on their own.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
 from celery_durable.model import StepRow, StepStatus, StepType
 
-# Outside what a step name may contain, so that "x" called twice never meets a step named "x 2".
+# A character that no step name may contain, so that the key of a repeated "x" never equals another step's name.
 _REPEAT_SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """The step has ended before: hand out what is recorded, result or failure."""
+    """The step has finished: return its recorded result, or raise its recorded failure."""
 
     row: StepRow
 
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """Run the body as this attempt. ``announce``: write the pending row first."""
+    """Run the body as this attempt. ``precount``: commit a pending row that counts the attempt before the body runs."""
 
     attempt: int
     precount: bool
@@ -35,35 +35,35 @@ class RunAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptsExhausted:
-    """Dead workers used up all attempts: end the step without running it."""
+    """All attempts are used up, by failures or by dead workers: fail the step without running it."""
 
     attempts: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Not before ``until``."""
+    """Do nothing before ``until``."""
 
     until: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class FinishTimer:
-    """The recorded time has come: end the sleep, or settle the wait."""
+    """The recorded wake time has passed: finish the sleep."""
 
     row: StepRow
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitAnswer:
-    """Somebody else is at it, or has answered by now."""
+    """A task or a child was started for this step. Check whether it has answered."""
 
     row: StepRow
 
 
 @dataclass(frozen=True, slots=True)
 class RecordNew:
-    """Never seen: record it."""
+    """The step has no row yet: record it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StepEntry:
 
 
 class ReplayState:
-    """The steps of one run, as recorded, and as called in this pass."""
+    """The steps of one run: the recorded rows, and the calls of this pass."""
 
     def __init__(self, rows: Iterable[StepRow], *, workflow: str, crash_count: int, max_steps: int) -> None:
         self._rows = {row.step_key: row for row in rows}
@@ -93,23 +93,23 @@ class ReplayState:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code still stands before the last step that an earlier pass recorded."""
+        """Whether the code has not yet reached the last step that an earlier pass recorded."""
         return self._last_replayed < self._last_recorded
 
     @property
     def last_seq(self) -> int:
-        """How far the code has come: the number of its last call, 0 before the first."""
+        """The highest call number that the code has reached, 0 before the first call."""
         return self._last_seq
 
     @property
     def uncalled(self) -> list[StepRow]:
-        """What is recorded, and has not been called in this pass; in call order."""
+        """The recorded steps that this pass has not called, in call order."""
         return sorted(
             (row for key, row in self._rows.items() if key not in self._called), key=lambda row: (row.seq, row.step_key)
         )
 
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> StepEntry:
-        """Identify a step call. ``identity`` compares equal for the same work (function and arguments).
+        """Find the step of a call. ``identity`` compares equal for the same work (function and arguments).
 
         Raises StepNameReused, StepTypeMismatch, StepLimitExceeded.
         """
@@ -135,15 +135,15 @@ class ReplayState:
         return StepEntry(key=key, name=name, seq=seq, row=row, is_repeated=before is not None)
 
     def reserve_name(self, key: str) -> None:
-        """A branch of this key is submitted: until `let_go`, the name cannot be called again."""
+        """Reserve the key of a submitted branch: its name cannot be called again until `release_name`."""
         self._reserved.add(key)
 
     def release_name(self, key: str) -> None:
-        """The branch is taken up: its name is free."""
+        """Release the key of a branch that was gathered or raced: its name may be called again."""
         self._reserved.discard(key)
 
     def record(self, row: StepRow) -> None:
-        """A boundary committed this row. Crashes are counted since the last step that got further."""
+        """Note a committed row. It resets the crash count, unless it only counts an attempt in advance."""
         if row.status is StepStatus.CANCELLED and not row.is_timer_step:
             self._counted -= 1
         self._rows[row.step_key] = row
@@ -151,29 +151,32 @@ class ReplayState:
             self._crash_count = 0
 
     def row(self, key: str) -> StepRow | None:
-        """What is recorded under a key by now."""
+        """The current row of a key, None if it has none."""
         return self._rows.get(key)
 
     def decide_do(
         self, row: StepRow | None, *, max_attempts: int | None, alone: bool, now: datetime
     ) -> ReplayStep | RunAttempt | AttemptsExhausted | WaitUntil:
-        """What to do about a `do` call. ``alone``: nothing else is open, so crashes since the boundary are its own."""
+        """Decide about a `do` call.
+
+        ``alone``: no other step is open, so the crashes since the last commit count as attempts of this step.
+        """
         if row is not None and row.is_finished:
             return ReplayStep(row)
         if row is not None and row.next_retry_at is not None and row.next_retry_at > now:
             return WaitUntil(row.next_retry_at)
         attempts = 0 if row is None else row.attempts
         is_precounted = row is not None and row.status is StepStatus.PENDING
-        if alone and not is_precounted:  # an announced attempt is counted in its row already
+        if alone and not is_precounted:  # the row of a precounted attempt includes it already
             attempts += self._crash_count
         if max_attempts is not None and attempts >= max_attempts:
-            # Workers that died before the body began are no attempts beyond the last.
+            # Workers that died before the body started do not count beyond the last attempt.
             return AttemptsExhausted(max(0 if row is None else row.attempts, max_attempts))
         return RunAttempt(attempts + 1, precount=is_precounted or not alone)
 
     @staticmethod
     def decide_timer(row: StepRow | None, *, now: datetime) -> ReplayStep | FinishTimer | WaitUntil | RecordNew:
-        """What to do about a sleep: its wake time was fixed when it was first reached."""
+        """Decide about a sleep. Its wake time was recorded when it was first called."""
         if row is None:
             return RecordNew()
         if row.is_finished:
@@ -183,7 +186,7 @@ class ReplayState:
 
     @staticmethod
     def decide_remote(row: StepRow | None, *, now: datetime) -> ReplayStep | RunAttempt | WaitUntil | AwaitAnswer:
-        """What to do about a step that others do: a row with a time to wait for names no attempt that is out."""
+        """Decide about a step that runs elsewhere. A row with a retry time has no attempt in flight."""
         if row is None:
             return RunAttempt(1, precount=False)
         if row.is_finished:
@@ -193,7 +196,10 @@ class ReplayState:
         return WaitUntil(row.next_retry_at) if row.next_retry_at > now else RunAttempt(row.attempts + 1, precount=False)
 
     def _next_seq(self) -> int:
-        """The next number that no row has; not above them all, for a later sibling may have been recorded before us."""
+        """The next number above the last call that no recorded row has.
+
+        It may be below a recorded number: a branch that was submitted later may have been recorded earlier.
+        """
         seq = self._last_seq + 1
         while seq in self._recorded_seqs:
             seq += 1
@@ -208,5 +214,5 @@ class ReplayState:
 
 
 def _counts_toward_limit(row: StepRow) -> bool:
-    """Whether a step counts against the limit: sleeps are free, and so is a branch that lost its race."""
+    """Whether a step counts toward `max_steps`. Sleeps and branches that lost a race do not count."""
     return not row.is_timer_step and row.status is not StepStatus.CANCELLED

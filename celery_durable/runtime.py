@@ -1,4 +1,4 @@
-"""Time, chance, threads and crash points: all that a test replaces. Nothing else asks for them."""
+"""Time, randomness, threads and crash points: everything that tests replace. No other module uses them directly."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import uuid_utils
 
 T = TypeVar("T")
 Purpose = Literal["sleep", "retry", "event"]
-"""What a span of waiting is for: `step.sleep`, the pause before a retry, the timeout of a wait."""
+"""The purpose of a wait: `step.sleep`, the pause before a retry, or the timeout of a wait."""
 
 
 def steady() -> float:
-    """Seconds of this machine's steady clock, in tests too: for waits on peers that no test's clock can shorten."""
+    """Seconds of this machine's monotonic clock, in tests too: for waits on peers, which no test clock can shorten."""
     return time.monotonic()
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether it may have been raised for a person: by Python's own handler of SIGINT, which runs on the main thread.
+    """Whether the error comes from Ctrl-C: from Python's own handler of SIGINT, which runs on the main thread.
 
-    Celery's workers replace that handler: there a KeyboardInterrupt is the author's.
+    Celery's workers replace that handler, so there a KeyboardInterrupt was raised by the author's code.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return (
@@ -43,9 +43,9 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentBody:
-    """One body to run. ``run`` never raises; ``on_done`` gets what it returned, None after the timeout.
+    """One body to run. ``run`` never raises; ``on_done`` receives what it returned, or None after the timeout.
 
-    ``on_done`` is called on the thread that called `run_branches`, one branch at a time: it commits.
+    ``on_done`` commits. It is called on the thread that called `run_concurrently`, for one branch at a time.
     """
 
     run: Callable[[], Any]
@@ -54,45 +54,45 @@ class ConcurrentBody:
 
 
 class Runtime:
-    """The production runtime: the database's time, random ids, one thread for each branch."""
+    """The production runtime: the database's time, random ids, one thread for each concurrent body."""
 
     clock: Callable[[], int] | None = None
-    """Microseconds since the epoch instead of the database's time; only tests set it."""
+    """Microseconds since the epoch, used instead of the database's time. Only tests set it."""
 
     def new_id(self) -> str:
-        """A random id that sorts by its time of making."""
+        """A random id that sorts by creation time."""
         return str(uuid_utils.uuid7())
 
     def new_token(self) -> str:
-        """A token that nobody else ever held: random, not counted, so that a failed-over database cannot repeat it."""
+        """A unique token. It is random, not a counter, so that a failed-over database cannot issue it again."""
         return str(uuid.uuid4())
 
     def new_secret(self) -> str:
-        """128 random bits in hexadecimal, which nobody can guess: who names them has read them."""
+        """128 random bits in hexadecimal, which cannot be guessed."""
         return secrets.token_hex(16)
 
     def monotonic(self) -> float:
-        """Seconds of this process's steady clock."""
+        """Seconds of this process's monotonic clock."""
         return time.monotonic()
 
     def wall_clock(self) -> datetime:
-        """This machine's clock, to be compared with the database's: nothing is decided by it (LAW 4)."""
+        """This machine's clock, only for comparison with the database's. No decision uses it (LAW 4)."""
         return datetime.now(UTC)
 
     def back_off(self, times: int) -> None:
-        """Pause before something is done again for the ``times``-th time; spread, so that rivals do not meet again."""
+        """Pause before the ``times``-th retry, for a random time, so that competing retries do not collide again."""
         time.sleep(min(1.0, 0.01 * 2**times) * random.uniform(0.5, 1.0))  # noqa: S311  # only spreads load
 
     def spread(self, seconds: float) -> float:
-        """About so long: up to a fifth less or more, so that many who wait for the same thing do not meet again."""
+        """``seconds``, changed by up to 20 % at random, so that processes with the same interval do not collide."""
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # only spreads load
 
     def sleep(self, seconds: float) -> None:
-        """Pause the calling thread, between two looks at something."""
+        """Pause the calling thread between two checks."""
         time.sleep(seconds)
 
     def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
-        """Call ``work`` on a daemon thread after every pause of ``seconds``, until it answers False."""
+        """Call ``work`` on a daemon thread after every pause of ``seconds``, until it returns False."""
 
         def loop() -> None:
             self.sleep(seconds)
@@ -105,18 +105,18 @@ class Runtime:
         self,
         length: timedelta,
         *,
-        purpose: Purpose,  # noqa: ARG002  # for runtimes that let some waits be short
+        purpose: Purpose,  # noqa: ARG002  # for runtimes that shorten some waits
         workflow: str,  # noqa: ARG002
         step: str,  # noqa: ARG002
     ) -> timedelta:
-        """How long a step waits: as long as its author wrote."""
+        """How long a step waits: the production runtime returns ``length``."""
         return length
 
     def attempt(
         self,
         body: Callable[[], T],
         *,
-        workflow: str,  # noqa: ARG002  # for runtimes that put something in the body's place
+        workflow: str,  # noqa: ARG002  # for runtimes that replace the body
         instance_id: str,  # noqa: ARG002
         step: str,  # noqa: ARG002
         number: int,  # noqa: ARG002
@@ -125,16 +125,16 @@ class Runtime:
         return body()
 
     def can_interrupt(self) -> bool:
-        """Whether a timer signal can interrupt a body on this thread: it is the one that gets signals."""
+        """Whether a timer signal can interrupt a body on this thread. Only the main thread receives signals."""
         return threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
 
     def checkpoint(self, name: str) -> None:
-        """A named place between two effects where tests stop, crash or look. Does nothing."""
+        """A crash point: a named position between two effects, where tests stop, crash or check. Does nothing here."""
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
-        """Run the bodies at the same time, each on its own thread; hand in each result as it comes.
+        """Run the bodies concurrently, each on its own thread, and pass each result to its ``on_done`` as it arrives.
 
-        A body that outlives its timeout is left behind: its result goes nowhere, its thread ends with it.
+        A body that runs past its timeout is abandoned: its result is ignored, and its thread ends with it.
         """
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         crews = [_companions.take() for _ in branches]
@@ -168,7 +168,7 @@ class Runtime:
             except queue.Empty:
                 assert first is not None
                 return first, None
-            if index in open_:  # else: the late result of a body that timed out
+            if index in open_:  # otherwise it is the late result of a body that timed out
                 return index, result
 
 
@@ -177,11 +177,11 @@ def _report(done: queue.SimpleQueue[tuple[int, Any]], index: int, result: Any) -
 
 
 class _Companion:
-    """A daemon thread that runs one body after another, so that thread-locals of user code live on."""
+    """A daemon thread that runs one body after another, so that thread-locals of user code are kept."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
-        # The thread knows the queue only: a companion that nobody holds any more ends it.
+        # The thread holds only the queue, so an unreferenced companion is collected, and `__del__` ends the thread.
         threading.Thread(target=_work, args=(self._jobs,), name="durable-body", daemon=True).start()
 
     def __del__(self) -> None:
@@ -207,7 +207,7 @@ _MOST_IDLE = 4
 
 
 class _Companions(threading.local):
-    """The idle companions of the calling thread; those of a wide gather beyond a few end with their bodies."""
+    """The idle companions of the calling thread. It keeps a few; the others end with their bodies."""
 
     def __init__(self) -> None:
         self.idle: list[_Companion] = []
@@ -226,5 +226,5 @@ class _Companions(threading.local):
 
 
 _companions = _Companions()
-# The forking thread's locals live on in the child, but the threads they name do not.
+# After a fork the child has the forking thread's locals, but not the threads that they refer to.
 os.register_at_fork(after_in_child=_companions.forget)

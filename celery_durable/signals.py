@@ -1,8 +1,9 @@
-"""What happened, told: Celery signals, each sent after the commit that made it true.
+"""Celery signals about workflows, each sent after the commit that it reports.
 
-At most once, by the process that did it: a crash between the commit and the signal loses it, and what was superseded
-or rolled back is never told. ``sender`` is the workflow's name: ``workflow_failed.connect(alert, sender="order")``.
-What a receiver raises is logged and breaks nothing. Where nobody listens nothing is made up to be told.
+The process that commits sends the signal, at most once. A crash between the commit and the signal loses the signal.
+Superseded and rolled-back work sends none. ``sender`` is the workflow's name:
+``workflow_failed.connect(alert, sender="order")``. An exception of a receiver is logged and has no other effect. If no
+receiver is connected, no signal data is built.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ _ERROR = ("error_name", "error_message")
 
 
 def listen(signal: Signal, receiver: Callable[..., object]) -> None:
-    """Connect a method for good, or until `ignore`.
+    """Connect a receiver, which may be a bound method, until `ignore` is called.
 
-    Before 5.7 Celery takes the same method of two objects for one receiver, and leaves the second out.
+    Before 5.7, Celery treats the same method of two objects as one receiver and ignores the second. So each receiver
+    has its own ``dispatch_uid``.
     """
     signal.connect(receiver, weak=False, dispatch_uid=_uid(receiver))
 
 
 def ignore(signal: Signal, receiver: Callable[..., object]) -> None:
-    """Undo `listen`."""
+    """Disconnect a receiver that `listen` connected."""
     signal.disconnect(receiver, dispatch_uid=_uid(receiver))
 
 
@@ -67,50 +69,50 @@ def _signal(name: str, *arguments: str) -> Signal:
 workflow_created = _signal("workflow_created", *_RUN, "run_at")
 """An instance was recorded. ``run_at``: when it is to start, None for at once."""
 workflow_started = _signal("workflow_started", *_RUN, "latency")
-"""A worker began a run. ``latency``: how long it had been due."""
+"""A worker started a run. ``latency``: how long it had been due."""
 workflow_suspended = _signal("workflow_suspended", *_RUN, "status", "until")
-"""A run was let go. ``status``: "waiting", "paused", or "active": due again; ``until``: None where that is unknown."""
+"""A run was released. ``status``: "waiting", "paused", or "active" if it is due again; ``until``: None if unknown."""
 workflow_resumed = _signal("workflow_resumed", *_RUN, "latency", "crash_count")
-"""A worker goes on with a run. ``latency``: how long it had been due; ``crash_count``: workers that died at it."""
+"""A worker continues a run. ``latency``: how long it had been due; ``crash_count``: how many workers died during it."""
 workflow_completed = _signal("workflow_completed", *_RUN, "duration")
-"""A run returned. ``duration``: since it was recorded."""
+"""A run returned. ``duration``: since it was created."""
 workflow_failed = _signal("workflow_failed", *_RUN, "duration", *_ERROR)
-"""A run ended by an error."""
+"""A run ended with an error. ``duration``: since it was created."""
 workflow_terminated = _signal("workflow_terminated", *_RUN, "reason")
-"""Somebody ended a run."""
+"""A run was terminated, by a client or because it exceeded a limit."""
 workflow_restarted = _signal("workflow_restarted", *_RUN, "reason")
-"""A new run was begun. ``run_number``: its number."""
+"""An instance was restarted with a new run. ``run_number``: its number."""
 step_started = _signal("step_started", *_STEP)
-"""An attempt at a step's body begins, a task is to be sent, a child was created, or a sleep or a wait was recorded.
+"""An attempt of a step's body starts, or a task, a child, a sleep or a wait was recorded.
 
 ``type``: "do", "sleep", "waitForEvent", "task", "child", "linear".
 """
 step_completed = _signal("step_completed", *_STEP, "duration")
-"""A step has its result. ``duration``: how long the body ran, None where there is none."""
+"""A step has its result. ``duration``: how long the body ran, None if it has no body."""
 step_retrying = _signal("step_retrying", *_STEP, "duration", "delay", *_ERROR)
-"""An attempt failed, and there will be another one ``delay`` later."""
+"""An attempt failed. The next one is due after ``delay``."""
 step_failed = _signal("step_failed", *_STEP, "duration", *_ERROR)
-"""A step failed for good."""
+"""A step failed, and will not be retried."""
 step_intervened = _signal("step_intervened", *_STEP, "action", "by", "reason")
-"""Somebody settled a step by hand. ``action``: "set_result" or "skip"; ``attempt``: the last that there was."""
+"""A step was completed or skipped by hand. ``action``: "set_result" or "skip"; ``attempt``: its last attempt."""
 event_received = _signal("event_received", *_RUN, "event_type", "event_id")
-"""An event was accepted for a run, whether it waits for one or not."""
+"""An event was accepted for a run, which need not wait for it yet."""
 answer_refused = _signal("answer_refused", *_RUN)
-"""The answer of a Celery task came with a token that is not its attempt's: it is forged, and changed nothing."""
+"""The answer of a Celery task had a token that is not its attempt's. It was refused as forged, and changed nothing."""
 sweep_done = _signal("sweep_done", "published", "duration")
-"""A dispatcher has swept; ``sender`` is None. ``published``: the messages that it sent."""
+"""A dispatcher finished a sweep; ``sender`` is None. ``published``: how many messages it sent."""
 
 
-# --- what goes around ---------------------------------------------------------------------------
+# --- context managers ---------------------------------------------------------------------------
 
 Manager = Callable[..., AbstractContextManager[Any]]
 M = TypeVar("M", bound=Manager)
 
 
 class Around:
-    """Something that takes its time. Who is connected is asked for a context manager, which is entered around it.
+    """A hook around work that takes time. Each connected function makes a context manager, entered around the work.
 
-    What the managers raise is logged, and what passes through them they cannot hold up.
+    An exception of a manager is logged. A manager cannot suppress an exception of the work.
     """
 
     def __init__(self, name: str, *arguments: str) -> None:
@@ -121,18 +123,18 @@ class Around:
         return f"<Around {self.name} providing_args={sorted(self.providing_args)}>"
 
     def connect(self, make: M) -> M:
-        """Ask ``make(**arguments)`` for a context manager each time, until it is disconnected; also as a decorator."""
+        """Call ``make(**arguments)`` for a context manager each time, until `disconnect`. Works as a decorator."""
         if make not in self.managers:
             self.managers.append(make)
         return make
 
     def disconnect(self, make: Manager) -> None:
-        """Ask it no more."""
+        """Stop calling ``make``."""
         if make in self.managers:
             self.managers.remove(make)
 
     def around(self, **arguments: Any) -> AbstractContextManager[None]:
-        """Ask for the managers now; they are entered with what this answers with, perhaps on another thread."""
+        """Make the managers now, and return a context manager that enters them, perhaps on another thread."""
         made = [manager for make in list(self.managers) if (manager := self._try(make, **arguments)) is not None]
         return self._around(made)
 
@@ -165,6 +167,6 @@ def _enter(manager: AbstractContextManager[Any]) -> bool:
 
 
 around_pass = Around("around_pass", *_RUN, "latency")
-"""Around what a worker does for one run, from its claim to its letting go."""
+"""Around one pass: what a worker does for one run, from its claim to its release."""
 around_step = Around("around_step", *_RUN, "step", "attempt")
-"""Around one call of a step's body, on the body's thread; its manager is asked for on that of the pass."""
+"""Around one call of a step's body, on the body's thread. Its manager is made on the thread of the pass."""
