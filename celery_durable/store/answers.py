@@ -1,7 +1,7 @@
-"""Answers: what others who do a step tell it, as an event that this step alone waits for.
+"""Answers to steps: an answer is stored as an event that only one step waits for.
 
-A child's answer is written in the transaction that ends the child. Its parent was there before it, so its row has the
-lower key, and is locked first: all locks are taken in ascending order.
+A child's answer is written in the transaction that ends the child. The parent existed before the child, so its row
+has the lower key and is locked first. All row locks are taken in ascending key order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _waiting_parent(s: Store) -> Any:
 
 
 def waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
-    """Key, workflow and id of the instance whose step waits for this child's end; none where none does, or ever will.
+    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
 
-    A step begins to wait in the commit that creates the child, and does so no more once it has ended.
+    A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
     """
     row = None if parent is None else _step_of(tx, parent)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
@@ -49,19 +49,22 @@ def _step_of(tx: Tx, parent: Parent) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer:
-    """A locked instance, and the event type by which its step waits for an answer."""
+    """A locked instance, and the event type for which its step waits."""
 
     row: InstanceRow
     event_type: str
 
 
 def lock_parent(tx: Tx, parent: Parent | None) -> PendingAnswer | None:
-    """Lock the instance whose step waits for this child's end, before the child itself; None where none does."""
+    """Lock the instance whose step waits for this child's end. Call this before the child is locked.
+
+    Returns None if no step waits.
+    """
     for _, workflow, instance_id in waiting_parent(tx, parent):
         assert parent is not None
         try:
             row = instances.lock(tx, workflow, instance_id)
-        except InstanceNotFound:  # it has ended, and was deleted, since we looked
+        except InstanceNotFound:  # it ended and was deleted after the read
             return None
         step = _step_of(tx, parent)
         return None if step is None else PendingAnswer(row, step.wait_event_type)
@@ -84,7 +87,10 @@ def _is_asked(s: Store) -> Any:
 
 
 def answer(tx: Tx, asker: PendingAnswer, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun] | None:
-    """Hand an answer to a locked instance; None where it has moved on, or has one. Answers with whom it wakes."""
+    """Store an answer for a locked instance, and return the runs it wakes.
+
+    Returns None if the step does not wait for this answer any more, or has one already.
+    """
     row = asker.row
     is_asked = tx.run(_is_asked, pk=row.pk, run=row.run_number, type=asker.event_type).first() is not None
     if row.status.is_terminal or not is_asked:
@@ -95,6 +101,6 @@ def answer(tx: Tx, asker: PendingAnswer, *, payload: str, event_id: str, grace: 
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
-    """Tell the step whose child has ended in this transaction, which has locked both; answers with whom it wakes."""
+    """Answer the step whose child has ended in this transaction, which has locked both. Returns the runs it wakes."""
     asker = lock_parent(tx, parent)
     return [] if asker is None else answer(tx, asker, payload=payload, event_id=event_id, grace=grace) or []

@@ -1,6 +1,6 @@
-"""What a chaos run asks of the tables: who holds what, when a run went on, which rows contradict each other.
+"""Reads for a chaos run: which node holds what, when a run progressed, which rows contradict each other.
 
-Only reads, and only what concerns the given instances: the tables may be somebody's staging.
+It only reads, and only the given instances: the tables may belong to a staging system in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim as a node holds it at this moment of the database's time."""
+    """A claim that a node holds at this time of the database."""
 
     pk: int
     ref: RunRef
@@ -32,7 +32,7 @@ class Held:
 
 
 def held_by(tx: Tx, node: str, *, lease: timedelta) -> list[Held]:
-    """What a node holds. ``lease``: how long a claim is good for."""
+    """Return the claims of a node. ``lease`` is the length of a lease."""
     i = tx.t.instance.c
     columns = (i.id, i.workflow, i.instance_id, i.run_number, i.crash_count, tx.store.clock().label("now_us"))
     where = (*schedule.near(tx, within=lease), i.status == Status.ACTIVE.value)
@@ -44,7 +44,7 @@ def held_by(tx: Tx, node: str, *, lease: timedelta) -> list[Held]:
 
 
 def soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, DueRun]:
-    """Up to ``limit`` runs that are worked on, due, or due ``within`` this time, by instance."""
+    """Return up to ``limit`` runs that are claimed, due, or due ``within`` this time, by instance."""
     i = tx.t.instance.c
     where = (*schedule.near(tx, within=within), i.status.in_(_LIVE))
     rows = tx.execute(sa.select(i.id, i.workflow, i.instance_id, i.run_number, i.queue).where(*where).limit(limit))
@@ -52,7 +52,7 @@ def soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, DueRun]:
 
 
 def progress_since(tx: Tx, held: Held) -> datetime | None:
-    """When a run first recorded something after that moment: a step's or its own end, or that a wait began."""
+    """Return when a run first recorded something after that time: the end of a step or run, or the start of a wait."""
     s, r = tx.t.step.c, tx.t.run.c
     step = (s.instance_pk == held.pk, s.run_number == held.ref.run_number)
     times = sa.union_all(
@@ -65,7 +65,7 @@ def progress_since(tx: Tx, held: Held) -> datetime | None:
 
 
 def counts(tx: Tx, pks: Sequence[int], *, since: datetime) -> tuple[Counter[str], int]:
-    """How these instances stand, by status, and how many steps have ended in them since then."""
+    """Count these instances by status, and the steps of theirs that have finished since then."""
     i, s = tx.t.instance.c, tx.t.step.c
     statuses, steps = Counter[str](), 0
     for chunk in _chunks(pks):
@@ -77,7 +77,7 @@ def counts(tx: Tx, pks: Sequence[int], *, since: datetime) -> tuple[Counter[str]
 
 
 def contradictions(tx: Tx, pks: Sequence[int]) -> list[str]:
-    """What must not be in the rows of these instances at any time, as sentences; see docs/design.md, invariants."""
+    """Return sentences about rows of these instances that break an invariant; see docs/design.md."""
     found: list[str] = []
     i, r, s = tx.t.instance.c, tx.t.run.c, tx.t.step.c
     for chunk in _chunks(pks):

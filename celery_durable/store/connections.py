@@ -1,7 +1,8 @@
-"""A store's connections: one per thread that advances runs, the rest from the pool for as long as they are needed.
+"""A store's connections: one per thread that advances runs; the others come from the pool while they are needed.
 
-A thread that advances keeps its connection for single statements in autocommit, and has its transactions on it too:
-with the renewal of leases that makes two connections in a pool process (LAW 8). What is idle for a minute is closed.
+A thread that advances runs keeps a connection for single statements in autocommit, and uses it for transactions too.
+Together with the renewal of leases that makes two connections per pool process (LAW 8). A connection that is idle for
+a minute is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NEVER = float("inf")
 
 
 class Kept:
-    """A connection in use, with its line."""
+    """A connection in use, with its watchdog line."""
 
     __slots__ = ("conn", "line", "pool", "used_at")
 
@@ -32,36 +33,36 @@ class Kept:
         self.conn, self.line, self.pool, self.used_at = conn, line, pool, 0.0
 
     def begin(self, deadline: float) -> None:
-        """Have the watchdog cut it at ``deadline``, if it is not given back before."""
+        """Let the watchdog cut the connection at ``deadline``, unless it is returned before."""
         if self.line is not None:
             self.line.begin(deadline)
 
     def end(self) -> bool:
-        """Nothing is under way any more; False where it was cut."""
+        """End the watch. Returns False if the watchdog cut the connection."""
         return self.line is None or self.line.end()
 
 
 class Connections:
-    """Those of one engine. ``is_ours``: made by the store, and not the application's.
+    """The connections of one engine. ``is_ours`` says that the store made the engine, not the application.
 
-    ``shares``: a thread that keeps a connection has its transactions and reads on it too. For PostgreSQL, where
-    changing the isolation level costs no round trip, and where alone connections are kept.
+    ``shares`` says that a thread uses its kept connection for transactions and reads too. That is for PostgreSQL:
+    changing the isolation level costs no round trip there, and only there are connections kept.
     """
 
     def __init__(self, engine: sa.Engine, *, is_ours: bool, has_sockets: bool, shares: bool) -> None:
         self._engine, self._is_ours, self.has_sockets, self._shares = engine, is_ours, has_sockets, shares
-        # By thread. Not a threading.local: it would let go of a connection whose thread ended, or that a
-        # fork left behind, and the pool would then speak to the server over a socket that is the parent's.
-        # What is in here is idle: who uses a connection takes it out meanwhile, so that nobody closes it.
+        # By thread. Not a threading.local, which would release the connection of an ended thread, or of the parent
+        # after a fork. The pool would then talk to the server over the parent's socket. All connections in this dict
+        # are idle: a thread takes its connection out while it uses it, so that no other thread closes it.
         self._kept: dict[int, Kept] = {}
         self._used_at = _NEVER
-        """When the pool was last used; infinite where there is nothing in it."""
+        """When the pool was last used; infinite if the pool is empty."""
         _all.add(self)
 
     # --- a thread's own -------------------------------------------------------------------------
 
     def take(self, deadline: float) -> Kept:
-        """The calling thread's connection, to be given to `release_delivery` or `drop`; made where it has none."""
+        """Take the calling thread's connection, or make one. Return it with `release_delivery` or `drop`."""
         kept = self._pop() or self._new_kept(deadline)
         kept.begin(deadline)
         return kept
@@ -85,7 +86,7 @@ class Connections:
         return kept
 
     def release_delivery(self, kept: Kept) -> None:
-        """Keep it for the thread's next statement. Not where it belongs to a shared pool: its owner fills that."""
+        """Keep the connection for the thread's next statement. One from a shared pool goes back to the pool."""
         kept.used_at = steady()
         if kept.end() and self._is_ours and threading.get_ident() not in self._kept:
             self._kept[threading.get_ident()] = kept
@@ -93,10 +94,11 @@ class Connections:
             self.drop(kept)
 
     def drop(self, kept: Kept) -> None:
-        """Give it to the pool, which finds out whether it is still good."""
+        """Return a connection to the pool, which finds out whether it still works."""
         self._used_at = steady()
         try:
-            if kept.pool is not self._engine.pool:  # disposed of meanwhile, so that nobody would close what is in it
+            # the pool was disposed of meanwhile, so it would never close the connection
+            if kept.pool is not self._engine.pool:
                 kept.conn.invalidate()
             kept.conn.close()
         finally:
@@ -104,7 +106,7 @@ class Connections:
                 kept.line.close()
 
     def release(self) -> None:
-        """Give the thread's connection to the pool: what comes next needs another one."""
+        """Return the thread's kept connection to the pool, because the thread needs another kind next."""
         if (kept := self._pop()) is not None:
             self.drop(kept)
 
@@ -112,7 +114,7 @@ class Connections:
 
     @contextmanager
     def for_reading(self, deadline: float) -> Iterator[sa.Connection]:
-        """A connection in autocommit: the thread's own if it keeps one, else one of the pool."""
+        """Yield a connection in autocommit: the thread's kept one, or else one from the pool."""
         kept = self._pop() if self._shares else None
         if kept is None:
             with self.borrowed(deadline, "AUTOCOMMIT") as conn:
@@ -123,14 +125,14 @@ class Connections:
 
     @contextmanager
     def for_transaction(self, deadline: float) -> Iterator[sa.Connection]:
-        """A connection to begin a transaction on: the thread's own if it keeps one, else one of the pool."""
+        """Yield a connection to start a transaction on: the thread's kept one, or else one from the pool."""
         kept = self._pop() if self._shares else None
         if kept is None:
             with self.borrowed(deadline) as conn:
                 yield conn
             return
         with self._using(kept, deadline):
-            kept.conn.rollback()  # of what SQLAlchemy takes for a transaction in autocommit: no round trip
+            kept.conn.rollback()  # ends what SQLAlchemy takes for a transaction in autocommit: no round trip
             self._set(kept.conn, "READ COMMITTED")
             yield kept.conn
             self._set(kept.conn, "AUTOCOMMIT")
@@ -140,14 +142,14 @@ class Connections:
         kept.begin(deadline)
         try:
             yield
-        except BaseException:  # perhaps in the middle of a statement, or of a transaction: the pool resets it
+        except BaseException:  # It may be in the middle of a statement or a transaction. The pool resets it.
             self.drop(kept)
             raise
         self.release_delivery(kept)
 
     @contextmanager
     def borrowed(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:
-        """A connection from the pool, and back into it."""
+        """Yield a connection from the pool, and return it afterwards."""
         borrowed = self._checkout()
         borrowed.begin(deadline)
         try:
@@ -156,7 +158,7 @@ class Connections:
             yield borrowed.conn
         finally:
             with self.wrapping():
-                self.drop(borrowed)  # watched to the end: the pool rolls back, which is a statement
+                self.drop(borrowed)  # watched to the end: the pool's rollback is a statement too
 
     def _checkout(self) -> Kept:
         self._used_at, pool = steady(), self._engine.pool
@@ -178,7 +180,7 @@ class Connections:
     # --- the end --------------------------------------------------------------------------------
 
     def tidy(self, now: float) -> None:
-        """Close what has been idle for `IDLE_SECONDS`; on the watchdog's thread."""
+        """Close connections that have been idle for `IDLE_SECONDS`. Runs on the watchdog's thread."""
         for thread, kept in list(self._kept.items()):
             if now - kept.used_at > IDLE_SECONDS and (taken := self._kept.pop(thread, None)) is not None:
                 taken.conn.invalidate()
@@ -188,18 +190,18 @@ class Connections:
             self._engine.dispose()
 
     def renew(self) -> None:
-        """Have what comes next in this thread go over new connections."""
+        """Make this thread's next statements use new connections."""
         self.release()
         if self._is_ours:
             self._engine.dispose()
 
     def close(self) -> None:
-        """Close what is idle; only when no other thread is at work."""
+        """Close the idle connections. No other thread may be using them."""
         while self._kept:
             self.drop(self._kept.popitem()[1])
 
     def forget(self) -> None:
-        """After a fork: the parent's connections are not ours to use or to close."""
+        """Forget the parent's connections after a fork. The child must neither use nor close them."""
         _inherited.extend(kept.conn for kept in self._kept.values())
         _inherited.append(self._engine.pool)
         self._kept = {}
@@ -208,24 +210,25 @@ class Connections:
 
     @contextmanager
     def wrapping(self) -> Iterator[None]:
-        """Wrap the loss of a connection whose isolation level is set, or set back: SQLAlchemy lets it pass as it is.
+        """Wrap the driver's error if a connection is lost while its isolation level is set or reset.
 
-        In the second case the connection is also missing from the pool ever after, so that needs a new one.
+        SQLAlchemy does not wrap it. After a failed reset the pool also counts the connection as in use for ever. So
+        the pool is replaced.
         """
         driver_error: type[Exception] = self._engine.dialect.loaded_dbapi.Error
         try:
             yield
         except driver_error as error:
-            self._engine.dispose()  # the pool has noticed nothing, and may hold more of the kind
+            self._engine.dispose()  # the pool does not know, and may hold more lost connections
             raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
 
 
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 _inherited: list[sa.Connection | sa.Pool] = []
-"""The parent's connections and pools, held for ever.
+"""The parent's connections and pools, kept for ever.
 
-When a connection is collected, the pool sends a ROLLBACK down its socket. When one in a pool is, mysqlclient sends
-QUIT, and the server closes the connection of the parent.
+If a connection were collected, the pool would send a ROLLBACK down its socket. If one in a pool were, mysqlclient
+would send QUIT, and the server would close the parent's connection.
 """
 
 

@@ -1,7 +1,7 @@
-"""The id of a database: messages say by it which database waits for their answers.
+"""The id of a database: messages name by it the database that waits for their answers.
 
-Random, and made by the migration: two applications on one broker, or two environments, have different ones. A copy of
-a database has the id of its original, so that a copy that is put to use beside it needs a new one.
+The migration makes it at random, so two applications or environments on one broker have different ids. A copy of a
+database has the id of its original. If the copy is used at the same time, it needs a new id.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def _read(s: Store) -> Any:
 
 
 def store_id(tx: Tx) -> str:
-    """The id of this store's database; read once in the life of the Store.
+    """Return the id of this store's database, which is read once per Store.
 
-    Where somebody has emptied the tables there is none: then a new one is made.
+    If the tables were emptied there is no id, and a new one is made.
     """
     store = tx.store
     if store.id is None:

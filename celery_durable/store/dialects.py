@@ -1,4 +1,4 @@
-"""What PostgreSQL, MariaDB and SQLite do differently: the clock, connections, insert-or-nothing, error codes."""
+"""Differences between PostgreSQL, MariaDB and SQLite: clock, connections, insert-or-nothing, error codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOCK_PARAM = "durable_clock_us"
 
 
 class clock(FunctionElement[int]):  # noqa: N801  # SQL functions read like functions
-    """Now, in microseconds since the epoch; moves inside a transaction and after a lock wait."""
+    """The current time in microseconds since the epoch. It advances in a transaction and after a lock wait."""
 
     type = sa.BigInteger()
     name = "durable_clock"
@@ -38,7 +38,10 @@ class clock(FunctionElement[int]):  # noqa: N801  # SQL functions read like func
 
 
 class statement_clock(FunctionElement[int]):  # noqa: N801
-    """Now, fixed for the statement: a moving clock is no index condition (2,000 ms against 0.4 ms at 1M rows)."""
+    """The current time, fixed for the statement.
+
+    An index cannot be searched by a clock that advances (2,000 ms against 0.4 ms at 1M rows).
+    """
 
     type = sa.BigInteger()
     name = "durable_statement_clock"
@@ -55,8 +58,8 @@ def _pg_statement_clock(*_: Any, **__: Any) -> str:
     return "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
 
 
-# UTC_TIMESTAMP and NOW stand still during a statement, SYSDATE moves but speaks the session's zone; their
-# difference is right in every zone, so that a caller's own session may keep its own.
+# UTC_TIMESTAMP and NOW are fixed during a statement. SYSDATE advances, but uses the session's time zone. The
+# difference of NOW and SYSDATE is right in every zone, so a caller's own session may keep its zone.
 @compiles(clock, "mysql", "mariadb")
 def _maria_clock(*_: Any, **__: Any) -> str:
     return (
@@ -70,7 +73,7 @@ def _maria_statement_clock(*_: Any, **__: Any) -> str:
     return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"
 
 
-# 'now' is fixed for one statement and moves between statements; julianday keeps milliseconds.
+# 'now' is fixed for one statement and advances between statements; julianday has milliseconds.
 @compiles(clock, "sqlite")
 @compiles(statement_clock, "sqlite")
 def _sqlite_clock(*_: Any, **__: Any) -> str:
@@ -81,13 +84,14 @@ def _sqlite_clock(*_: Any, **__: Any) -> str:
 
 
 class Fault(Enum):
-    """What a database error means for the transaction that met it."""
+    """What a database error means for the transaction that raised it."""
 
-    RETRY = auto()  # a deadlock, a serialization failure, a lock not had: nothing happened, do it again
-    NO_WRITES = auto()  # the server takes none now: a standby, read-only, or its disk is full; nothing happened
-    LOST = auto()  # the connection is gone: whatever was under way, nobody knows
+    RETRY = auto()  # a deadlock, a serialization failure, a lock timeout: nothing was applied, retry
+    NO_WRITES = auto()  # a standby, a read-only server, or a full disk: nothing was applied
+    LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
     UNIQUE = auto()  # a unique constraint was violated
-    CONSTRAINT = auto()  # another constraint was, or an earlier error was ignored: the transaction cannot commit
+    # another constraint was violated, or an earlier error was ignored: the transaction cannot commit
+    CONSTRAINT = auto()
     NO_TABLE = auto()
     OTHER = auto()
 
@@ -96,7 +100,7 @@ _PG_RETRY = frozenset({"40001", "40P01", "55P03"})
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
 _MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
-# Read-only since it was demoted or by its operator; no room on its disk.
+# Read-only after a demotion or by its operator; disk full.
 _PG_NO_WRITES = frozenset({"25006", "53100"})
 _MARIA_NO_WRITES = frozenset({1021, 1114, 1290, 1836})
 _SQLITE_RETRY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -104,7 +108,7 @@ _SQLITE_UNIQUE = frozenset({sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CON
 
 
 def fault_of(error: exc.DBAPIError) -> Fault:
-    """Sort a database error by its code."""
+    """Classify a database error by its code."""
     origin: Any = error.orig
     sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)  # psycopg, psycopg2
     code = origin.args[0] if isinstance(origin, Exception) and origin.args and isinstance(origin.args[0], int) else None
@@ -120,7 +124,7 @@ def fault_of(error: exc.DBAPIError) -> Fault:
     if error.connection_invalidated or sqlstate in _PG_LOST or (sqlstate or "").startswith("08") or code in _MARIA_LOST:
         return Fault.LOST
     if isinstance(error, exc.OperationalError) and sqlstate is None and code is None and sqlite_code is None:
-        return Fault.LOST  # libpq speaking, not the server: no connection could be made, or it broke off
+        return Fault.LOST  # from libpq, not from the server: it could not connect, or the connection broke
     if sqlstate == "23505" or code == 1062 or sqlite_code in _SQLITE_UNIQUE:
         return Fault.UNIQUE
     if isinstance(error, exc.IntegrityError) or sqlstate == "25P02":
@@ -139,11 +143,11 @@ class Database:
 
     name: str
     fuses_writes: bool
-    """A guard and the writes under it fit in one statement (data-modifying CTE)."""
+    """Whether a guard and the writes under it fit in one statement (data-modifying CTE)."""
     update_returns: bool
-    """UPDATE ... RETURNING."""
+    """Whether UPDATE ... RETURNING works."""
     has_one_writer: bool
-    """One write transaction at a time for the whole file."""
+    """Whether only one write transaction can run at a time for the whole file."""
 
 
 POSTGRESQL = Database("postgresql", fuses_writes=True, update_returns=True, has_one_writer=False)
@@ -154,7 +158,7 @@ _OLDEST = {"postgresql": (15, 0), "mariadb": (10, 6), "sqlite": (3, 35)}
 
 
 def database_of(url: sa.URL) -> Database:
-    """The database that an URL names."""
+    """Return the database that a URL names; raises UnsupportedDatabase."""
     match url.get_backend_name():
         case "postgresql":
             return POSTGRESQL
@@ -167,7 +171,7 @@ def database_of(url: sa.URL) -> Database:
 
 
 def check_server(connection: sa.Connection) -> None:
-    """Refuse a server that lacks what durability rests on."""
+    """Raise UnsupportedDatabase for a server that lacks a feature which durability needs."""
     dialect: Any = connection.dialect
     version = tuple(dialect.server_version_info or ())
     is_mysql = dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False)
@@ -178,7 +182,7 @@ def check_server(connection: sa.Connection) -> None:
 
 
 def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any], key: tuple[str, ...]) -> Any:
-    """INSERT that does nothing, and hurts no transaction, where ``key`` is taken."""
+    """Build an INSERT that does nothing if ``key`` is taken. It does not abort the transaction."""
     if database is POSTGRESQL:
         return postgresql.insert(table).values(values).on_conflict_do_nothing(index_elements=key)
     if database is SQLITE:
@@ -196,16 +200,17 @@ def smallest_by(
     where: Callable[[Any], Sequence[sa.ColumnElement[bool]]],
     cte: str,
 ) -> Any:
-    """The smallest ``value`` of each ``group`` as columns ``name`` and ``at``, by a few searches of an index.
+    """Find the smallest ``value`` of each ``group`` as columns ``name`` and ``at``, by a few searches of an index.
 
-    The index is over the columns of ``prefix``, which have these values, the group and the value; where it is partial
-    also on ``where``.
-    MariaDB scans an index loosely for GROUP BY, but searches no range from an outer row; PostgreSQL and SQLite the
-    other way round, so they are led from one group to the next. The value may be NULL: a group without any.
+    The index covers the columns of ``prefix``, fixed to these values, then the group and the value. ``where`` holds
+    the condition of a partial index. A NULL value means that the group has none.
+
+    MariaDB scans an index loosely for GROUP BY, but does not search a range for each outer row. PostgreSQL and SQLite
+    do the opposite, so for them a recursive CTE steps from one group to the next.
     """
     if database is MARIADB:
         c = table.c
-        # Any other condition, also on the prefix, may cost it the loose scan.
+        # Any other condition, even on the prefix, can prevent the loose scan.
         grouped = sa.select(c[group].label("name"), sa.func.min(c[value]).label("at"))
         grouped = grouped.group_by(*(c[name] for name in prefix), c[group])
         return grouped.having(*(c[name] == _literal(number) for name, number in prefix.items())) if prefix else grouped
@@ -235,7 +240,7 @@ def _literal(number: int) -> sa.ColumnElement[Any]:
 def insert_or_update(
     database: Database, table: sa.Table, values: dict[str, Any], key: tuple[str, ...], keep: tuple[str, ...] = ()
 ) -> Any:
-    """INSERT that changes the row, all but its columns ``keep``, where ``key`` is taken."""
+    """Build an INSERT that updates the row if ``key`` is taken, except for the columns ``keep``."""
     changed = [name for name in values if name not in (*key, *keep)]
     if database is MARIADB:
         insert = mysql.insert(table).values(values)
@@ -245,10 +250,11 @@ def insert_or_update(
 
 
 def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
-    """``query``, seeing what is committed now also in a caller's REPEATABLE READ session, MariaDB's default.
+    """Make ``query`` read committed rows even in a caller's REPEATABLE READ session, which is MariaDB's default.
 
-    There the lock on the mutex row sees the present, but a plain SELECT after it the past: a wake-up is lost.
-    PostgreSQL refuses to lock a row that changed since the snapshot, which the caller sees.
+    In such a session the lock on the instance's row sees the present, but a plain SELECT after it sees the past. A
+    wake-up would be lost. PostgreSQL refuses to lock a row that changed after the snapshot, and the caller gets that
+    error.
     """
     return query.with_for_update(read=True) if database is MARIADB else query
 
@@ -258,16 +264,16 @@ def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
 _LOCK_TIMEOUT_SECONDS = 5
 _SQLITE_BUSY_SECONDS = 30
 _CONNECT_SECONDS = 3
-"""For each address; and as long again for what is asked of a server on a new connection."""
+"""Per address. The first queries on a new connection get the same time again."""
 
 _LIBPQ = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-"""What drivers of libpq pass on: a connection that went silent while it was idle is found out."""
+"""Passed on by drivers that use libpq, so that an idle connection which went silent is detected."""
 
 
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
-    """An engine of our own: READ COMMITTED, bounded lock waits, dead connections noticed.
+    """Make the store's own engine: READ COMMITTED, bounded lock waits, detection of dead connections.
 
-    MariaDB's default isolation loses wake-ups, and REPEATABLE READ anywhere fails after one heartbeat.
+    MariaDB's default isolation loses wake-ups. REPEATABLE READ fails on any database after one heartbeat.
     """
     database = database_of(url)
     if database is SQLITE:
@@ -288,8 +294,8 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
-    # Kept connections (one for each thread that advances) come out of the same pool: no upper bound here,
-    # the pool of workers is the bound.
+    # Kept connections (one per thread that advances runs) come from the same pool. There is no upper bound here,
+    # because the worker's pool size is the bound.
     engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
@@ -313,7 +319,7 @@ _LINE = "celery_durable.line"
 
 
 def _watch_first_statements(connection: Any, record: Any) -> None:
-    """Before SQLAlchemy asks a new connection for its version and sets its isolation."""
+    """Watch a new connection while SQLAlchemy reads the server's version and sets the isolation level."""
     line = line_of(connection, is_brief=True)
     if line is not None:
         line.begin(steady() + _CONNECT_SECONDS)
@@ -328,9 +334,10 @@ def _have_first_statements(_: Any, record: Any) -> None:
 
 
 def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
-    """PyMySQL's connect_timeout ends with the TCP connection: a server that accepts and says nothing hangs it.
+    """Connect PyMySQL over a watched socket.
 
-    Its read_timeout would hold for every statement to come. So it gets a socket that is watched.
+    PyMySQL's connect_timeout ends with the TCP connection, so a server that accepts and stays silent would block it.
+    Its read_timeout would apply to every later statement.
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects
@@ -354,16 +361,16 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
 
 
 def _bound_lock_waits(connection: sa.Connection) -> None:
-    """A pooler in transaction mode refuses settings for a session: set it for each transaction.
+    """Set the lock timeout for each transaction: a pooler in transaction mode rejects session settings.
 
-    A statement in autocommit is bounded by the role's setting alone.
+    For a statement in autocommit only the role's own setting applies.
     """
     if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_SECONDS}s'")
 
 
 def for_writing(engine: sa.Engine, *, is_ours: bool) -> sa.Engine:
-    """The engine with the transactions that the store needs; a shared engine stays as its owner made it."""
+    """Return the engine with the transactions that the store needs. A shared engine itself stays unchanged."""
     if database_of(engine.url) is SQLITE:
         writing = engine.execution_options()
         event.listen(writing, "begin", _begin_immediate)
@@ -372,18 +379,18 @@ def for_writing(engine: sa.Engine, *, is_ours: bool) -> sa.Engine:
 
 
 def begin_immediate(connection: sa.Connection) -> None:
-    """Take SQLite's write lock now: a deferred transaction that upgrades later fails at once instead of waiting."""
+    """Take SQLite's write lock now. A deferred transaction that upgrades later fails at once instead of waiting."""
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def disarm(connection: sqlite3.Connection) -> None:
-    """End the transaction of a connection that another thread uses, and let it write nothing more.
+    """End the transaction of a connection that another thread uses, and let that connection write nothing more.
 
-    In this order: between a rollback and the end of all writing, each of its statements would commit by itself.
-    A statement that is running is waited for. Not interrupted: while a half-read query is open, SQLite would go on
-    to interrupt every later statement of the connection, ours too.
+    The order matters: after a rollback alone, each further statement of the thread would commit by itself. A running
+    statement is waited for, not interrupted. While a half-read query is open, SQLite would go on to interrupt every
+    later statement of the connection, including these.
     """
     try:
         connection.execute("PRAGMA query_only=ON")

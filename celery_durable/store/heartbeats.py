@@ -1,7 +1,7 @@
-"""Who sweeps, who works, and what they know: a row per process that it renews each ten seconds.
+"""Heartbeats: one row per process that sweeps or works, renewed every ten seconds.
 
-For people who ask why nothing moves; of all that is decided only the search for lost tasks asks for them
-(`inventories`). They are written without locks and at best effort.
+They explain to an operator why nothing moves. Only the search for lost tasks (`inventories`) bases decisions on them.
+They are written without locks and at best effort.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.step_rows import maybe_at
 
 KEPT = timedelta(hours=1)
-"""How long the row of a process stays that is heard of no more."""
+"""How long the row of a silent process is kept."""
 
 _MOST = 1000
 _LONGEST_ERROR = 1000
@@ -28,9 +28,9 @@ _LONGEST_ERROR = 1000
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatUpdate:
-    """What a process says of itself. ``swept_ago``, ``wakes_in``: on its own steady clock, as lengths of time.
+    """The state that a process reports. ``swept_ago`` and ``wakes_in`` are durations on its own steady clock.
 
-    ``outages``: with how long each has lasted instead of since when: by the database's clock a reader knows that.
+    ``outages`` states how long each outage has lasted. A reader computes its start by the database's clock.
     """
 
     id: str
@@ -67,7 +67,7 @@ def _beat(s: Store) -> Any:
 
 
 def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
-    """Insert the process's row, or renew it."""
+    """Insert or renew the row of a process."""
     tx.run(
         _beat,
         id=update.id,
@@ -108,28 +108,28 @@ def _outages(text: str | None, seen_at: datetime) -> tuple[Outage, ...]:
 
 
 def delete(tx: Tx, id_: str) -> None:
-    """Remove the row of a process that ends."""
+    """Delete the row of a process that ends."""
     tx.execute(sa.delete(tx.t.heartbeat).where(tx.t.heartbeat.c.id == id_))
 
 
 def delete_old(tx: Tx) -> None:
-    """Remove the rows of processes that nobody has heard of for `KEPT`."""
+    """Delete the rows of processes that have been silent for `KEPT`."""
     h = tx.t.heartbeat
     tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - duration_us(KEPT)))
 
 
 def is_swept(tx: Tx, *, but: str) -> bool:
-    """Whether a process has looked for due work lately; the row ``but`` does not count."""
+    """Whether a process has swept recently. The row ``but`` does not count."""
     h = tx.t.heartbeat.c
     since = tx.store.clock() - duration_us(SWEPT_WITHIN)
     return tx.execute(sa.select(h.id).where(h.id != but, h.swept_at >= since).limit(1)).first() is not None
 
 
 def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
-    """The database's time, and the processes, those seen last first."""
+    """Return the database's time, and the processes, most recently seen first."""
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
     h = tx.t.heartbeat
-    columns = [each for each in h.c if each.name not in ("held_tasks", "passed_markers")]  # which may be long
+    columns = [each for each in h.c if each.name not in ("held_tasks", "passed_markers")]  # these may be long
     rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MOST))
     return now, tuple(
         Heartbeat(

@@ -1,4 +1,4 @@
-"""What people read: statuses, lists by keyset cursor, steps, events and logs of a run. Never locks."""
+"""Reads for users: statuses, lists by keyset cursor, steps, events and logs of a run. Takes no locks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OPEN = sorted(status.value for status in OPEN_STEPS)
 
 
 def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
-    """One run of an instance; None where it has no such run."""
+    """Return one run of an instance, or None if it has no such run."""
     r = tx.t.run
     row = tx.execute(sa.select(r).where(r.c.instance_pk == pk, r.c.run_number == run_number)).first()
     if row is None:
@@ -67,9 +67,10 @@ def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
 
 
 def status_of(status: Status, run_: RunRow) -> InstanceStatus:
-    """The status of an instance from its row's status and its run.
+    """Return the status of an instance from its row's status and its run.
 
-    The two are read one after the other; what ended in between must not show an output beside "active".
+    The two are read one after the other. So an instance that ended in between must not show an output beside
+    "active".
     """
     return InstanceStatus(
         status=status,
@@ -79,10 +80,10 @@ def status_of(status: Status, run_: RunRow) -> InstanceStatus:
 
 
 def past_status(instance: InstanceRow, run_: RunRow) -> Status:
-    """How a run stands: the instance's status for the current one, what is on record for a prior one.
+    """Return the status of a run: the instance's status for the current run, the recorded outcome for an earlier one.
 
-    What completes writes an output, if only ``null``, and what fails an error's name: a prior run with neither
-    was terminated, or restarted while it lived, which ends it the same way.
+    A completed run has an output, if only ``null``, and a failed run has an error name. An earlier run with neither
+    was terminated, or restarted before its end, which ends it in the same way.
     """
     if run_.run_number == instance.run_number:
         return instance.status
@@ -101,7 +102,7 @@ def instances(
     labelled: Mapping[str, str] | None = None,
     scope: Scope | None = None,
 ) -> list[tuple[int, InstanceSummary]]:
-    """Instances with all these labels, newest first, that come after ``before_pk`` in this order; with their keys."""
+    """Return instances with all these labels, newest first, starting after ``before_pk``; each with its key."""
     query = listing(
         tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled, scope=scope
     )
@@ -136,7 +137,7 @@ def listing(
     labelled: Mapping[str, str] | None = None,
     scope: Scope | None = None,
 ) -> sa.Select[Any]:
-    """The query of a page: each choice of filters has an index that is read backwards, newest first."""
+    """Build the query of a page. Every choice of filters has an index that is read backwards, newest first."""
     i, r = t.instance, t.run
     query = sa.select(i, r.c.error_name, r.c.error_message).join(
         r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
@@ -145,7 +146,7 @@ def listing(
     for name, value in (labelled or {}).items():
         its = t.label.alias()
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
-        key = its.c.instance_pk  # the order, and where the page begins, of the index that has few rows
+        key = its.c.instance_pk  # order and start of the page by the index that has few rows
     query = query.order_by(key.desc()).limit(limit)
     query = query.where(*scopes.conditions(t, scope))
     if workflow is not None:
@@ -158,7 +159,7 @@ def listing(
 
 
 def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
-    """A run's steps in call order."""
+    """Return a run's steps in call order."""
     return tuple(record for _, record in step_page(tx, pk, run_number))
 
 
@@ -171,7 +172,7 @@ def step_page(
     newest_first: bool = False,
     limit: int | None = None,
 ) -> list[tuple[int, StepRecord]]:
-    """A run's steps in call order, or against it, that come after (seq, step key); with their seqs."""
+    """Return a run's steps in call order, or reversed, that come after (seq, step key); each with its seq."""
     st = tx.t.step
     query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
     if newest_first:
@@ -190,7 +191,7 @@ def step_page(
 def _with_items(
     tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
 ) -> list[StepRecord]:
-    """The records, those of maps with what is known of their items."""
+    """Add the item counts and answers to the records of maps."""
     if not any(record.type is StepType.MAP for record in records):
         return list(records)
     counts = items.counts(tx, pk, run_number)
@@ -208,7 +209,7 @@ def _with_items(
 
 
 def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
-    """Where a run stands: of its open steps the one that is due first, else the last one; without its result."""
+    """Return the open step that is due first, else the last step; without its result. None if there is no step."""
     st = tx.t.step
     is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
     open_ = sa.case((is_open, 0), (is_planned, 2), else_=1)
@@ -224,7 +225,7 @@ def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
 
 
 def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
-    """A run's steps that have not ended, in call order, and the last one that has; all without results."""
+    """Return a run's unfinished steps in call order, and the last finished one; all without results."""
     st = tx.t.step
     query = sa.select(*_without_results(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
     is_open = st.c.status.in_(_OPEN)
@@ -240,7 +241,7 @@ def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...]
 
 
 def answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
-    """How many Celery tasks have done their steps of a run, or failed to."""
+    """Count the Celery tasks of a run that have completed or failed their steps."""
     st = tx.t.step.c
     is_over = st.status.in_((StepStatus.COMPLETED.value, StepStatus.ERRORED.value))
     mine = (st.instance_pk == pk, st.run_number == run_number, st.type == StepType.TASK.value)
@@ -278,7 +279,7 @@ def _step(row: Any) -> StepRecord:
 
 
 def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
-    """The types of a run's events that nobody has consumed, each once; without those that only one wait can have."""
+    """Return the types of a run's unconsumed events, each once. Private types, for one wait only, are left out."""
     e = tx.t.event
     left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPES))
     mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
@@ -295,7 +296,7 @@ def events(
     newest_first: bool = False,
     limit: int | None = None,
 ) -> tuple[EventRecord, ...]:
-    """A run's events in the order of their acceptance, or against it, that come after the seq ``after``."""
+    """Return a run's events in the order of acceptance, or reversed, that come after the seq ``after``."""
     e = tx.t.event
     query = sa.select(e).where(e.c.instance_pk == pk, e.c.run_number == run_number).limit(limit)
     query = query.order_by(e.c.seq.desc() if newest_first else e.c.seq)
@@ -326,7 +327,7 @@ def logs(
     category: str | None = None,
     newest_first: bool = False,
 ) -> list[LogRecord]:
-    """A run's log lines after ``after_id``, in the order they were written, or against it."""
+    """Return a run's log lines after ``after_id``, in the order they were written, or reversed."""
     log = tx.t.log
     query = sa.select(log).where(log.c.instance_pk == pk, log.c.run_number == run_number).limit(limit)
     query = query.order_by(log.c.id.desc() if newest_first else log.c.id)

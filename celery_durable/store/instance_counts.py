@@ -1,4 +1,4 @@
-"""How many instances there are that have not ended. Reads one index."""
+"""Counts of instances that have not ended. Reads one index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIVING = (Status.ACTIVE, Status.WAITING, Status.PAUSED)
 
 
 def living(tx: Tx, workflows: Collection[str]) -> dict[tuple[str, Status], int]:
-    """How many instances of each of these workflows are active, waiting and paused; 0 where there is none."""
+    """Count the active, waiting and paused instances of each of these workflows; 0 if there is none."""
     counts = {(workflow, status): 0 for workflow in workflows for status in LIVING}
     i = tx.t.instance.c
     where = (i.workflow.in_(list(workflows)), i.status.in_([status.value for status in LIVING]))

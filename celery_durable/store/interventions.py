@@ -1,7 +1,7 @@
-"""What people do to single steps: settle one by hand, and write down who did it, why, and what it was.
+"""Manual changes to single steps: complete a step, and record who did it, why, and what the step was.
 
-All under the lock of the instance, whose claim is taken back in the same transaction: a runner in flight records
-nothing any more, and the next one finds the new row.
+Everything happens under the lock of the instance, whose claim is released in the same transaction. A worker that
+still runs the instance cannot record anything more. The next pass finds the new row.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from celery_durable.store.step_rows import PendingEvent
 def settle(
     tx: Tx, row: InstanceRow, step: StepRow, *, event: PendingEvent | None, result: str | None, commit_id: str
 ) -> None:
-    """Complete a step of a locked instance's run with a result that somebody gave; a wait with an event."""
+    """Complete a step of a locked instance's run with a given result; a wait with an event."""
     st, now = tx.t.step, tx.store.clock()
     written: dict[str, Any] = {"result": result}
     if event is not None:
-        # An event is in time for its wait: a deadline that has passed is put off.
+        # An event must be in time for its wait, so a passed deadline is moved.
         until = event.created_at if step.wake_at is None else max(step.wake_at, event.created_at)
         written = {"result": event.as_result, "wake_at": to_us(until)}
     settled = tx.execute(
@@ -39,7 +39,7 @@ def settle(
             **written,
         )
     )
-    assert settled.rowcount == 1  # it was read under the lock
+    assert settled.rowcount == 1  # the row was read under the lock
     if event is not None:
         e = tx.t.event
         tx.execute(
@@ -50,9 +50,9 @@ def settle(
 
 
 def finish_linear(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
-    """Make a step of a locked linear instance's run done with a result that somebody gave, and the next one ready.
+    """Complete a step of a locked linear run with a given result, and make the next step ready.
 
-    After the last one nothing is open: the runner that comes next completes the instance.
+    After the last step none is open, and the next pass completes the instance.
     """
     st, now = tx.t.step, tx.store.clock()
     done = {"status": StepStatus.DONE.value, "result": result, "next_retry_at": None, "finished_at": now}
@@ -71,7 +71,7 @@ def finish_linear(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commi
 
 
 def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
-    """Take back the attempts whose bodies run now, ``but`` one: taking their claim away is no failure of theirs."""
+    """Uncount the running attempts, except that of step ``but``: releasing their claim is not their failure."""
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(
@@ -87,7 +87,7 @@ def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
 def record(
     tx: Tx, row: InstanceRow, step: StepRow, *, action: str, actor: str, reason: str | None, commit_id: str
 ) -> None:
-    """Write down what is done to a step, and what it was."""
+    """Record what is done to a step, and what the step was before."""
     before = {
         "status": step.status.value,
         "type": step.type.value,
@@ -112,14 +112,14 @@ def record(
 
 
 def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
-    """The run to which something was done by the transaction with this id; None where it was not applied."""
+    """Return the run that the transaction with this id changed, or None if it was not applied."""
     a = tx.t.audit.c
     query = sa.select(a.run_number).where(a.instance_pk == row.pk, a.commit_id == commit_id)
     return tx.execute(query).scalar()
 
 
 def audit(tx: Tx, pk: int, run_number: int) -> tuple[AuditRecord, ...]:
-    """What people did to the steps of a run, in order."""
+    """Return the manual changes to the steps of a run, in order."""
     a = tx.t.audit
     query = sa.select(a).where(a.c.instance_pk == pk, a.c.run_number == run_number).order_by(a.c.id)
     return tuple(_audited(each) for each in tx.execute(query))

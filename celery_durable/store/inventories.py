@@ -1,7 +1,7 @@
-"""Inventories: who of the workers lives, and what it holds; in the rows of their heartbeats.
+"""Inventories: which workers are alive and which tasks they hold, in their heartbeat rows.
 
-One process at a time searches for lost tasks. It calls the roll by writing a number into its row, and every worker
-answers in its own: with the number, and with the ids of the tasks that it holds.
+One process at a time searches for lost tasks. It starts an inventory by writing a number into its row. Every worker
+answers in its own row, with the number and the ids of the tasks that it holds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from celery_durable.model import from_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 BEAT = timedelta(seconds=2)
-"""How often a worker says that it lives, and looks for a inventory."""
+"""How often a worker renews its row and checks for an inventory."""
 SILENT = timedelta(seconds=10)
-"""A worker that is not heard of for so long counts as dead."""
+"""A worker that is silent for this time counts as dead."""
 REPLACED = timedelta(seconds=3)
-"""The same where another process has begun since under the same node name."""
+"""The same if another process has started since then under the same node name."""
 
 
 @statement
@@ -38,32 +38,32 @@ def _newest(s: Store) -> Any:
 
 
 def beat(tx: Tx, id_: str) -> int:
-    """A worker lives, and can answer a inventory; answers with the newest one, 0: there was none.
+    """Renew a worker's row, and mark it as able to answer. Returns the number of the newest inventory, or 0.
 
-    A row that is not there yet is written by the ordinary heartbeat.
+    If the row does not exist yet, the ordinary heartbeat inserts it.
     """
     tx.run(_see, id=id_)
     return int(tx.run(_newest).scalar() or 0)
 
 
 def note_passed(tx: Tx, id_: str, markers: Sequence[str]) -> None:
-    """A worker has received these markers."""
+    """Record the markers that a worker has received."""
     h = tx.t.heartbeat
     tx.execute(sa.update(h).where(h.c.id == id_).values(passed_markers=json.dumps(list(markers))))
 
 
 def answer(tx: Tx, id_: str, number: int, held: Sequence[str]) -> None:
-    """A worker answers a inventory: these tasks it holds."""
+    """Answer an inventory with the tasks that a worker holds."""
     h = tx.t.heartbeat
     new: dict[str, Any] = {"answered_inventory": number, "held_tasks": json.dumps(list(held))}
     tx.execute(sa.update(h).where(h.c.id == id_).values(new))
 
 
 def call(tx: Tx, id_: str) -> int | None:
-    """Call the roll, as the process with this row; None where it has none.
+    """Start an inventory as the process with this row. Returns its number, or None if the row does not exist.
 
-    The number is above all that anybody has called or answered, also after the database's clock went back: a worker
-    that had answered a higher one would seem to have answered this.
+    The number is above all numbers started or answered before, even if the database's clock went back. Otherwise a
+    worker that had answered a higher number would seem to have answered this one.
     """
     h = tx.t.heartbeat
     called, answered = sa.func.max(h.c.inventory).label("called"), sa.func.max(h.c.answered_inventory).label("answered")
@@ -82,7 +82,10 @@ def _stand(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process, as its row says. ``silent``: for how long. ``inventory`` None: it does not search for lost tasks."""
+    """A process according to its row. ``since_seen`` is how long it has been silent.
+
+    ``inventory`` is None if the process does not search for lost tasks.
+    """
 
     id: str
     is_worker: bool
@@ -98,7 +101,7 @@ class Peer:
 
 
 def stand(tx: Tx, id_: str) -> list[Peer]:
-    """Say that the process with this row would search for lost tasks; answers with all processes."""
+    """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
     tx.run(_stand, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)

@@ -1,4 +1,4 @@
-"""What instances are found by. It is written with the insert of an instance, or under its lock."""
+"""Labels, by which instances are found. They are written with the insert of an instance or under its lock."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _delete(s: Store) -> Any:
 
 
 def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
-    """Give labels to an instance that has none of these names."""
+    """Insert labels for an instance that has none of these names."""
     tx.run_many(_insert, [{"pk": pk, "name": name, "value": value} for name, value in labels.items()])
 
 
 def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
-    """Set labels of a locked instance, and take away those whose value is None; raises TooManyLabels."""
+    """Set labels of a locked instance, and delete those whose value is None; raises TooManyLabels."""
     old = of(tx, pk)
     new = values.few_enough({name: value for name, value in {**old, **changes}.items() if value is not None})
     insert(tx, pk, {name: value for name, value in new.items() if name not in old})
@@ -45,12 +45,12 @@ def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
 
 
 def of(tx: Tx, pk: int) -> dict[str, str]:
-    """An instance's labels, by name."""
+    """Return an instance's labels by name."""
     return of_many(tx, [pk]).get(pk, {})
 
 
 def of_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:
-    """The labels of instances by their keys, those left out that have none."""
+    """Return the labels of instances by their keys. Instances without labels are left out."""
     t = tx.t.label.c
     query = sa.select(t.instance_pk, t.name, t.value).where(t.instance_pk.in_(pks)).order_by(t.instance_pk, t.name)
     found: dict[int, dict[str, str]] = {}

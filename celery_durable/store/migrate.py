@@ -1,8 +1,8 @@
-"""Bringing the tables up to date, with Alembic's migrations but without its global `op` and `context`.
+"""Migrations of the tables, with Alembic's scripts but without its global `op` and `context`.
 
-Those belong to whoever migrates: an application may call `upgrade_connection` inside its own Alembic migration
-and go on using its `op` afterwards. Our migrations get theirs as an argument instead.
-Forward only, and additive within a major version: a newer database serves older code.
+Those belong to the caller: an application may call `upgrade_connection` in its own Alembic migration and go on using
+its `op` afterwards. The scripts here get theirs as an argument. Migrations only go forward, and within a major
+version they only add. A newer database serves older code.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _A_DAY_SECONDS = 86_400
 
 
 def upgrade(store: Store) -> tuple[str | None, str]:
-    """Bring a store's tables up to date; answers with the revisions before (None: no tables) and after."""
+    """Migrate a store's tables. Returns the revisions before (None: no tables) and after."""
     return store.transact(lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), bound=None)
 
 
 def upgrade_connection(
     connection: sa.Connection, *, schema: str | None = None, prefix: str = ""
 ) -> tuple[str | None, str]:
-    """Bring the tables up to date inside the caller's transaction, for instance in his own migration.
+    """Migrate the tables in the caller's transaction, for instance in its own migration; the caller commits.
 
-    He commits. On MariaDB every statement that changes tables commits by itself, what he wrote before included.
+    Returns the revisions before and after. On MariaDB every statement that changes tables commits at once, including
+    what the caller wrote before.
     """
     with _alone(connection):
         before = _found(connection, schema, prefix)
@@ -47,7 +48,7 @@ def upgrade_connection(
 
 
 def sql(store: Store) -> str:
-    """What `upgrade` would run on an empty database, for people who must not let programs change tables."""
+    """Return the script that `upgrade` would run on an empty database, for operators who change tables themselves."""
     script = io.StringIO()
     dialect = store.engine.url.get_dialect()()
     _run({"dialect": dialect}, {"as_sql": True, "output_buffer": script}, store.schema, store.prefix)
@@ -55,12 +56,12 @@ def sql(store: Store) -> str:
 
 
 def current(store: Store) -> str | None:
-    """The revision that a store's tables are at; None where there are none."""
+    """Return the revision of a store's tables, or None if there are none."""
     return store.read(lambda tx: _found(tx.conn, store.schema, store.prefix))
 
 
 def check(store: Store) -> None:
-    """Raise SchemaOutdated where the tables are older than this code needs."""
+    """Raise SchemaOutdated if the tables are older than this code needs."""
     found = current(store)
     if not _serves(found):
         raise SchemaOutdated(found, REVISION)
@@ -69,7 +70,7 @@ def check(store: Store) -> None:
 def verify(store: Store) -> None:
     """Raise SchemaOutdated as `check` does, and SchemaIncomplete if a table or a column is missing.
 
-    Columns and tables that this code does not know are of a newer revision, and are left alone.
+    Unknown tables and columns belong to a newer revision, and are ignored.
     """
     check(store)
     missing = store.read(lambda tx: list(_missing(tx.conn, store)))
@@ -89,7 +90,7 @@ def _missing(connection: sa.Connection, store: Store) -> Iterator[str]:
 
 
 def _serves(found: str | None) -> TypeGuard[str]:
-    # Revisions are numbers of four digits, so that text compares as they do.
+    # Revisions have four digits, so they compare as text in the right order.
     return found is not None and found >= REVISION
 
 
@@ -106,7 +107,7 @@ def _found(connection: sa.Connection, schema: str | None, prefix: str) -> str | 
 
 
 def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, prefix: str) -> None:
-    # Here, so that workers and web processes never load Alembic.
+    # Imported here, so that workers and web processes never load Alembic.
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.runtime.migration import MigrationContext, MigrationStep  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -125,7 +126,7 @@ def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, pr
 
 @contextmanager
 def _alone(connection: sa.Connection) -> Iterator[None]:
-    """One migration of a database at a time: who comes second waits, and finds the work done."""
+    """Let one migration of a database run at a time. A second one waits, and finds nothing left to do."""
     match connection.dialect.name:
         case "postgresql":
             patience = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).scalar_one()
@@ -141,8 +142,8 @@ def _alone(connection: sa.Connection) -> Iterator[None]:
             connection.execute(sa.select(sa.func.get_lock(_LOCK_NAME, _A_DAY_SECONDS)))
             try:
                 yield
-                # The version's row too, before the next in line looks for it.
+                # Commit the version's row too, before the next migration reads it.
                 connection.exec_driver_sql("COMMIT")
             finally:
-                if not connection.invalidated:  # else the lock has gone with the connection
+                if not connection.invalidated:  # otherwise the lock ended with the connection
                     connection.execute(sa.select(sa.func.release_lock(_LOCK_NAME)))

@@ -1,4 +1,4 @@
-"""What operators ask of the whole: how many stand where, what is due, who holds or waits for what. Never locks."""
+"""Reads for operators across all instances: counts, due runs, leases and waits. Takes no locks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from celery_durable.store.step_rows import maybe_at
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SOON = timedelta(minutes=1)
-"""What is due and has no hint under way is looked at within this time: a queue that refuses rests no longer."""
+"""A due run without a message under way is swept within this time: the rest of a refusing queue is not longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A run that somebody works on. ``holder``: Celery task id and node."""
+    """A claimed run. ``holder`` is the Celery task id and the node."""
 
     ref: RunRef
     holder: str
@@ -41,14 +41,14 @@ class EventWait:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """What is due and not worked on, and since when the oldest is."""
+    """The number of runs that are due and unclaimed, and since when the oldest is."""
 
     count: int
     oldest: datetime | None
 
 
 def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int]]:
-    """How many instances of each workflow are in each status; read from an index."""
+    """Count the instances of each workflow by status; read from an index."""
     i = tx.t.instance.c
     query = sa.select(i.workflow, i.status, sa.func.count().label("n")).group_by(i.workflow, i.status)
     query = query.where(*scopes.conditions(tx.t, scope))
@@ -57,7 +57,7 @@ def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int
 
 
 def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
-    """What a worker should have taken by now: what has to be looked at soon, and what has a hint under way."""
+    """Count the runs that a worker should have claimed: those swept soon, and those with a message under way."""
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
     is_near = (priority, queue, is_soon) = schedule.near(tx, within=_SOON)
@@ -68,9 +68,9 @@ def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
 
 
 def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[Lease]:
-    """Claims, those that end first first; also those that have ended and that no sweep has seen yet.
+    """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
 
-    ``lease``: how long a claim is good for; a claim's poll time is no further ahead.
+    ``lease`` is the length of a lease. A claim's ``poll_at`` is no further ahead than that.
     """
     i = tx.t.instance.c
     columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
@@ -82,7 +82,7 @@ def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) 
 def waits(
     tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
 ) -> list[EventWait]:
-    """Open waits for events that people send, those of the newest instances first."""
+    """Return open waits for events that users send, those of the newest instances first."""
     i, s = tx.t.instance.c, tx.t.step.c
     current = (s.instance_pk == i.id, s.run_number == i.run_number)
     types, statuses = (StepType.WAIT, StepType.LINEAR), (StepStatus.WAITING, StepStatus.LINEAR_WAITING)
@@ -91,7 +91,8 @@ def waits(
         s.status.in_([each.value for each in statuses]),
         s.wait_event_type.not_like(PRIVATE_TYPES),
     )
-    since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")  # a linear step waits since it was called
+    # a linear step waits since its handler was called
+    since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")
     query = (
         sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
         .join_from(tx.t.instance, tx.t.step, sa.and_(*current))

@@ -1,6 +1,6 @@
-"""What runs publish while they run: one row for each key, overwritten by whoever holds the claim.
+"""Values that runs publish while they run: one row per key, overwritten under the claim.
 
-Written behind a `claims.guard` or `claims.touch` in the same transaction; read by everybody.
+A write follows a `claims.guard` or `claims.touch` in the same transaction. Reads need no lock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _write(s: Store) -> Any:
 
 
 def write(tx: Tx, claim: Claim, values: Mapping[str, str]) -> None:
-    """Set these keys of the run to JSON texts."""
+    """Set these keys of the run to these JSON texts."""
     scope = {"pk": claim.pk, "run": claim.ref.run_number}
     tx.run_many(_write, [scope | {"key": key, "value": values[key]} for key in sorted(values)])
 
 
 def read(tx: Tx, pk: int, run_number: int) -> dict[str, Published]:
-    """What a run has published, by key."""
+    """Return what a run has published, by key."""
     p = tx.t.published.c
     query = sa.select(p.key, p.value, p.updated_at).where(p.instance_pk == pk, p.run_number == run_number)
     return {

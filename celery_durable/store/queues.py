@@ -1,8 +1,8 @@
-"""How far each queue has come: the newest hint that was claimed from it, shared by all dispatchers.
+"""The progress of each queue: when the newest message that a worker has claimed was sent. All dispatchers share it.
 
-Workers write here, each at most every few seconds; of many only one write in that time changes the row. Two
-generations are kept, so that a reader has one that is `SLACK` old whenever he comes: a hint that was sent earlier and
-claimed within the slack is not lost, only held by a worker that prefetched it.
+Each worker writes at most every few seconds. Of many concurrent writes only one changes the row. Two generations are
+kept, so a reader always finds one that is `SLACK` old. A message that was sent earlier and claimed within the slack
+is not lost: a worker had only prefetched it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _advance(s: Store) -> Any:
     q = s.tables.queue
     now, sent = s.clock(), param("sent_us", sa.BigInteger)
     is_ripe = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
-    # A database that was failed over may count from an earlier time: its own word counts from then on.
+    # After a fail-over the database's clock may be behind. Its time counts from then on.
     return (
         sa.update(q)
         .where(q.c.name == param("name"), sa.or_(is_ripe, q.c.noted_at > now))
@@ -44,12 +44,12 @@ def _advance(s: Store) -> Any:
 
 
 def insert(tx: Tx, name: str, *, sent_at: datetime) -> None:
-    """Begin with a queue of which nothing is known."""
+    """Insert a queue of which nothing is known yet."""
     tx.run(_insert, name=name, sent_us=to_us(sent_at))
 
 
 def advance(tx: Tx, name: str, *, sent_at: datetime) -> None:
-    """A hint that was sent then has been claimed. Nothing happens where the row is younger than `SLACK`."""
+    """Record that a message sent at this time was claimed. Does nothing if the row is younger than `SLACK`."""
     tx.run(_advance, name=name, sent_us=to_us(sent_at))
 
 
@@ -60,10 +60,10 @@ def _read(s: Store) -> Any:
 
 
 def claimed(tx: Tx) -> Mapping[str, datetime]:
-    """By queue: the newest time of sending among hints that were claimed at least `SLACK` ago."""
+    """Return by queue the newest time of sending among messages that were claimed at least `SLACK` ago."""
     found = {}
     for row in tx.run(_read).all():
-        if row.noted_at > row.now_us:  # of a clock that has been set back
+        if row.noted_at > row.now_us:  # the clock was set back
             continue
         newest = row.claimed if row.noted_at <= row.now_us - duration_us(SLACK) else row.claimed_before
         if newest is not None:

@@ -1,7 +1,7 @@
-"""Deleting instances that have ended: those whose retention is over, and those that somebody prunes.
+"""Deletion of ended instances: those whose retention is over, and those that an operator prunes.
 
-A batch is one transaction: the mutex rows are locked first (LAW 2), so that a restart at the same time either comes
-before, and keeps its instance, or finds none. No instance that has not ended is ever deleted.
+A batch is one transaction. It locks the instances' rows first (LAW 2). A concurrent restart either comes before, and
+keeps its instance, or does not find it. An instance that has not ended is never deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery_durable.store.engine import Tx
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Instances that ended at least ``age`` ago, in one of ``statuses``; ``workflow`` None: of any."""
+    """Instances that ended at least ``age`` ago in one of ``statuses``. ``workflow`` None means any."""
 
     age: timedelta
     workflow: str | None = None
@@ -38,33 +38,33 @@ class Ended:
 
 
 def delete_expired(tx: Tx, *, limit: int) -> int:
-    """Delete up to ``limit`` instances whose retention is over, oldest first; answers with how many."""
+    """Delete up to ``limit`` instances whose retention is over, oldest first. Returns how many."""
     i = tx.t.instance.c
     over = [i.retention_until <= tx.store.statement_clock(), i.status.in_(sorted(status.value for status in TERMINAL))]
     return _delete(tx, over, i.retention_until, limit)
 
 
 def delete_ended(tx: Tx, ended: Ended, *, limit: int) -> int:
-    """Delete up to ``limit`` of them, oldest first, whatever their retention; answers with how many."""
+    """Delete up to ``limit`` of these instances, oldest first, whatever their retention. Returns how many."""
     return _delete(tx, ended.conditions(tx), tx.t.instance.c.id, limit)
 
 
 def count_ended(tx: Tx, ended: Ended) -> int:
-    """How many there are."""
+    """Count these instances."""
     return int(tx.execute(sa.select(sa.func.count()).where(*ended.conditions(tx))).scalar_one())
 
 
 def _delete(tx: Tx, conditions: list[sa.ColumnElement[bool]], order: Any, limit: int) -> int:
     i = tx.t.instance
-    # Found first and locked then: a search that locked what it reads would stand in the way of all that lives.
+    # Found first and locked afterwards: a search that locks the rows it reads would block all live instances.
     found = tx.execute(sa.select(i.c.id).where(*conditions).order_by(order).limit(limit)).scalars().all()
-    # Who has locked one is about to change it: it is looked at another time.
+    # A transaction that holds such a row is about to change it, so the row is skipped this time.
     locked = sa.select(i.c.id).where(i.c.id.in_(found), *conditions).order_by(i.c.id).with_for_update(skip_locked=True)
     ids = tx.execute(locked).scalars().all() if found else []
     if ids:
         for table in tx.t.metadata.sorted_tables:
             if "instance_pk" in table.c:
-                # What an instance has sent, and nobody has got yet, outlives it.
+                # Messages of the instance that are not delivered yet outlive it.
                 is_its_own = [table.c.poll_at.is_(None)] if table is tx.t.outbox else []
                 tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_its_own))
         tx.execute(sa.delete(i).where(i.c.id.in_(ids)))

@@ -1,7 +1,7 @@
-"""Runs: begin one, from nothing or with copies of the rows of another.
+"""Runs: start a run, empty or with copies of the rows of another run.
 
-All under the lock of the instance whose rows are read: what is copied is one moment of it (LAW 2b). Copies are
-verbatim, times and commit ids included; an event is copied as consumed only where its wait is copied too.
+Everything happens under the lock of the instance whose rows are read, so a copy shows one moment of it (LAW 2b).
+Copies are verbatim, including times and commit ids. An event is copied as consumed only if its wait is copied too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class ForkSpec:
-    """What a run begins with: copies of the steps ``keys`` of another, whose events it gets too.
+    """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
 
-    ``version``: the other instance's, above which a fork counts its own: copied events keep their places. ``retried``:
-    steps that are to be done again; of maps among them what is done stays done. ``plan``: the run's kind and version.
-    Of a linear run also all other rows, as they are to be inserted. ``resumed``: goes on with the events it consumed.
-    ``planned``: begins anew.
+    ``version`` is the version of the other instance. A fork counts its own versions above it, so copied events keep
+    their order. ``retried`` are steps to run again; a map among them keeps its finished items. ``plan`` is the kind
+    and version of the run. For a linear run, ``resumed`` and ``planned`` are the other rows to insert. A resumed step
+    keeps the events that it consumed; a planned step starts anew.
     """
 
     pk: int
@@ -111,7 +111,7 @@ def begin(
     plan: RunPlan,
     seed: ForkSpec | None,
 ) -> None:
-    """Insert a run of an instance that is locked or new, with what it begins with: its plan's rows, or a seed's."""
+    """Insert a run of an instance that is locked or new, with the rows of its plan or of a seed."""
     origin = None if seed is None else seed.origin
     tx.run(
         _insert_run,
@@ -132,7 +132,7 @@ def begin(
 
 
 def _steps_of(plan: RunPlan) -> list[StepRow]:
-    """The steps of a linear run that begins: the first is ready, the others wait for their turn."""
+    """Return the steps of a new linear run. The first one is ready; the others wait for their turn."""
     return [
         StepRow(
             str(seq),
@@ -170,9 +170,9 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 
 def _plant(tx: Tx, seed: ForkSpec, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy a seed's steps, and all events of its run, into a new run.
+    """Copy a seed's steps and all events of its run into a new run.
 
-    An event stays consumed if its step is there by then, so what begins anew is inserted after the events.
+    An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
     """
     copy_steps(tx, seed, seed.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, seed.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
@@ -186,14 +186,14 @@ def _plant(tx: Tx, seed: ForkSpec, *, pk: int, run_number: int, commit_id: str) 
     values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
     for name in ("delivered_at", "consumed_by_step_key"):
         values[name] = sa.case((is_kept, e.c[name]))
-    # What was emitted or answered to a wait of that run is not for one that a new run opens.
+    # An emission or an answer to a wait of the old run does not apply to a wait of the new one.
     source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES)))
     tx.execute(sa.insert(e).from_select(list(values), source))
     _insert_linear(tx, seed.planned, pk=pk, run_number=run_number, commit_id=commit_id)
 
 
 def copy_steps(tx: Tx, seed: ForkSpec, keys: Sequence[str], *, pk: int, run_number: int) -> None:
-    """Copy some steps of a seed's run into another, maps with their items."""
+    """Copy some steps of a seed's run into another run; maps with their items."""
     for table in (tx.t.step, tx.t.item):
         _copy(tx, table, seed, keys, pk=pk, run_number=run_number)
 
@@ -224,7 +224,7 @@ def _of(table: sa.Table, seed: ForkSpec) -> list[Any]:
 
 @statement
 def _creator(s: Store) -> Any:
-    """Who created an instance: its first run tells, which no restart changes."""
+    """Find which transaction created an instance. It is recorded in the first run, which no restart changes."""
     i, r = s.tables.instance.c, s.tables.run.c
     return sa.select(r.commit_id).where(
         i.workflow == param("workflow"),
@@ -235,13 +235,13 @@ def _creator(s: Store) -> Any:
 
 
 def creator(tx: Tx, workflow: str, instance_id: str) -> str | None:
-    """The id of the transaction that created an instance; None where there is none."""
+    """Return the commit id of the transaction that created an instance, or None if there is no such instance."""
     found: str | None = tx.run(_creator, workflow=workflow, instance=instance_id).scalar()
     return found
 
 
 def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
-    """The number of the run that the transaction with this id began."""
+    """Return the number of the run that the transaction with this id started, or None."""
     r = tx.t.run.c
     query = sa.select(r.run_number).where(r.instance_pk == row.pk, r.commit_id == commit_id)
     return tx.execute(query).scalar()
@@ -249,19 +249,19 @@ def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The run that is to be continued."""
+    """The run to continue."""
 
     params: str
     ancestry: Ancestry
     failure: RunFailure | None
     version: int | None
-    """Of the list of a linear run."""
+    """The version of a linear run's step list."""
     steps: tuple[StepRow, ...]
     """In call order, without results."""
 
 
 def read(tx: Tx, row: InstanceRow) -> Source:
-    """The current run of a locked instance, as far as a continuation needs it."""
+    """Return the current run of a locked instance, with what a continuation needs."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
         sa.select(r.params, r.ancestry, r.failure, r.code_version, r.created_at).where(

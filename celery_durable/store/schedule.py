@@ -1,4 +1,4 @@
-"""When there is something to do next: by queue, for emissions and for the outbox."""
+"""The times of the next work: by queue, for emissions and for the outbox."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from celery_durable.store.engine import Store, Tx, statement
 
 @dataclass(frozen=True, slots=True)
 class QueueAgenda:
-    """What waits for one queue. ``due``: by priority, the earliest time at which a row has to be looked at."""
+    """The work of one queue. ``due`` is, by priority, the earliest ``poll_at`` of its rows."""
 
     due: Mapping[int, datetime]
     oldest_sent: datetime | None = None
-    """When the oldest hint was sent that nobody has claimed; on MariaDB also of what is claimed now."""
+    """When the oldest unclaimed message was sent. MariaDB includes messages of runs that are claimed now."""
 
     @property
     def first(self) -> datetime | None:
-        """When a sweep has something to do here."""
+        """When a sweep of this queue has work next."""
         return min(self.due.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """When the next sweep has something to do: by queue, for emissions, and for the outbox. None: never."""
+    """When the next sweep has work: by queue, for emissions, and for the outbox. None means never."""
 
     now: datetime
     queues: Mapping[str, QueueAgenda]
@@ -39,18 +39,18 @@ class Agenda:
 
     @property
     def first(self) -> datetime | None:
-        """The earliest of all."""
+        """The earliest of all times."""
         times = [self.emitting, self.outgoing, *(each.first for each in self.queues.values())]
         return min((at for at in times if at is not None), default=None)
 
     def in_order(self, priority: int) -> list[str]:
-        """The queues with rows of this priority, the most overdue first."""
+        """Return the queues with rows of this priority, the most overdue first."""
         found = [(each.due[priority], name) for name, each in self.queues.items() if priority in each.due]
         return [name for _, name in sorted(found)]
 
 
 def read(tx: Tx) -> Agenda:
-    """What there is to do and when: a few searches of an index for each queue, however many rows wait."""
+    """Return the agenda, by a few index searches per queue, however many rows wait."""
     rows = tx.run(_agenda).all()
     due: dict[str, dict[int, datetime]] = {}
     sent: dict[str, datetime] = {}
@@ -112,9 +112,10 @@ def _agenda(s: Store) -> Any:
 
 
 def near(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions of rows whose poll time has come, or comes ``within`` this time, as ranges of the index.
+    """Return conditions for rows whose ``poll_at`` has passed or comes ``within`` this time, as ranges of the index.
 
-    It begins with priority and queue: without the queues' names it is read from end to end, with all that sleeps.
+    The index starts with priority and queue. Without the names of the queues it would be read from end to end, with
+    all suspended instances.
     """
     i = tx.t.instance.c
     at = tx.store.statement_clock() + duration_us(within)
@@ -122,6 +123,6 @@ def near(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:
-    """When the next sweep has something to do (None: never), and the database's time."""
+    """Return when the next sweep has work (None: never), and the database's time."""
     found = read(tx)
     return found.first, found.now

@@ -1,30 +1,29 @@
 """The tables.
 
-workflow_instance  one narrow row per instance: identity, mutex and queue entry in one. Whoever changes
-                   anything of an instance locks it and decides from what he then reads (LAW 2).
-workflow_run       what a run was given and what became of it; restart adds one, none is ever removed.
-workflow_step      what a run has done, one row per step key: PRIMARY KEY (instance, run, step_key) is also
-                   what stops the loser of a race.
-workflow_event     what was sent to a run; ``seq`` is the instance's version, counted under its lock, so order
-                   never hangs on a clock.
-workflow_log       what authors and the engine say, capped per run.
-workflow_waiter    who waits on which topic: an index over the open steps, which are what decides. Only waits on
-                   topics write it.
-workflow_item      one row per item of a map: the Celery task that does it, how far that has come, what it answered.
-                   And one, at place 0, for each attempt of a task step, as long as it is out.
-workflow_emission  an emit while it fans out: what to hand out, to whom, and how far it has come.
-workflow_label     what instances are found by: names with a text each. One without labels has no row here.
-workflow_outbox    what is to be sent once the transaction that wrote it has committed: Celery tasks, and named events
-                   for a handler. A row that is done with is deleted.
-workflow_queue     how far each queue has come: when the newest hint was sent that a worker has claimed from it.
-workflow_heartbeat one row per process that sweeps or works, for people who ask why nothing moves, and for the search
-                   for lost tasks; it has no part in any other decision.
+workflow_instance  one narrow row per instance: identity, mutex and queue entry in one. Every change of an instance
+                   locks this row first and decides from what it then reads (LAW 2).
+workflow_run       the input and the outcome of a run. A restart adds a row; none is removed while the instance exists.
+workflow_step      the steps of a run, one row per step key. PRIMARY KEY (instance, run, step_key) also stops the
+                   loser of a race.
+workflow_event     the events sent to a run. ``seq`` is the instance's version, counted under its lock, so the order
+                   never depends on a clock.
+workflow_log       log lines of authors and of the engine, limited per run.
+workflow_waiter    the waits on topics: an index over the open steps, which decide. Only waits on topics write it.
+workflow_item      one row per item of a map: its Celery task, its progress and its answer. Also one row, at
+                   position 0, for each attempt of a task step while it is out.
+workflow_emission  an emission under way: its payload, its waiters and its progress.
+workflow_label     the labels by which instances are found: name and text. An instance without labels has no row.
+workflow_outbox    messages to send after the transaction that wrote them: Celery tasks, and named events for a handler.
+                   A finished row is deleted.
+workflow_queue     the progress of each queue: when the newest message that a worker has claimed from it was sent.
+workflow_heartbeat one row per process that sweeps or works. It tells operators why nothing moves, and serves the
+                   search for lost tasks. No other decision depends on it.
 workflow_published the newest value of each key that a run has published. No pass reads it.
 workflow_store     one row: the random id by which messages name this database.
-workflow_audit     what people did to single steps: who, what, when, why, and what the step had been.
+workflow_audit     manual changes to single steps: who, what, when, why, and what the step was before.
 
-Instants are BIGINT microseconds since the epoch (UTC): one type, one arithmetic and one comparison on three
-databases, no session time zone, no rounding. Payloads are canonical JSON in text columns, since databases
+Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and
+comparison, without session time zones or rounding. Payloads are canonical JSON in text columns, because databases
 differ in which JSON they accept. No foreign key points to workflow_instance: its lock belongs to the protocol.
 """
 
@@ -38,10 +37,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
 REVISION = "0001"
-"""The migration that the code of this version needs."""
+"""The migration that this version of the code needs."""
 
 BINARY = "utf8mb4_nopad_bin"
-"""MariaDB's collation for keys: case, accents and trailing blanks tell ids apart."""
+"""MariaDB's collation for keys: ids that differ in case, accents or trailing blanks are different."""
 
 _ENGINE: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -56,18 +55,19 @@ _ENGINE: dict[str, Any] = {
 _POSTGRESQL_TUNING = (
     # Room for updates that stay on their page.
     "ALTER TABLE %(fullname)s SET (fillfactor = 70)",
-    # With the default of 100 the planner leaves the due index at some millions of rows, for want of detail.
+    # With the default of 100 the planner's statistics are too coarse at some millions of rows, and it ignores the due
+    # index.
     "ALTER TABLE %(fullname)s ALTER COLUMN poll_at SET STATISTICS 1000",
 )
 
 
 def big_id() -> sa.types.TypeEngine[int]:
-    """A 64-bit key; SQLite counts up only columns of type INTEGER."""
+    """A 64-bit key. SQLite generates values only for columns of type INTEGER."""
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def long_text() -> sa.types.TypeEngine[str]:
-    """Text without a small limit: MariaDB's TEXT ends at 64 KiB."""
+    """Text without a small limit: MariaDB's TEXT holds only 64 KiB."""
     return sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
@@ -95,7 +95,7 @@ class Tables:
 
 @functools.cache
 def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
-    """The tables under a schema and with a prefix, as the settings say."""
+    """Build the tables of a schema and prefix."""
     metadata = sa.MetaData(schema=schema)
 
     def table(name: str, *columns: Any, **options: Any) -> sa.Table:
@@ -121,7 +121,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
-        # When the last hint of it was sent; NULL: none is under way. Kept by the claim, which reports it.
+        # When the last message of it was sent; NULL if none is under way. A claim keeps the value and reports it.
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("parent_id", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
@@ -131,17 +131,17 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("retention_us", sa.BigInteger),
         sa.Column("retention_until", sa.BigInteger),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
-        # The guard, one per step, updates no indexed column and stays on its page (HOT): nothing here names
-        # lease_until or version, and claim_token changes with the claim alone.
+        # The guard, one per step, updates no indexed column, so the new row version stays on its page (HOT). No index
+        # contains lease_until or version, and claim_token changes only with the claim.
         sa.Index(
             f"{prefix}ix_workflow_instance_due",
             "priority",
-            "queue",  # a queue that takes nothing costs nothing, however much is due there
+            "queue",  # a queue that accepts no messages costs nothing, however much is due there
             "poll_at",
             postgresql_where=sa.text("poll_at IS NOT NULL"),
             sqlite_where=sa.text("poll_at IS NOT NULL"),
         ),
-        # Hints under way, oldest first. A guard changes no column of it.
+        # Messages under way, oldest first. A guard changes none of these columns.
         sa.Index(
             f"{prefix}ix_workflow_instance_sent",
             "queue",
@@ -152,7 +152,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         # For lists, newest first.
         sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
         sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
-        # What is to be deleted, once it is.
+        # Instances to delete, in the order of their times.
         sa.Index(
             f"{prefix}ix_workflow_instance_retention",
             "retention_until",
@@ -177,12 +177,13 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
-        # Where it continues another run: which, the step it begins again at, and whose time and chance its code sees.
+        # If it continues another run: that run, the step at which it starts again, and the ancestors whose recorded
+        # time and random values its code sees.
         sa.Column("forked_from_id", sa.String(255)),
         sa.Column("forked_from_run", sa.Integer),
         sa.Column("forked_from_step", sa.String(280)),
         sa.Column("ancestry", long_text()),
-        # The steps to blame for its end.
+        # The steps that caused its end.
         sa.Column("failure", long_text()),
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("logs", sa.Integer, nullable=False),
@@ -255,12 +256,12 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_wake_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
-        # The search for lost tasks (`store.inventories`): called by a dispatcher, answered by workers.
+        # The search for lost tasks (`store.inventories`): a dispatcher starts it, workers answer.
         sa.Column("inventory", sa.BigInteger),
         sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", long_text()),
         sa.Column("passed_markers", long_text()),
-        # What keeps it from its work: a JSON list of outages, and since when the oldest lasts.
+        # The outages of the process as a JSON list, and the start of the oldest.
         sa.Column("error", long_text()),
         sa.Column("error_since", sa.BigInteger),
     )
@@ -281,19 +282,19 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
-        # Of what is sent: when it counts as lost. Of what is to be sent: not before.
+        # For a sent item: when it has timed out. For a pending item: its earliest time.
         sa.Column("due_at", sa.BigInteger),
         sa.Column("body", long_text(), nullable=False),
         sa.Column("answer", long_text()),
-        # Of the attempt that is out: what its answer has to name, and how often its message was lost.
+        # Of the current attempt: the token that its answer must name, and how often its message was lost.
         sa.Column("token", sa.String(32)),
         sa.Column("losses", sa.Integer, nullable=False),
-        # When and where its message was sent last; NULL where the task's own route decides.
+        # When and where its message was last sent; NULL if the task's own route decides.
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("queue", sa.String(255)),
         sa.Column("priority", sa.SmallInteger),
         sa.Column("on_lost", sa.String(8), nullable=False),
-        # What is out, for the search for lost tasks.
+        # Sent items, for the search for lost tasks.
         sa.Index(
             f"{prefix}ix_workflow_item_sent",
             "status",
@@ -308,7 +309,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("id", sa.String(255), primary_key=True),
         sa.Column("topic", sa.String(100), nullable=False),
         sa.Column("payload", long_text(), nullable=False),
-        # Whom it may reach, where its emitter may not reach all.
+        # The instances it may reach, if its emitter may not reach all.
         sa.Column("scope", long_text()),
         sa.Column("after_pk", sa.BigInteger, nullable=False),
         sa.Column("last_pk", sa.BigInteger, nullable=False),

@@ -1,7 +1,7 @@
-"""Scopes in SQL: the conditions by which a caller reaches some instances and sees nothing of the others.
+"""Scopes in SQL: conditions that limit a caller to some instances and hide all others.
 
-A prefix is compared with as many characters of the id: LIKE takes `_` for any character, and a range takes in other
-ids under a linguistic collation. `substr` is the one spelling that all three databases have.
+A prefix is compared with the same number of characters of the id. LIKE treats `_` as any character, and under a
+linguistic collation a range would include other ids. All three databases know `substr` under this name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from celery_durable.store.schema import Tables
 
 
 def conditions(t: Tables, scope: Scope | None) -> list[sa.ColumnElement[bool]]:
-    """What a row of the instances' table has to fulfil."""
+    """Return the conditions on a row of the instance table."""
     if scope is None:
         return []
     i = t.instance.c
@@ -31,7 +31,7 @@ def conditions(t: Tables, scope: Scope | None) -> list[sa.ColumnElement[bool]]:
 
 
 def reaches(tx: Tx, scope: Scope | None, pk: int) -> bool:
-    """Whether an instance is in the scope. Read after its row was locked, this holds for as long as the lock."""
+    """Whether an instance is in the scope. If its row is locked before, this holds as long as the lock."""
     if scope is None:
         return True
     i = tx.t.instance.c
@@ -39,7 +39,7 @@ def reaches(tx: Tx, scope: Scope | None, pk: int) -> bool:
 
 
 def reached(tx: Tx, scope: Scope | None, them: Collection[Child]) -> frozenset[Child]:
-    """Those of these instances that are in the scope."""
+    """Return those of these instances that are in the scope."""
     if scope is None or not them:
         return frozenset(them)
     i = tx.t.instance.c

@@ -1,6 +1,7 @@
-"""Attempts that are out: the rows of tasks that were sent and have not ended, with the steps that wait for them.
+"""Attempts that are out: rows of tasks that were sent and have not ended, with the steps that wait for them.
 
-Who answers one has locked the instance; who reports one lost has not, and asks for the instance as well.
+The transaction that answers an attempt has locked the instance. The one that reports a loss has not, so it joins the
+instance's row as well.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from celery_durable.store.engine import Store, Tx, param
 
 
 def with_step(s: Store) -> sa.Join:
-    """Each row of a task with its step."""
+    """Join each row of a task with its step."""
     return s.tables.item.join(s.tables.step, on_step(s.tables.item, s.tables.step))
 
 
 def on_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether the task does this step, or an item of it."""
+    """Join condition: the task does this step, or an item of it."""
     keys = ("instance_pk", "run_number", "step_key")
     return sa.and_(*[step.c[key] == item.c[key] for key in keys])
 
@@ -33,14 +34,14 @@ def _are_out(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def of_step(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
-    """The attempt of a task step: ``type``."""
+    """Conditions for the attempt of a task step. Parameter: ``type``."""
     st = s.tables.step.c
     is_task = st.type == sa.literal_column(f"'{StepType.TASK.value}'")
     return (*_are_out(s), is_task, st.wait_event_type == param("type", sa.String))
 
 
 def of_item(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
-    """The attempt of an item of a map: ``pk``, ``key``, ``nth``, ``attempt``."""
+    """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``nth``, ``attempt``."""
     st, item = s.tables.step.c, s.tables.item.c
     return (
         *_are_out(s),
@@ -53,7 +54,7 @@ def of_item(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def find(tx: Tx, reference: TaskReference, *, step: Any, item: Any, **where: Any) -> Any:
-    """The row of the attempt that a reference names, by one of two statements."""
+    """Return the row of the attempt that a reference names, by one of the two statements."""
     asked = ItemRef.read(reference.event_type)
     if asked is None:
         return tx.run(step, **where, type=reference.event_type).first()

@@ -1,4 +1,4 @@
-"""What a database server says of itself, for `durable doctor`."""
+"""Facts about a database server, for `durable doctor`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _READ_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A server as our transactions find it."""
+    """A server as the store's transactions find it."""
 
     name: str
     version: str
     isolation: str
     is_read_only: bool
-    """A standby, or a server that was made read-only."""
+    """Whether the server is a standby or was made read-only."""
     now: datetime
 
 
 def look(store: Store) -> Health:
-    """Ask the server, in a transaction like those of work; raises UnsupportedDatabase, and what the driver raises."""
+    """Read the server's facts in an ordinary transaction; raises UnsupportedDatabase and the driver's errors."""
 
     def work(tx: Tx) -> Health:
         dialects.check_server(tx.conn)

@@ -1,7 +1,7 @@
-"""Who waits on a topic: one narrow row per open wait, so that steps which wait on none pay for no index.
+"""Waits on topics: one narrow row per open wait, so that other steps pay for no index.
 
-The step's row decides whether a wait is open; a row here that was left behind by an ended run does no harm, and
-goes with the next emission to its topic.
+The step's row decides whether a wait is open. A row that an ended run left behind does no harm. The next emission to
+its topic deletes it.
 """
 
 from __future__ import annotations
@@ -40,30 +40,33 @@ def _close(s: Store) -> Any:
 
 
 def open_wait(tx: Tx, claim: Claim, guard_result: GuardResult, *, key: str, topic: str) -> None:
-    """A step begins to wait, in the transaction that records it; one that a deploy changed begins anew."""
+    """Record that a step starts to wait, in the transaction that writes the step.
+
+    If a deploy changed the topic of a wait, its old row is replaced.
+    """
     close_wait(tx, claim, key=key)
     tx.run(_open, pk=claim.pk, run=claim.ref.run_number, key=key, topic=topic, now_us=to_us(guard_result.now))
 
 
 def close_wait(tx: Tx, claim: Claim, *, key: str) -> None:
-    """A step has ended, or waits for something else."""
+    """Delete the wait of a step that has ended or waits for something else."""
     tx.run(_close, pk=claim.pk, run=claim.ref.run_number, key=key)
 
 
 def close_all(tx: Tx, pk: int) -> None:
-    """All waits of an instance have ended with their run."""
+    """Delete all waits of an instance whose run has ended."""
     tx.execute(sa.delete(tx.t.waiter).where(tx.t.waiter.c.instance_pk == pk))
 
 
 def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
-    """These waits, by instance, run and step key, are served or gone."""
+    """Delete these waits, given by instance, run and step key."""
     tx.run_many(_close, [{"pk": pk, "run": run, "key": key} for pk, run, key in keys])
 
 
 def page(
     tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
 ) -> list[tuple[tuple[int, str], Waiter]]:
-    """Open waits on a topic that come after (instance key, step key), in that order; with these keys."""
+    """Return open waits on a topic that come after (instance key, step key), in that order; each with these keys."""
     w, st, i = tx.t.waiter, tx.t.step, tx.t.instance
     its_step = sa.and_(
         st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
