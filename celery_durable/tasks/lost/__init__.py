@@ -1,1 +1,1 @@
-"""Tasks of steps that were lost with a worker, a machine or a queue: found without a write per task, and sent again."""
+"""The search for tasks that were lost with a worker, a machine or a queue; it finds them without a write per task."""

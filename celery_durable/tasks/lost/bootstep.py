@@ -1,4 +1,4 @@
-"""A worker's bootstep: it answers inventories from the start of its pool to the end of it."""
+"""The bootstep that answers inventories, from the start of a worker's pool to its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery import bootsteps
 
 
 class LostTasksStep(bootsteps.StartStopStep):
-    """Begins with the pool. It ends when Celery says that the worker has shut down: until then the pool holds tasks."""
+    """Starts with the pool, and goes on until Celery reports the shutdown: until then the pool holds tasks."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -20,14 +20,14 @@ class LostTasksStep(bootsteps.StartStopStep):
         self._durable.start_inventories(lambda: _receiver(parent))
 
     def stop(self, parent: Any) -> None:
-        """Go on: this stops before the pool, which works on what it has."""
+        """Do nothing: this bootstep stops before the pool, which still works on the tasks that it holds."""
 
     def terminate(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
-        """The pool is killed next, and Celery tells nobody when the worker has ended."""
+        """Stop answering: Celery kills the pool next, and sends no signal when the worker has ended."""
         self._durable.stop_inventories()
 
 
 def _receiver(worker: Any) -> Any:
-    """The worker's consumer as long as it receives messages, or is about to, else None."""
+    """The worker's consumer while it receives messages or is about to; None when the worker shuts down."""
     states: Any = bootsteps
     return None if worker.blueprint.state in (states.CLOSE, states.TERMINATE) else worker.consumer

@@ -1,11 +1,12 @@
-"""Elimination: which of the tasks that are out are in nobody's hands.
+"""Detection of lost tasks by elimination: a sent task is lost if no worker holds it and no queue contains it.
 
-No row says which worker holds a task: that would be a commit for each task that starts. Instead a marker goes through
-the queue behind the tasks' messages. When a worker has received it, everything before it was received too, so each
-task is held by a worker, or has ended, or is lost. Then every living worker is asked what it holds.
+No row says which worker holds a task: that would cost a commit for each task that starts. Instead, a dispatcher sends
+a marker to the queue, behind the tasks' messages. When a worker has received the marker, all messages before it were
+received too. So each task is held by a worker, or has ended, or is lost. Then the dispatcher requests an inventory:
+each living worker lists the tasks that it holds.
 
-Both are done twice before anything counts as lost. A message may lie unread in a worker's socket when the first roll
-call is answered, and a broker may put a returned message behind the first marker.
+The marker and the inventory are repeated once before a task counts as lost. A message may be unread in a worker's
+socket when the worker answers the first inventory. And a broker may put a returned message behind the first marker.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from enum import Enum, auto
 
 ROUNDS = 2
 SEEN_SECONDS = 30.0
-"""An outage of the database makes all heartbeats stale at once: so long must it have been seen without a gap."""
+"""For how long the database must have been reachable without a gap: an outage makes all heartbeats stale at once."""
 IDLE_SECONDS = 60.0
-"""So long a worker that does not consume the queue is waited for; it may be in the body of a solo pool for hours."""
+"""How long to wait for a solo worker that does not consume the queue; it may run a task's body for hours."""
 UNRESPONSIVE_SECONDS = 20.0
-"""So long a worker is waited for whose loop has no bodies to run. Later it is stuck, though its heartbeat goes on: what
-it had received but not given to its pool would otherwise wait for its timeout."""
+"""How long to wait for a worker whose main loop runs no task bodies.
+
+After that time its loop is stuck, although its heartbeat goes on. Otherwise the tasks that the loop has received, but
+not given to the pool, would wait for their timeout.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker whose heartbeat is fresh.
 
-    ``answered``: the newest inventory that it has answered, 0: none yet; None where it cannot answer any. ``held``:
-    the ids of the tasks that it held then. ``runs_bodies``: its loop runs them itself (the solo pool), so it may
-    answer hours later.
+    ``answered``: the newest inventory that the worker has answered; 0 if none yet, None if it cannot answer any.
+    ``held``: the ids of the tasks in that answer. ``runs_bodies``: the worker's main loop runs the bodies of tasks (the
+    solo pool), so the worker may answer hours later.
     """
 
     queues: frozenset[str]
@@ -42,7 +46,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What is known now. ``passed``: the markers that a worker has received. ``seen_seconds``: of the database."""
+    """What the dispatcher knows now.
+
+    ``received_markers``: the markers that a worker has received. ``seen_seconds``: for how long the database has been
+    reachable without a gap.
+    """
 
     workers: Sequence[Worker]
     received_markers: frozenset[str]
@@ -50,7 +58,7 @@ class Observations:
 
 
 class Stage(Enum):
-    """What a search waits for."""
+    """The event that a search waits for."""
 
     MARKER = auto()
     INVENTORY = auto()
@@ -60,7 +68,7 @@ class Stage(Enum):
 class Search:
     """A search for lost tasks among those that were sent to one queue with one priority.
 
-    ``suspects``: their ids; all had left the outbox before the first marker was sent.
+    ``candidates``: the ids of the tasks that may be lost; all had left the outbox before the first marker was sent.
     """
 
     queue: str
@@ -73,31 +81,31 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Send the search's marker, which is new, to its queue."""
+    """Send the search's new marker to its queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInventory:
-    """Call the roll: the search has passed its marker."""
+    """Request an inventory: a worker has received the search's marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """There is nothing to do yet. ``why``: for the log."""
+    """Do nothing yet. ``why``: the reason, for the log."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nothing can be known: the suspects wait for their timeout."""
+    """End the search without a result: the candidates wait for their timeout."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReportLost:
-    """These are lost; the search is over."""
+    """Report these tasks as lost; the search is over."""
 
     lost: frozenset[str]
 
@@ -108,7 +116,10 @@ Action = SendMarker | RequestInventory | Wait | Abandon | ReportLost
 def advance(
     search: Search, facts: Observations, *, next_marker: str, waited_seconds: float = 0.0
 ) -> tuple[Search, Action]:
-    """What comes next. ``next_marker``: an id for a further marker. ``waited_seconds``: since the roll was called."""
+    """The search after this step, and the next action.
+
+    ``next_marker``: an id for a second marker. ``waited_seconds``: the time since the inventory was requested.
+    """
     consumers = [worker for worker in facts.workers if search.queue in worker.queues]
     if not consumers:
         return search, Abandon("no living worker consumes the queue")
@@ -122,7 +133,7 @@ def advance(
 
 
 def with_inventory_request(search: Search, inventory: int) -> Search:
-    """The search after the roll was called under this number."""
+    """The search after the inventory with this number was requested."""
     return replace(search, stage=Stage.INVENTORY, inventory=inventory)
 
 
@@ -142,7 +153,7 @@ def _call(search: Search, facts: Observations, next_marker: str, waited_seconds:
 
 
 def _waits_for(worker: Worker, queue: str) -> float:
-    """For how many seconds a worker's answer is waited for."""
+    """For how many seconds to wait for a worker's answer."""
     if not worker.runs_bodies:
         return UNRESPONSIVE_SECONDS
     return math.inf if queue in worker.queues else IDLE_SECONDS

@@ -1,8 +1,8 @@
-"""Copies of tasks that were answered meanwhile: a worker discards them before they cost a body.
+"""Duplicates: copies of tasks that have been answered already; a worker discards them before it runs their bodies.
 
-A message comes twice where Redis restores one that a dead worker had not acknowledged, after its visibility timeout,
-and where a task was sent again that was not lost after all. Only such messages are looked up: those that a broker
-delivers again, and those with a delivery number.
+A message comes twice in two cases. Redis restores a message after its visibility timeout if a dead worker had not
+acknowledged it. And a dispatcher may send a task again that was not lost after all. So the worker looks up only
+messages that the broker marks as redelivered, and messages with a delivery number.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ _HELD = timedelta(seconds=2)
 
 
 class DuplicateFilter:
-    """Looks up, in the background, whether the step of a copy still waits for it."""
+    """Looks up in the background whether a step still waits for a task that may be a copy."""
 
     def __init__(self, store: Callable[[], Store], runtime: Runtime, background: BackgroundQueue) -> None:
         self._store, self._runtime, self._background = store, runtime, background
 
     def received(self, request: Any) -> None:
-        """A worker has received a task: if it may be a copy, hold it for two seconds, and have it looked up.
+        """If the received task may be a copy, delay it for two seconds and look it up in the background.
 
-        A look-up that takes longer is late: the task runs once more, as any step may.
+        If the look-up takes longer, the task runs once more, as any step may.
         """
         reference = TaskReference.read(request.request_dict.get(HEADER))
         if reference is None or not (reference.delivery or request.delivery_info.get("redelivered")):
             return
         is_looked_up = self._background.submit(lambda: self._look_up(request.id, reference), what="A copy of a task")
         if is_looked_up and request.eta is None and hasattr(request, "_eta"):
-            # Celery reads it after this signal, and has its timer hold the task; a free pool would begin at once.
+            # The race: without the delay a free pool process would start the task before the look-up has ended.
+            # Celery reads `_eta` after this signal, and its timer then holds the task.
             request._eta = self._runtime.wall_clock() + _HELD  # noqa: SLF001
 
     def _look_up(self, task_id: str, reference: TaskReference) -> None:
@@ -51,6 +52,6 @@ class DuplicateFilter:
             return store_id(tx) == reference.store_id and not lost_tasks.is_out(tx, reference)
 
         if self._store().read(is_over):
-            # Celery looks there once more before it hands a task to its pool.
+            # Celery checks this set once more before it gives a task to its pool.
             state.revoked.add(task_id)
             logger.info("Task %s is a copy of one that has been answered, and is discarded", task_id)

@@ -1,6 +1,7 @@
-"""What a worker holds: the tasks of steps that it has received and that have not ended.
+"""Held tasks: the tasks of steps that a worker has received and that have not ended.
 
-Kept by Celery's signal in the worker's parent process, in memory alone: nothing is written per task.
+A signal of Celery reports each received task in the worker's parent process. The list is kept in memory alone; nothing
+is written per task.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any
 from celery import states
 
 HEADER = "durable"
-"""The header by which a message says that its task does a step."""
+"""The header of a message whose task does a step; it holds the `TaskReference`."""
 _MARKERS = 50
 
 
 def is_requeued(task: Any, state: Any, retval: Any) -> bool:
-    """Whether a task that ended has put its message back (``Reject(requeue=True)``), which then comes again.
+    """Whether a task that ended has returned its message to the queue (``Reject(requeue=True)``).
 
-    Not if it was acknowledged before the task ran: Celery rejects nothing then, and the message is gone.
+    False if the message was acknowledged before the task ran: then Celery rejects nothing, and the message is gone.
     """
     return bool(state == states.REJECTED and getattr(retval, "requeue", False) and task.acks_late)
 
 
 class HeldTasks:
-    """The tasks of steps that this worker holds, and the markers that it has received last."""
+    """The tasks of steps that this worker holds, and the newest markers that it has received."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -33,7 +34,7 @@ class HeldTasks:
         self._passed: deque[str] = deque(maxlen=_MARKERS)
 
     def received(self, request: Any) -> bool:
-        """Note what the worker has received, before it waits for an ETA or a rate limit. True for a marker."""
+        """Record a received task, before it waits for an ETA or a rate limit; returns True if it is a marker."""
         if request.name == self._marker:
             self._passed.append(str(request.id))
             return True
@@ -46,10 +47,11 @@ class HeldTasks:
         return list(self._passed)
 
     def ids(self) -> list[str]:
-        """The ids of the tasks that are here now; to be asked for in the thread that receives messages.
+        """The ids of the tasks that the worker holds now.
 
-        Celery keeps no list of all of them: what waits for its ETA or a rate limit is neither reserved nor active,
-        but its message is not acknowledged. A task that has ended is acknowledged, and in neither set.
+        Call it in the thread that receives messages, so that no message is received meanwhile. Celery has no list of
+        all held tasks. A task that waits for its ETA or a rate limit is neither reserved nor active, but its message is
+        not acknowledged. A task that has ended is acknowledged and is in neither set.
         """
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 

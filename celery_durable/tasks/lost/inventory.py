@@ -1,8 +1,8 @@
-"""A worker's answers to inventories, and the short heartbeat by which its death is known in time.
+"""A worker's answers to inventories, and its short heartbeat, from which the dispatchers detect its death.
 
-Every two seconds one UPDATE says that the worker lives, and one SELECT tells whether the roll was called. On a thread
-of its own (LAW 8): Celery's main loop is asked for nothing but the list of what is here. A loop that does not answer
-stands still, which nothing else in the worker shows; the log then says where.
+Every two seconds, one UPDATE renews the heartbeat and one SELECT reads whether an inventory was requested. This happens
+on a thread of its own (LAW 8); Celery's main loop only makes the list of held tasks. A loop that does not answer is
+stuck, and nothing else in the worker shows that. Then the log shows the stack of the loop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from celery_durable.tasks.pools import pool_name
 logger = logging.getLogger("celery_durable.lost")
 
 _TURNS = 2
-"""Of the worker's loop: what lies unread in its socket is read before it answers."""
+"""How many turns the worker's loop makes before it answers, so that it reads messages that wait in its socket."""
 _AGAIN_SECONDS = 5.0
-"""A loop that was ended by a lost connection has forgotten that it was asked."""
+"""When to ask the loop again: a loop that ended with a lost connection has dropped the request."""
 _FRAMES = 16
-"""Of the stack of a loop that stands still: enough for a client library and what called it."""
+"""How many frames of a stuck loop's stack to log: enough for a client library and its caller."""
 
 
 class InventoryReporter(ForkSafeThread):
-    """Answers for one worker, from `start` to `stop`. ``row``: the id of its heartbeat's row, None: there is none."""
+    """Answers inventories for one worker, from `start` to `stop`.
+
+    ``row`` returns the id of the worker's heartbeat row, or None if there is none.
+    """
 
     def __init__(
         self, store: Callable[[], Store], runtime: Runtime, held: HeldTasks, *, row: Callable[[], str | None]
@@ -54,12 +57,12 @@ class InventoryReporter(ForkSafeThread):
         self._is_blind = False
 
     def received(self, request: Any) -> None:
-        """The worker has received a message; a marker is reported at once."""
+        """Record that the worker has received a task; a marker is reported at once."""
         if self._held.received(request):
             self._soon.set()
 
     def start(self, consumer: Callable[[], Any]) -> None:
-        """Begin; ``consumer``: Celery's consumer of the worker, None while it has none or no longer receives."""
+        """Start the thread; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
         self.stop()
         self._consumer, self._stop, self._loop_thread = consumer, threading.Event(), threading.get_ident()
         self.reset_fork_lock()
@@ -67,7 +70,7 @@ class InventoryReporter(ForkSafeThread):
         self._thread.start()
 
     def stop(self, timeout: float = 0.0) -> None:
-        """End the thread, waiting for at most ``timeout`` seconds."""
+        """Tell the thread to end, and wait for it for at most ``timeout`` seconds."""
         self._stop.set()
         self._soon.set()
         if self._thread is not None and timeout > 0:
@@ -86,7 +89,7 @@ class InventoryReporter(ForkSafeThread):
             return
         try:
             self._report(row)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the next beat says the same
+        except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next beat tries again
             if not self._is_blind:
                 logger.warning("This worker cannot say what it holds, trying on: %s", exc)
             self._is_blind = True
@@ -107,13 +110,13 @@ class InventoryReporter(ForkSafeThread):
             self._ask(number)
 
     def _ask(self, number: int) -> None:
-        """Have the worker's loop list what is here."""
+        """Make the worker's main loop list the held tasks."""
         now = self._runtime.monotonic()
         if number == self._asked and now - self._asked_at < _AGAIN_SECONDS:
             return
         self._asked, self._asked_at = number, now
         consumer = self._consumer()
-        if consumer is None:  # it receives nothing, not yet or not any more
+        if consumer is None:  # the worker receives no messages now, so this thread can make the list
             self._list(number)
             return
         if self._waits_since is None:
@@ -122,7 +125,7 @@ class InventoryReporter(ForkSafeThread):
         consumer.call_soon(self._turn, consumer, number, _TURNS)
 
     def _report_stillness(self, seconds: float, consumer: Any) -> None:
-        """Say once where the loop stands, if it has not turned for long. A solo pool's runs the bodies of tasks."""
+        """Log the loop's stack once if the loop is stuck; a solo pool's loop is not, since it runs the task bodies."""
         if self._stands_still or seconds < UNRESPONSIVE_SECONDS or pool_name(type(consumer.pool)) == "solo":
             return
         self._stands_still = True
@@ -141,6 +144,7 @@ class InventoryReporter(ForkSafeThread):
             self._list(number)
 
     def _list(self, number: int) -> None:
+        # One assignment: this may run in the main loop, while the reporting thread reads the number and the ids.
         self._answer = (number, self._held.ids())
         self._waits_since = None
         if self._stands_still:

@@ -1,8 +1,8 @@
-"""The search for lost tasks: a dispatcher's part. It notices deaths, sends markers, calls the roll, and reports.
+"""The dispatcher's part of the search for lost tasks: it detects deaths, sends markers, requests inventories, reports.
 
-Nothing of it is stored but the inventory's number: a dispatcher that ends has its searches begun anew by another one.
-It begins when a worker died or a new one came, and once a minute with what was sent more than a minute ago: that finds
-what nobody reports, such as a queue that was purged.
+Only the number of the inventory is stored. If a dispatcher ends, another dispatcher starts its searches again. A search
+starts when a worker died or a new worker started. Once a minute it also starts for tasks that were sent more than a
+minute ago. That finds losses that no process reports, such as a purged queue.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ logger = logging.getLogger("celery_durable.lost")
 
 _LOOK_SECONDS = 1.0
 _GAP_SECONDS = 10.0
-"""Between two looks: the database may have been away meanwhile, or this process."""
+"""The longest time between two calls of `look`; after more, the database or this process may have been down."""
 _SLOW_SECONDS = 60.0
 _NEW_WORKER_SECONDS = 5.0
-"""After which a worker that has just started consumes its queues."""
+"""The time after which a worker that has just started consumes its queues."""
 _AGAIN_SECONDS = 5.0
-"""After a search that could not be ended, as long as a death is recent."""
+"""When to search again after an abandoned search, while a worker's death is recent."""
 _RECENT_SECONDS = 600.0
 _PAGE = 10_000
 _REPORTS = 50
-"""In one transaction; a look makes one."""
+"""How many lost tasks one transaction reports; each call of `look` runs one."""
 _VANISHED_SECONDS = 10.0
-"""A marker that is in an empty queue for so long is gone."""
+"""A marker that no worker has reported for this long, and whose queue is empty, is gone."""
 _MARKERS = 3
-"""Sent in vain: then another application takes them, and the queue is left alone for a while."""
+"""After this many lost markers, another application seems to consume them: the queue is not searched for a while."""
 _LEFT_ALONE_SECONDS = 600.0
 _LOOPS_THAT_RUN_BODIES = ("solo", None)
-"""Pools, as heartbeats name them; None: not known."""
+"""The pools whose main loop runs the bodies of tasks, as heartbeats name them; None: not known."""
 WHY = "no worker holds it, and its message is gone"
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the messages of a task go: a queue, and with which priority."""
+    """The queue and the priority of a task's messages."""
 
     queue: str
     priority: int = 0
 
 
 class MessageBroker(Protocol):
-    """What the search needs of Celery."""
+    """The operations of Celery that the search needs."""
 
     def destination(self, body: str) -> Destination | None:
-        """Where a stored task's message goes; None where no queue is known."""
+        """The destination of a stored task's message; None if no queue is known."""
 
     def send_marker(self, id_: str, to: Destination) -> bool:
-        """Send a marker; False where the broker did not take it."""
+        """Send a marker; returns False if the broker did not take it."""
 
     def queue_length(self, queue: str) -> int | None:
-        """How many messages wait; None: unknown."""
+        """How many messages wait in the queue; None if unknown."""
 
 
 @dataclass(slots=True)
 class _ActiveSearch:
-    """A search that is under way; ``marked_at``, ``called_at``: by this process's steady clock.
+    """A search that is running; ``marked_at`` and ``called_at`` are times of this process's steady clock.
 
-    ``has_successor``: a look has found messages since that this search does not cover.
+    ``has_successor``: after the search started, a scan found tasks that it does not cover.
     """
 
     search: Search
@@ -94,7 +94,7 @@ class _ActiveSearch:
 
 @dataclass(slots=True)
 class _Scan:
-    """When to look for suspects next, and which."""
+    """When to scan for candidates next: tasks sent at least ``age_seconds`` ago, from the position ``after`` on."""
 
     at: float
     age_seconds: float
@@ -113,7 +113,10 @@ class _State:
 
 
 class LostTasks:
-    """Finds lost tasks; of several dispatchers the oldest does. ``row``: the id of this process's heartbeat's row."""
+    """Finds lost tasks; of several dispatchers, the oldest one searches.
+
+    ``row`` returns the id of this process's heartbeat row.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class LostTasks:
         self._state = _State()
 
     def look(self) -> None:
-        """Go on, in a bounded turn; raises what the database raises."""
+        """Advance all searches by a bounded amount of work; raises the database's errors."""
         now = self._runtime.monotonic()
         row = self._row()
         if now < self._look_at or row is None:
@@ -170,7 +173,7 @@ class LostTasks:
                 break
 
     def _notice(self, living: frozenset[str], now: float) -> None:
-        """A worker is gone, or there is a new one: look at all that is out."""
+        """Schedule a scan of all sent tasks if a worker has died or a new worker has started."""
         state, known = self._state, self._state.known
         state.known = living
         if known is None or known - living:
@@ -179,10 +182,10 @@ class LostTasks:
         elif living - known:
             state.full.at, state.full.after = min(state.full.at, now + _NEW_WORKER_SECONDS), None
 
-    # --- begin ----------------------------------------------------------------------------------
+    # --- start a search -------------------------------------------------------------------------
 
     def _begin(self, due: _Scan, now: float, every: float) -> None:
-        """Read a page of what is out, and begin a search for each place to which it was sent."""
+        """Read a page of sent tasks, and start a search for each destination of these tasks."""
         age = timedelta(seconds=due.age_seconds)
         page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE))
         due.after = page.next
@@ -200,7 +203,7 @@ class LostTasks:
             self._mark(to, opened, now)
 
     def _by_destination(self, candidates: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
-        """All tasks of a step go where its first one does."""
+        """Group tasks by destination; all tasks of a step have the destination of its first one."""
         steps: dict[tuple[int, int, str], list[SentTask]] = {}
         for task in candidates:
             steps.setdefault(task.key[:3], []).append(task)
@@ -218,10 +221,10 @@ class LostTasks:
         if self._messages.send_marker(opened.search.marker, to):
             opened.marked_at, opened.markers = now, opened.markers + 1
 
-    # --- go on ----------------------------------------------------------------------------------
+    # --- advance a search -----------------------------------------------------------------------
 
     def _advance(self, to: Destination, opened: _ActiveSearch, facts: Observations, now: float) -> bool:
-        """Bring one search as far as it goes; True where it wants the roll called."""
+        """Advance one search as far as possible; returns True if it needs an inventory."""
         opened.search, action = detection.advance(
             opened.search, facts, next_marker=self._runtime.new_token(), waited_seconds=now - opened.called_at
         )
@@ -247,7 +250,7 @@ class LostTasks:
 
     def _end(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
         del self._state.searches[to]
-        if opened.begun_at < self._state.death_at:  # what has died since is searched for anew
+        if opened.begun_at < self._state.death_at:  # a worker died during the search: scan all sent tasks again
             self._state.full.at, self._state.full.after = now, None
         elif opened.has_successor:
             self._state.slow.at, self._state.slow.after = now, None
@@ -259,12 +262,12 @@ class LostTasks:
             opened.search, opened.called_at = detection.with_inventory_request(opened.search, number or 0), now
 
     def _look_after_marker(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
-        """Send the marker again where it never left, or is not in its queue any more."""
+        """Send the marker again if the broker did not take it, or if its queue is empty."""
         if opened.search.stage is not detection.Stage.MARKER or now - opened.marked_at < _VANISHED_SECONDS:
             return
         is_out = opened.marked_at > -math.inf
         if is_out and self._messages.queue_length(to.queue) != 0:
-            opened.marked_at = now  # asked again later
+            opened.marked_at = now  # check the queue again later
         elif opened.markers < _MARKERS:
             self._mark(to, opened, now)
         else:
@@ -282,7 +285,7 @@ class LostTasks:
 
 
 def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
-    """Silent for too long, or its node name belongs to another process by now."""
+    """Whether a process was silent for too long, or a newer process with its node name is more recently seen."""
     if peer.since_seen >= SILENT:
         return True
     after = [other for other in peers if other.node == peer.node and other.started_at > peer.started_at]
@@ -290,6 +293,9 @@ def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
 
 
 def _is_first(row: str, peers: Sequence[Peer]) -> bool:
-    """Of the living dispatchers that search, the oldest does; two for a moment do no harm."""
+    """Whether this process is the oldest living dispatcher that searches.
+
+    Two dispatchers may both be the oldest for a moment. Then both search, which does no harm.
+    """
     searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT]
     return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == row

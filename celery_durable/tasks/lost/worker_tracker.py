@@ -1,4 +1,4 @@
-"""A worker's part in the search for lost tasks: what it holds, what it is asked, and what it sees die."""
+"""The worker's part of the search for lost tasks: the tasks that it holds, and the pool processes that died."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LossOperations(Protocol):
 
 
 class WorkerLossTracker:
-    """Listens to Celery's signals in a worker, for one app. ``row``: the id of its heartbeat's row."""
+    """Listens to Celery's signals in a worker, for one app. ``row`` returns the id of the worker's heartbeat row."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WorkerLossTracker:
         self._copies = DuplicateFilter(store, runtime, background)
 
     def connect(self, is_ours: Callable[[Any], bool]) -> None:
-        """Listen; ``is_ours``: whether a signal is of our app."""
+        """Listen to the signals; ``is_ours``: whether a sender's app is the app of this tracker."""
 
         def received(sender: Any, request: Any, **_: Any) -> None:
             if is_ours(sender.app):
@@ -66,9 +66,9 @@ class WorkerLossTracker:
         signals.task_retry.connect(retried, weak=False)
 
     def died(self, reference: object, *, why: str) -> bool:
-        """A pool process of this worker died with a task, or the task ended it; False where that is not for us.
+        """Report in the background that a task's pool process died or that the task ended the process.
 
-        Called in Celery's main loop, so it is reported in the background.
+        Celery's main loop calls this. Returns False if the reference is malformed or the background queue is full.
         """
         found = TaskReference.read(reference)
         if found is None:
@@ -81,7 +81,10 @@ class WorkerLossTracker:
         return self._background.submit(report, what=f"A task of {found.ref} whose process died")
 
     def replaced(self, request: Any) -> None:
-        """A task has replaced itself: its successors have its links, or their last one has; none need have its id."""
+        """Record that a task has replaced itself.
+
+        Its successors, or only the last of them, have its links. They may all have other ids.
+        """
         self._go_on(request, lost_tasks.note_replaced)
 
     def _go_on(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
@@ -90,11 +93,11 @@ class WorkerLossTracker:
             return
         try:
             self._store().attempt(lambda tx: note(tx, reference) if store_id(tx) == reference.store_id else None)
-        except Exception as exc:  # noqa: BLE001  # at worst it is sent once more
+        except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
             logger.warning("That a task of %s goes on by itself cannot be noted: %s", reference.ref, exc)
 
     def _pause(self, reason: Any) -> timedelta:
-        """How long a retry waits, perhaps in the broker: it may be in nobody's hands until then."""
+        """For how long a retry waits; until then the message may be in the broker, and no worker holds the task."""
         when = getattr(reason, "when", None)
         if isinstance(when, (int, float)):
             return timedelta(seconds=max(0.0, when))
