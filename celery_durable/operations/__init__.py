@@ -1,7 +1,7 @@
-"""All that may be done to instances from outside: create, read, steer, emit, rewind, intervene.
+"""Operations on instances from outside a pass: create, read, control, emit, rewind, intervene.
 
-Each verb checks its input, runs one transaction, and only then wakes the workers: a broker that is
-down delays work and fails nobody (LAW 1).
+Each operation checks its input, runs one transaction, and only then wakes the workers. A broker that is down delays
+work but fails no call (LAW 1).
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ class Operations(
     OutboxOperations,
     RetentionOperations,
 ):
-    """The verbs, over one store. ``wake`` is told what became due, after the commit."""
+    """All operations over one store. After the commit, ``wake`` receives the runs that became due."""

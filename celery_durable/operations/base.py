@@ -1,4 +1,4 @@
-"""What every verb works with, and how it gets at its instance."""
+"""The base of all operations: their settings, and access to an instance within the caller's scope."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from celery_durable.values import UNSET
 
 WakeUp = Callable[[Sequence[DueRun]], None]
 Versions = Collection[str] | None
-"""The tags (`VersionedInstance.tag`) of an instance that a change is meant for; None: whatever it is."""
+"""The version tags (`VersionedInstance.tag`) that a change applies to; None means any."""
 _LARGEST_PAGE = 1000
 
 
 class OperationsBase:
-    """What all operations share. After the commit, ``wake`` gets what became due, and ``post`` what is to be sent."""
+    """What all operations share. After the commit, ``wake`` receives the due runs and ``post`` the messages to send."""
 
     def __init__(
         self,
@@ -53,26 +53,29 @@ class OperationsBase:
         self._scope: Scope | None = None
 
     def within(self, scope: Scope | None) -> Self:
-        """The same verbs for a caller who reaches these instances alone; None: all. The others are not found."""
+        """Return the same operations for a caller that is limited to a scope; None means all instances.
+
+        Instances outside the scope are not found.
+        """
         found = copy.copy(self)
         found._scope = scope  # noqa: SLF001  # its own
         return found
 
     def new_id(self) -> str:
-        """An id that no instance has."""
+        """Return an id that no instance has."""
         return (self._scope.id_prefix if self._scope is not None else "") + self._runtime.new_id()
 
     @property
     def scope_text(self) -> str:
-        """The same for callers who reach the same instances."""
+        """A text that is equal for callers with the same scope."""
         return "" if self._scope is None else self._scope.to_text()
 
     def _cursors(self, *of: object) -> values.Cursors:
-        """The cursors of this list, for callers who reach the same instances."""
+        """Return the cursors of this list. They are valid only for callers with the same scope."""
         return values.Cursors(self._store.id or self._store.read(store_id), (*of, self.scope_text))
 
     def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
-        """The instance's row, locked; raises InstanceNotFound, VersionMismatch."""
+        """Lock and return the instance's row; raises InstanceNotFound, VersionMismatch."""
         row = instances.lock(tx, workflow, possible(workflow, instance_id))
         self._check_reach(tx, row)
         if if_version is not None and instances.tag(tx, row) not in if_version:
@@ -80,7 +83,7 @@ class OperationsBase:
         return row
 
     def _read_row(self, tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
-        """The instance's row; raises InstanceNotFound."""
+        """Return the instance's row without a lock; raises InstanceNotFound."""
         row = instances.read(tx, workflow, possible(workflow, instance_id))
         self._check_reach(tx, row)
         return row
@@ -90,13 +93,16 @@ class OperationsBase:
             raise InstanceNotFound(row.workflow, row.instance_id)
 
     def _retention(self, workflow: str) -> timedelta | None:
-        """How long an instance that is made now is kept after its end."""
+        """Return how long a new instance is kept after its end; None means forever."""
         definition = self._registry.find(workflow)
         return self._settings.retention_of(UNSET if definition is None else definition.retention)
 
 
 def possible(workflow: str, instance_id: str) -> str:
-    """An id that no instance can have is not asked for: databases differ in what they make of a NUL or a number."""
+    """Return the id, or raise InstanceNotFound if no instance can have it.
+
+    Such an id is never sent to the database: databases treat a NUL or a number differently.
+    """
     try:
         values.instance_id(instance_id, values.LONGEST_ID)
     except NameInvalid:
@@ -116,6 +122,6 @@ def can_be_named(workflow: str) -> bool:
 
 
 def check_limit(limit: int) -> None:
-    """How many items a page may have; raises ValueRefused."""
+    """Check the size of a page; raises ValueRefused."""
     if not 1 <= limit <= _LARGEST_PAGE:
         raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")

@@ -1,4 +1,4 @@
-"""CreateOperations instances: one, many, or in the caller's own transaction."""
+"""Creating instances: one, many, or in the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IfExists = Literal["error", "return"]
 
 
 class CreateOperations(OperationsBase):
-    """The verbs that make instances."""
+    """The operations that create instances."""
 
     def create(
         self,
@@ -50,11 +50,11 @@ class CreateOperations(OperationsBase):
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and have it advanced; answers with its id.
+        """Record a new instance and make it due. Returns its id.
 
-        ``session``: join the caller's transaction; the workers are told after his commit.
-        Raises WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge,
-        InvalidLabel, TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch; nothing is written then.
+        With ``session`` it joins the caller's transaction, and wakes the workers after the caller's commit. Raises
+        WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge, InvalidLabel,
+        TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch. If it raises, nothing is written.
         """
         definition = self._definition(workflow)
         if if_exists not in ("error", "return"):
@@ -87,14 +87,14 @@ class CreateOperations(OperationsBase):
         return instance_id
 
     def _is_ours(self, workflow: str, instance_id: str) -> bool:
-        """Whether an instance that exists is in the caller's scope."""
+        """Whether an existing instance is in the caller's scope."""
         it = Child(workflow, instance_id)
         return self._scope is None or it in self._store.read(lambda tx: scopes.reached(tx, self._scope, [it]))
 
     def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
-        """Record up to `durable_max_batch` instances in one transaction; answers with the ids of the new ones.
+        """Record up to `durable_max_batch` instances in one transaction. Returns the ids of the new ones.
 
-        Ids that exist, and repetitions within the batch, are skipped; one invalid item rejects all.
+        Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
         """
         definition = self._definition(workflow)
         if len(batch) > self._settings.max_batch:
@@ -103,7 +103,7 @@ class CreateOperations(OperationsBase):
         for item in batch:
             instance_id = values.instance_id(item.id, self._settings.max_instance_id)
             rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, item=instance_id))
-        # Sorted, so that two batches that share ids wait for each other instead of deadlocking.
+        # Sorted, so that two batches with common ids wait for each other instead of deadlocking.
         created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
         made = [key for key in rows if key in created]
         due_runs = [self._due(definition, key) for key in made]
@@ -123,11 +123,11 @@ class CreateOperations(OperationsBase):
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> RestartOrCreateResult:
-        """Restart the instance of this id if it is in one of these statuses, or create it; tells which happened.
+        """Restart the instance with this id if it is in one of these statuses, or create it. Returns which happened.
 
-        One that is in another status is left as it is ("unchanged"). A restart keeps the first parameters, and the
-        labels as they are. Of several callers at once one begins the run. Raises what `create` raises, but
-        InstanceAlreadyExists; and VersionMismatch where the instance exists at another version.
+        An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the
+        labels. Of several concurrent callers, only one starts the run. Raises what `create` raises, except
+        InstanceAlreadyExists. Raises VersionMismatch if the instance exists at another version.
         """
         definition = self._definition(workflow)
         wanted = {Status(status) for status in if_status}
@@ -145,7 +145,7 @@ class CreateOperations(OperationsBase):
             is_new = instances.insert(tx, **new)
             try:
                 row = self._lock_row(tx, workflow, instance_id, None if is_new else if_version)
-            except InstanceNotFound:  # out of the caller's scope
+            except InstanceNotFound:  # the id is taken outside the caller's scope
                 raise InstanceAlreadyExists(workflow, instance_id) from None
             if is_new:
                 return started(row, 1)
@@ -203,7 +203,7 @@ class CreateOperations(OperationsBase):
         }
 
     def _labelled(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """The labels of a new instance, those of the caller's scope among them; raises OutOfScope."""
+        """Return the labels of a new instance, including those of the caller's scope; raises OutOfScope."""
         if self._scope is None:
             return labels
         whole = {**labels, **self._scope.labels}

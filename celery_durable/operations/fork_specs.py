@@ -1,7 +1,7 @@
-"""What a run begins with that continues another: rows of that one in, a seed out. Pure, but for the errors it raises.
+"""What a run starts with if it continues another run. It turns rows of that run into a seed, without any I/O.
 
-A function's run keeps copies of steps that settled, and its code finds the way. A linear run has no code that could:
-all its rows are inserted, those that are done as copies, the others as they were planned when the first run began.
+A function's run keeps copies of finished steps, and a replay of its code finds the position. A linear run has no such
+code, so all its rows are inserted: finished ones as copies, the others as planned when the first run started.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from celery_durable.store.runs import ForkSpec, Source
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
-    """A step of the current run; raises StepNotFound with the nearest that there are.
+    """Return a step of the current run; raises StepNotFound with the closest names.
 
-    A step of a linear run is also found by its name, which no other step of the run has.
+    A step of a linear run is also found by its name, which is unique in the run.
     """
     is_linear = row.kind is Kind.LINEAR
     for found in (lambda step: step.step_key == key, lambda step: is_linear and step.name == key):
@@ -29,7 +29,7 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
 
 
 def seed_before(row: InstanceRow, source: Source, key: str) -> ForkSpec:
-    """What a run begins with that goes on before this step; raises StepNotFound, ValueRefused."""
+    """Return the seed of a run that continues before this step; raises StepNotFound, ValueRefused."""
     step = find_step(row, source.steps, key)
     if row.kind is Kind.LINEAR:
         return _linear_before(row, source, step)
@@ -38,7 +38,7 @@ def seed_before(row: InstanceRow, source: Source, key: str) -> ForkSpec:
 
 
 def seed_without_failure(row: InstanceRow, source: Source) -> ForkSpec:
-    """What a run begins with that tries again what ended this one. The retried steps go on under their old keys."""
+    """Return the seed of a run that retries what ended this one. The retried steps continue under their old keys."""
     if row.kind is Kind.LINEAR:
         return _linear_from_failure(row, source)
     kept = ancestry.kept_for_retry(source.steps, source.failure)
@@ -50,7 +50,10 @@ def seed_without_failure(row: InstanceRow, source: Source) -> ForkSpec:
 
 
 def seed_after(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
-    """As `seed_without_failure`, with a copy of ``step``, which failed and is settled by hand in the new run."""
+    """Return a seed as `seed_without_failure` does, with a copy of ``step``.
+
+    The step failed and is completed by hand in the new run.
+    """
     seed = seed_without_failure(row, source)
     if row.kind is not Kind.LINEAR:
         return dataclasses.replace(seed, retried=tuple(each for each in seed.retried if each != step.step_key))
@@ -67,7 +70,7 @@ def ended_by(row: InstanceRow, source: Source, step: StepRow) -> bool:
 
 
 def stands_at(steps: Iterable[StepRow]) -> StepRow | None:
-    """The step that a linear run stands at: the first that is not done. None: all are."""
+    """Return the current step of a linear run: the first that is not done. None means that all are done."""
     return next((step for step in steps if step.status is not StepStatus.DONE), None)
 
 
@@ -80,7 +83,7 @@ def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors:
 
 
 def _linear_before(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
-    """The step and those behind it begin as if never called."""
+    """Seed in which the step and all later steps start as if never called."""
     standing = stands_at(source.steps)
     if standing is not None and standing.seq < step.seq:
         raise ValueRefused(
@@ -92,9 +95,9 @@ def _linear_before(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
 
 
 def _linear_from_failure(row: InstanceRow, source: Source) -> ForkSpec:
-    """The step that failed goes on as it was last called, with fresh attempts: what it has committed is not repeated.
+    """Seed in which the failed step continues as last called, with fresh attempts. Its committed effects are kept.
 
-    A step that waited goes on waiting until its deadline. If that has passed, its handler is told so again.
+    A step that waited waits on until its deadline. If that has passed, its handler gets the timeout again.
     """
     step = stands_at(source.steps)
     if step is None:
@@ -116,7 +119,7 @@ def _linear(row: InstanceRow, source: Source, seq: int, *, key: str | None, retr
 
 
 def _planned(source: Source, seq: int, *, is_turn: bool = True) -> tuple[StepRow, ...]:
-    """The rows from ``seq`` on, as they were when their run began; ``is_turn``: the first of them is ready."""
+    """Return the rows from ``seq`` on as they were when their run started. With ``is_turn`` the first is ready."""
     first = StepStatus.READY if is_turn else StepStatus.LINEAR_PENDING
     return tuple(
         _as_planned(step, first if step.seq == seq else StepStatus.LINEAR_PENDING)

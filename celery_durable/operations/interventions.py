@@ -1,4 +1,4 @@
-"""InterventionOperations: people settle a step by hand, and it is written down who did it, when and why."""
+"""Manual interventions: an operator completes a step by hand, and who did it, when and why is recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_NAME = 255
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wish:
-    """What somebody wants of a step. ``result``: JSON text; None for what has none."""
+    """A requested intervention. ``result`` is JSON text, or None for no result."""
 
     action: str
     result: str | None
@@ -32,7 +32,7 @@ class _Wish:
 
 
 class InterventionOperations(OperationsBase):
-    """The verbs that settle single steps in their workers' place."""
+    """The operations that complete single steps in place of their workers."""
 
     def set_result(
         self,
@@ -45,13 +45,15 @@ class InterventionOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step with a result; answers with the number of the run that goes on with it.
+        """Complete a step with a result. Returns the number of the run that continues with it.
 
-        A step that is open, of an instance that has not ended: in the same run, whose worker loses its claim. Or one
-        that ended an errored instance: in a new run, as `retry`. A wait gets ``value`` as the payload of an event,
-        a linear step as its result, also while it waits.
-        ``by``: who does it; kept with reason, time and what the step was (`History.audit`). Raises InstanceNotFound,
-        StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable, PayloadTooLarge; ValueRefused for a sleep.
+        The step may be open, in an instance that has not ended. Its run continues, and the run's worker loses its
+        claim. Or the step ended an errored instance. Then a new run continues, as with `retry`. A wait gets ``value``
+        as the payload of an event. A linear step gets it as its result, even while it waits.
+
+        ``by`` names the person who does it. It is recorded with the reason, the time and the previous state of the
+        step (`History.audit`). Raises InstanceNotFound, StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable,
+        PayloadTooLarge, and ValueRefused for a sleep.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
         wish = self._wish("set_result", text, by, reason)
@@ -67,7 +69,7 @@ class InterventionOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step without a result (None; a wait: an event with nothing in it); else as `set_result`.
+        """Complete a step without a result: None, or for a wait an event without payload. Otherwise as `set_result`.
 
         A sleep ends at once.
         """
@@ -116,7 +118,7 @@ class InterventionOperations(OperationsBase):
         return number
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
-        """An open step of a run that goes on; who works on it has no claim any more."""
+        """Take over an open step of a run that continues. A worker that runs the instance loses its claim."""
         steps = runs.read(tx, row).steps
         step = find_step(row, steps, key)
         if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
@@ -127,7 +129,7 @@ class InterventionOperations(OperationsBase):
         return row, step, [] if due is None else [due]
 
     def _continue(self, tx: Tx, row: InstanceRow, key: str, wish: _Wish) -> tuple[InstanceRow, StepRow, list[DueRun]]:
-        """A step that ended its run, in a new run: rows of ended runs never change."""
+        """Continue in a new run from a step that ended its run: rows of ended runs never change."""
         source = runs.read(tx, row)
         step = find_step(row, source.steps, key)
         if not ended_by(row, source, step):
@@ -183,7 +185,7 @@ def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
 
 
 def _as_answers(step: StepRow, result: str | None) -> str:
-    """The result of a map, which is one for each item; skipped, it has none."""
+    """Return the result of a map, one answer for each item. A skipped map has none."""
     given = [] if result is None else json.loads(result)
     if not isinstance(given, list):
         raise ValueRefused(f"Step {step.name!r} is a map: its result is a list, with what each item came to.")

@@ -1,4 +1,4 @@
-"""LifecycleOperations instances that exist: pause, resume, terminate, events."""
+"""The life cycle of existing instances: pause, resume, wake, terminate, answers and events."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from celery_durable.store.watchdog import DIRECT
 
 
 class LifecycleOperations(OperationsBase):
-    """The verbs that change instances."""
+    """The operations that change instances."""
 
     def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
-        """Stop at the next step boundary, at once where nobody works on it; timers go on. Raises InstanceTerminal.
+        """Pause at the next step boundary, or now if no worker holds it; timers go on. Raises InstanceTerminal.
 
-        ``if_version``, here and below: raises VersionMismatch where the instance is at none of these.
+        ``if_version``, here and below: raises VersionMismatch if the instance's version tag is not one of these.
         """
 
         def work(tx: Tx) -> RunRef | None:
@@ -48,7 +48,7 @@ class LifecycleOperations(OperationsBase):
             notify.paused(ref)
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
-        """Go on after a pause, or take back one that has not happened yet; otherwise nothing."""
+        """End a pause, or cancel a requested one. Otherwise does nothing."""
 
         def work(tx: Tx) -> list[DueRun]:
             row = self._lock_row(tx, workflow, instance_id, if_version)
@@ -62,9 +62,10 @@ class LifecycleOperations(OperationsBase):
         self._wake(self._store.transact(work))
 
     def wake(self, workflow: str, instance_id: str) -> bool:
-        """Have it looked at now; False where it is paused, or somebody works on it. Raises InstanceTerminal.
+        """Make a worker check the instance now. Raises InstanceTerminal.
 
-        What decides is time and rows (LAW 5): what sleeps or waits does so again; a start that was put off begins.
+        Returns False if the instance is paused or a worker holds it. Time and rows decide what happens (LAW 5): a
+        sleep or a wait is not ended early. A start that was scheduled for later happens now.
         """
 
         def work(tx: Tx) -> list[DueRun]:
@@ -80,13 +81,14 @@ class LifecycleOperations(OperationsBase):
     def terminate(
         self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
     ) -> None:
-        """End it for good; of a body that runs on nothing is recorded. Raises InstanceTerminal."""
+        """End the instance permanently. A body that still runs records nothing more. Raises InstanceTerminal."""
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
         meant: list[int] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
             parent = instances.parent_of(tx, workflow, possible(workflow, instance_id))
+            # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
             row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
             meant[:] = [row.run_number]
@@ -100,7 +102,7 @@ class LifecycleOperations(OperationsBase):
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
             row = self._lock_row(tx, workflow, instance_id)
             if row.run_number not in meant:
-                return False, []  # a restart meanwhile has ended the run that was meant, and begun one that was not
+                return False, []  # a concurrent restart has ended the intended run and started another
             return (True, []) if row.status is Status.TERMINATED else None
 
         is_done, due_runs = self._store.transact(work, resolve=was_applied)
@@ -109,15 +111,15 @@ class LifecycleOperations(OperationsBase):
         self._wake(due_runs)
 
     def store_id(self) -> str:
-        """The id of the database, by which messages name it."""
+        """Return the id of the database, by which messages name it."""
         return self._store.id or self._store.attempt(store_id, bound=DIRECT)
 
     def answer(self, reference: TaskReference, payload: str, *, is_patient: bool = True) -> AnswerResult:
-        """Take what a Celery task answers to the step, or the item of a map, that waits for it; once.
+        """Accept the answer of a Celery task to the step or map item that waits for it, once.
 
-        ``payload``: as `values.answer_of` makes it. NOT_AWAITED: the step, its run or its instance is not there any
-        more, or has an answer. FORGED: it has no answer, and ``reference`` is none of its attempt's. ``is_patient``
-        False: it is tried once, for 2 s, and whatever hinders it is raised.
+        ``payload`` comes from `values.answer_of`. NOT_AWAITED means that the step, its run or its instance is gone or
+        already has an answer. FORGED means that it has no answer, but ``reference`` does not belong to its attempt.
+        With ``is_patient=False`` there is one try of up to 2 s, and any error is raised.
         """
         event_id, ref, event_type = self._runtime.new_id(), reference.ref, reference.event_type
         if ItemRef.read(event_type) is None and not is_for_a_task(event_type):
@@ -151,10 +153,11 @@ class LifecycleOperations(OperationsBase):
         session: Session | None = None,
         if_version: Versions = None,
     ) -> bool:
-        """Buffer an event for the current run; it is consumed once, by the first wait for its type.
+        """Store an event for the current run. The first wait for its type consumes it, once.
 
-        ``id``: an event of this id is accepted once per run; False tells that it had been, also after its end. Raises
-        InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable, PayloadTooLarge.
+        An event ``id`` is accepted once per run. Returns False if this id was accepted before, even after the
+        instance has ended. Raises InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable,
+        PayloadTooLarge.
         """
         values.event_type(type_, self._settings.max_event_type)
         event_id = self._runtime.new_id() if id is None else values.label("Event id", id, values.LONGEST_ID)
@@ -167,7 +170,7 @@ class LifecycleOperations(OperationsBase):
             if row.status.is_terminal:
                 sent[:] = [None]
                 if id is not None and instances.has_event(tx, row, event_id=event_id):
-                    return False, []  # who did not hear of our first answer asks again
+                    return False, []  # a client that missed the first response repeats its request
                 raise InstanceTerminal(workflow, instance_id, row.status, "send an event to")
             sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
             if sent[0] is not None and instances.is_awaited(tx, row, type_):
@@ -178,7 +181,7 @@ class LifecycleOperations(OperationsBase):
             row = self._lock_row(tx, workflow, instance_id)
             ours = sent[0]
             if ours is None:
-                return False, []  # it had been accepted before: nothing was to be written
+                return False, []  # accepted before, so nothing was to be written
             is_there = instances.was_sent(tx, row, ours, event_id=event_id)
             return (True, [DueRun(row.ref, row.queue)]) if is_there else None
 

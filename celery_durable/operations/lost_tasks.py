@@ -1,4 +1,4 @@
-"""LostTaskOperations: a Celery task was lost with a worker, a machine or a queue, and is sent again or given up."""
+"""Lost Celery tasks: a task that a worker, a machine or a queue has lost is sent again or given up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
 Loss = tuple[TaskReference, int | None]
-"""What was lost, and when its message was sent, as far as the reporter knows (see `lost_tasks.report`)."""
+"""A lost delivery, and when its message was sent if the reporter knows (see `lost_tasks.report`)."""
 
 
 class LostTaskOperations(LifecycleOperations):
-    """What becomes of tasks that never answer because they are gone."""
+    """The operations on tasks that never answer because they are lost."""
 
     def report_lost(self, lost: Sequence[Loss], *, why: str) -> int:
-        """These deliveries are lost: send the tasks again, or end them as TaskLost; answers with how many it concerned.
+        """Report lost deliveries: each task is sent again or ends as TaskLost. Returns how many tasks were affected.
 
-        A task ends so if its step says ``on_lost="fail"``, or once it was lost ``durable_lost_limit`` times. ``why``:
-        goes into its error.
+        A task ends if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. ``why`` becomes part
+        of its error.
         """
         given_up: list[tuple[TaskReference, GiveUp]] = []
 
@@ -42,7 +42,7 @@ class LostTaskOperations(LifecycleOperations):
         if messages:
             self._post(messages)
         for reference, end in given_up:
-            # Final: `retries` speaks of failures, and this task may have done its work.
+            # Not retryable: `retries` is about failures, and this task may have done its work.
             times = "" if end.losses == 1 else f" {end.losses} times"
             text = f"Celery task {end.name!r} was lost{times}: {why}"
             self.answer(reference, values.answer_of_error("TaskLost", text, is_non_retryable=True))

@@ -1,4 +1,4 @@
-"""The outbox: look what is in it, have what was given up delivered again, drop what is not wanted."""
+"""Operations on the outbox: list it, retry events that were given up, delete entries."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ _LONGEST = 36
 
 
 class OutboxOperations(OperationsBase):
-    """The verbs."""
+    """The operations on the outbox."""
 
     def outbox(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
-        """The tasks and outbound events that are not done with, oldest first; ``given_up``: only what was."""
+        """Return the unfinished tasks and outbound events, oldest first.
+
+        ``given_up`` selects the events that were given up.
+        """
         return self._store.read(lambda tx: outbox.read(tx, given_up=given_up, limit=limit, scope=self._scope))
 
     def retry_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Have events that were given up delivered again, with fresh attempts; answers with what they were.
+        """Retry events that were given up, with fresh attempts. Returns their entries as they were before.
 
-        All of them or none. Raises NotInOutbox, NotGivenUp.
+        It changes all of them or none. Raises NotInOutbox, NotGivenUp.
         """
 
         def retry(tx: Tx) -> None:
@@ -36,9 +39,9 @@ class OutboxOperations(OperationsBase):
         return self._change(ids, retry, is_done=is_done, only_given_up=True)
 
     def drop_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Delete tasks or events for good, whether they were given up or not; answers with what they were.
+        """Delete tasks or events permanently, given up or not. Returns their entries as they were before.
 
-        All of them or none. Raises NotInOutbox.
+        It deletes all of them or none. Raises NotInOutbox.
         """
 
         def drop(tx: Tx) -> None:
@@ -54,7 +57,8 @@ class OutboxOperations(OperationsBase):
         is_done: Callable[[list[OutboxEntry]], bool],
         only_given_up: bool = False,
     ) -> list[OutboxEntry]:
-        """``is_done``: judges from what is left whether a change of which nobody knows has happened."""
+        """Apply a change to these entries. After a commit in doubt, ``is_done`` decides from the remaining entries."""
+        # A NUL or a half surrogate pair must not reach the database, see `_can_be_one`.
         if impossible := [each for each in ids if not _can_be_one(each)]:
             raise NotInOutbox(impossible)
         found: list[OutboxEntry] = []
@@ -76,7 +80,7 @@ class OutboxOperations(OperationsBase):
 
 
 def _can_be_one(id_: str) -> bool:
-    """Databases differ in what they make of a NUL or of half a surrogate pair."""
+    """Whether a text can be an id. Databases treat a NUL or half of a surrogate pair differently."""
     try:
         values.label("Id", id_, _LONGEST)
     except NameInvalid:

@@ -1,4 +1,4 @@
-"""The verbs that look at all instances at once, for operators."""
+"""Operations that read across all instances, for operators."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from celery_durable.store.overview import EventWait, Lease, Overdue
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How many instances are where. ``counts``: workflow, status, how many; those with none are left out."""
+    """Counts of instances as (workflow, status, count), without zeros, and the overdue runs."""
 
     counts: Sequence[tuple[str, Status, int]]
     overdue: Overdue
 
 
 class OverviewOperations(OperationsBase):
-    """The verbs."""
+    """The operations that read across all instances."""
 
     def stats(self) -> Stats:
-        """Counts by workflow and status, and what is due: two reads of indexes, as long as there are instances."""
+        """Return counts by workflow and status, and the overdue runs. The cost grows with the number of instances."""
 
         def work(tx: Tx) -> Stats:
             return Stats(overview.counts(tx, scope=self._scope), overview.overdue(tx, scope=self._scope))
@@ -33,12 +33,12 @@ class OverviewOperations(OperationsBase):
         return self._store.read(work)
 
     def leases(self, *, limit: int = 100) -> list[Lease]:
-        """Who works on what, those whose leases end first first."""
+        """Return which worker holds which run, those whose leases end first in front."""
         return self._store.read(
             lambda tx: overview.leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
         )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
-        """Which steps wait for an event, those of the newest instances first."""
+        """Return the steps that wait for an event, those of the newest instances first."""
         asked: dict[str, Any] = {"workflow": workflow, "event_type": event_type, "limit": limit, "scope": self._scope}
         return self._store.read(lambda tx: overview.waits(tx, **asked))

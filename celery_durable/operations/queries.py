@@ -1,4 +1,4 @@
-"""QueryOperations instances: where they stand, what they did, and why they do not move."""
+"""Reading instances: their status, what they did, and why they do not move."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
 _LARGEST_RUN = 2**31 - 1
-"""And the largest place of a step: both columns are of 32 bits."""
+"""Also the largest position of a step: both columns have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An instance at one moment: its row, and the status people see."""
+    """An instance at one moment: its row, and the status that users see."""
 
     instance: InstanceRow
     status: InstanceStatus
 
 
 class QueryOperations(OperationsBase):
-    """The verbs that read."""
+    """The operations that read."""
 
     def get(self, workflow: str, instance_id: str) -> Snapshot:
-        """An instance and its status now; raises InstanceNotFound."""
+        """Return an instance and its current status; raises InstanceNotFound."""
 
         def work(tx: Tx) -> Snapshot:
             row = self._read_row(tx, workflow, instance_id)
@@ -64,11 +64,11 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def read(self, workflow: str, instance_id: str) -> InstanceRow:
-        """The instance's row and nothing else, for who looks often; raises InstanceNotFound."""
+        """Return only the instance's row, for callers that poll; raises InstanceNotFound."""
         return self._store.read(lambda tx: self._read_row(tx, workflow, instance_id))
 
     def look(self, workflow: str, instance_id: str) -> VersionedInstance:
-        """The instance's row and tag and nothing else, for clients that look often; raises InstanceNotFound."""
+        """Return only the instance's row and version tag, for clients that poll; raises InstanceNotFound."""
         return self._store.read(lambda tx: self._look(tx, workflow, instance_id))
 
     def _look(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
@@ -77,7 +77,7 @@ class QueryOperations(OperationsBase):
         return found
 
     def details(self, workflow: str, instance_id: str) -> InstanceDetails:
-        """An instance with its current run and step; raises InstanceNotFound."""
+        """Return an instance with its current run and step; raises InstanceNotFound."""
 
         def work(tx: Tx) -> InstanceDetails:
             look = self._look(tx, workflow, instance_id)
@@ -99,7 +99,7 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def outcome(self, workflow: str, instance_id: str, *, run: int) -> InstanceStatus:
-        """How a run stands, or what became of it; raises InstanceNotFound, RunNotFound."""
+        """Return the status or the outcome of a run; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> InstanceStatus:
             row = self._read_row(tx, workflow, instance_id)
@@ -111,7 +111,7 @@ class QueryOperations(OperationsBase):
     def steps(
         self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
     ) -> list[tuple[int, StepRecord]]:
-        """Up to ``limit`` steps of a run in call order, after (place in it, step key); with their places."""
+        """Return up to ``limit`` steps of a run in call order, after (position, step key); each with its position."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
             found = history.step_page(tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit)
@@ -121,7 +121,7 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """The steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
+        """Return the steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> History:
             row = self._read_row(tx, workflow, instance_id)
@@ -147,11 +147,11 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
-        """Why an instance stands where it stands, from one look at the database; raises InstanceNotFound."""
+        """Explain the state of an instance, from one read of the database; raises InstanceNotFound."""
         return explain(self.facts(workflow, instance_id))
 
     def facts(self, workflow: str, instance_id: str) -> Facts:
-        """What `explain` rests on; raises InstanceNotFound."""
+        """Return the facts that `explain` uses; raises InstanceNotFound."""
 
         def work(tx: Tx) -> Facts:
             row = self._read_row(tx, workflow, instance_id)
@@ -196,13 +196,11 @@ class QueryOperations(OperationsBase):
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> HistoryPage:
-        """A page of a run's steps, events and, if asked for, logs, each with a cursor of its own.
+        """Return a page of a run's steps, events and, if asked for, logs, each with its own cursor.
 
-        ``with_audit``: also all that people did to its steps.
-
-        A cursor belongs to a run, an order and a filter: without ``run`` it goes on with its own run, also after a
-        restart.
-        Raises InstanceNotFound, RunNotFound, CursorInvalid.
+        ``with_audit`` adds all manual changes to its steps. A cursor belongs to a run, an order and a filter. Without
+        ``run`` it continues with its own run, even after a restart. Raises InstanceNotFound, RunNotFound,
+        CursorInvalid.
         """
         check_limit(limit)
         given = {"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor}
@@ -267,13 +265,13 @@ class QueryOperations(OperationsBase):
         levels: Sequence[LogLevel] | None,
         category: str | None,
     ) -> dict[str, values.Cursors]:
-        """Those of each list of a history; its run is told by the cursor."""
+        """Return the cursors of each list of a history. The run is part of the cursor."""
         filters: dict[str, tuple[object, ...]] = {"steps": (), "events": (), "logs": (levels, category)}
         one = (workflow, instance_id, newest_first)
         return {kind: self._cursors(kind, *one, *narrowed) for kind, narrowed in filters.items()}
 
     def stream_cursors(self, workflow: str, instance_id: str) -> values.Cursors:
-        """How far a client has come that follows an instance."""
+        """Return the cursors that mark the position of a client which follows an instance."""
         return self._cursors("stream", workflow, instance_id)
 
     def logs(
@@ -287,7 +285,7 @@ class QueryOperations(OperationsBase):
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> list[LogRecord]:
-        """Up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
+        """Return up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
 
         def work(tx: Tx) -> list[LogRecord]:
             row = self._read_row(tx, workflow, instance_id)
@@ -297,7 +295,7 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
-        """What a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
+        """Return what a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> dict[str, Published]:
             row = self._read_row(tx, workflow, instance_id)
@@ -316,9 +314,9 @@ class QueryOperations(OperationsBase):
         limit: int = 25,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances, newest first; ``cursor`` continues an earlier page. ``labels``: only those that have all of these.
+        """Return a page of instances, newest first. ``cursor`` continues an earlier page.
 
-        Raises CursorInvalid, InvalidLabel, TooManyLabels.
+        ``labels`` selects instances that have all of these. Raises CursorInvalid, InvalidLabel, TooManyLabels.
         """
         check_limit(limit)
         chosen: dict[str, Any] = {
@@ -337,13 +335,13 @@ class QueryOperations(OperationsBase):
         return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
 
     def _shown_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
-        """Steps without their links to instances that are out of the caller's scope."""
+        """Remove the links of steps to instances that are outside the caller's scope."""
         children = {step.child for step in steps if step.child is not None}
         hidden = children - scopes.reached(tx, self._scope, children)
         return [replace(step, child=None) if step.child in hidden else step for step in steps]
 
     def _shown_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
-        """Events; the type of a child's answer names the child, so the id is left out where `_shown_steps` does."""
+        """Remove the child's id from the types of answer events, as `_shown_steps` removes the links."""
         if self._scope is None:
             return tuple(events)
         children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}

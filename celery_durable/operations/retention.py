@@ -1,4 +1,4 @@
-"""RetentionOperations: deleting instances that ended long ago, with all their runs."""
+"""Deleting instances that ended long ago, with all their runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _BATCH = 25
 
 
 class RetentionOperations(OperationsBase):
-    """The verbs that delete."""
+    """The operations that delete."""
 
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
-        """How many instances `prune` would delete."""
+        """Count the instances that `prune` would delete."""
         ended = _ended(older_than, workflow, statuses, self._scope)
         return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
-        """Delete the instances that ended at least so long ago, with all their runs; answers with how many.
+        """Delete instances that ended at least ``older_than`` ago, with all their runs. Returns how many.
 
-        In small transactions: what is deleted when it is interrupted stays deleted. ``statuses``: of these alone.
-        Instances that have not ended are never deleted: asked for, ValueRefused is raised.
+        ``statuses`` limits the deletion to instances of these statuses. It uses small transactions, so an
+        interruption keeps the deletions made so far. Instances that have not ended are never deleted: raises
+        ValueRefused for such a status.
         """
         ended = _ended(older_than, workflow, statuses, self._scope)
         deleted, batch = 0, 0 if ended is None else _BATCH

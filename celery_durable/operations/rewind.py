@@ -1,7 +1,7 @@
-"""Doing again: restart, wholly or from a step; retry of what failed; forks.
+"""Rewinding: restart an instance, wholly or from a step; retry what failed; fork.
 
-Prior runs are never changed. What goes on from the middle is a new run that begins with copies of the steps that it
-keeps: a runner in flight loses its claim to it, and everybody can read what was before.
+Prior runs are never changed. To continue from the middle, a new run starts with copies of the steps that it keeps. A
+worker that runs the prior run loses its claim. The prior run stays readable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_durable.store.runs import ForkSpec
 
 
 class RewindOperations(OperationsBase):
-    """The verbs that do again what was done."""
+    """The operations that repeat work."""
 
     def restart(
         self,
@@ -30,12 +30,15 @@ class RewindOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Begin a new run with the same parameters, from any state; answers with its number. Prior runs are kept.
+        """Start a new run with the same parameters, from any state. Returns its number. Prior runs are kept.
 
-        ``from_step``: keep what settled before this step of the current run was called (its key: its name, unless
-        repeated), and all events, those that its steps had consumed included. Raises InstanceNotFound, StepNotFound.
-        Without it a linear run follows the plan of the code that is known here, and WorkflowNotFound is raised where
-        none is; with it, the rows of the run that it continues, and ValueRefused is raised for a step ahead of these.
+        ``from_step`` is the key of a step of the current run (its name, unless repeated). The new run keeps what had
+        finished before that step was called, and all events, including those that its steps consumed. Raises
+        InstanceNotFound, StepNotFound.
+
+        Without ``from_step``, a linear run follows the plan of the code known here; raises WorkflowNotFound if there
+        is none. With it, a linear run follows the rows of the run that it continues; raises ValueRefused for a step
+        that this run has not reached.
         """
 
         def seed(tx: Tx, row: InstanceRow) -> ForkSpec | None:
@@ -46,10 +49,10 @@ class RewindOperations(OperationsBase):
         return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
-        """Try again what ended an errored instance, with fresh attempts; answers with the number of the new run.
+        """Retry what ended an errored instance, with fresh attempts. Returns the number of the new run.
 
-        It keeps all that settled before the failure came to light. The step of a linear one goes on as it was last
-        called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
+        The new run keeps everything that finished before the failure was recorded. The step of a linear run continues
+        as last called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
         """
 
         def seed(tx: Tx, row: InstanceRow) -> ForkSpec:
@@ -67,11 +70,11 @@ class RewindOperations(OperationsBase):
         *,
         id: str | None = None,  # the public name
     ) -> str:
-        """Create an instance that goes on before a step of another one's current run; answers with its id.
+        """Create an instance that continues before a step of another instance's current run. Returns its id.
 
-        It has the same parameters and labels, copies of what settled before, and the events. The other is left alone.
-        Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists; ValueRefused for a
-        step that a linear one has not come to.
+        It has the same parameters and labels, copies of what finished before, and the events. The other instance
+        stays unchanged. Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists, and
+        ValueRefused for a step that a linear run has not reached.
         """
         new_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
         if self._scope is not None and not self._scope.allows_id(new_id):
@@ -100,7 +103,7 @@ class RewindOperations(OperationsBase):
             return DueRun(RunRef(workflow, new_id, 1), row.queue)
 
         def was_applied(tx: Tx) -> DueRun | None:
-            row = self._lock_row(tx, workflow, instance_id)  # its lock was held by the commit in doubt
+            row = self._lock_row(tx, workflow, instance_id)  # the commit in doubt held this lock, so it is decided now
             is_ours = runs.creator(tx, workflow, new_id) == commit_id
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
 
@@ -118,7 +121,7 @@ class RewindOperations(OperationsBase):
         reason: str | None,
         if_version: Versions,
     ) -> int:
-        """Begin a run with what ``seed`` finds under the lock."""
+        """Start a run from the seed that ``seed`` returns under the lock."""
         commit_id = self._runtime.new_token()
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
@@ -141,7 +144,7 @@ class RewindOperations(OperationsBase):
         return due.ref.run_number
 
     def _plan(self, row: InstanceRow) -> RunPlan:
-        """How a new run begins; a function's does also where its code is not known."""
+        """Return how a new run starts. A function's run needs no plan, so its code may be unknown here."""
         known = self._registry.find(row.workflow)
         if known is None and row.kind is Kind.REPLAY:
             return RunPlan()

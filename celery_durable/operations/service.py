@@ -1,4 +1,4 @@
-"""What a package that brings workflows may ask of the application that runs them: four verbs, and no engine."""
+"""The interface for a package that brings workflows to an application: four operations, independent of the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from celery_durable.operations import Operations
 
 
 class WorkflowService(Protocol):
-    """What package authors depend on; the application hands them `Durable.service`, their tests a harness's."""
+    """The interface that package authors depend on.
+
+    The application passes them `Durable.service`; their tests pass a harness's.
+    """
 
     def create_instance(
         self,
@@ -24,10 +27,10 @@ class WorkflowService(Protocol):
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and have it started; answers with its id.
+        """Record a new instance and make it due. Returns its id.
 
-        ``session``: in the caller's transaction, with his own rows or not at all. Raises WorkflowNotFound,
-        WorkflowParamsInvalid, InvalidLabel, InstanceAlreadyExists.
+        With ``session`` it is written in the caller's transaction, together with the caller's rows or not at all.
+        Raises WorkflowNotFound, WorkflowParamsInvalid, InvalidLabel, InstanceAlreadyExists.
         """
 
     def send_event(
@@ -40,13 +43,13 @@ class WorkflowService(Protocol):
         id: str | None = None,
         session: Session | None = None,
     ) -> bool:
-        """Send an event; False where one of this ``id`` had come before. ``session``: as for `create_instance`.
+        """Send an event. Returns False if an event with this ``id`` was accepted before.
 
-        Raises InstanceNotFound, InstanceTerminal.
+        ``session`` works as in `create_instance`. Raises InstanceNotFound, InstanceTerminal.
         """
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
-        """Where an instance stands; raises InstanceNotFound."""
+        """Return the status of an instance; raises InstanceNotFound."""
 
     def list_history(
         self,
@@ -58,7 +61,7 @@ class WorkflowService(Protocol):
         steps_cursor: str | None = None,
         events_cursor: str | None = None,
     ) -> HistoryPage:
-        """A page of the steps and of the events of a run, by default the current one; raises InstanceNotFound."""
+        """Return a page of the steps and events of a run, by default the current one; raises InstanceNotFound."""
 
 
 class Service:
@@ -76,7 +79,7 @@ class Service:
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and have it started."""
+        """Record a new instance and make it due."""
         return self._operations().create(workflow, params, id=id, labels=labels, session=session)
 
     def send_event(
@@ -93,16 +96,16 @@ class Service:
         return self._operations().send_event(workflow, instance_id, event_type, payload, id=id, session=session)
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
-        """Where an instance stands."""
+        """Return the status of an instance."""
         return self._operations().get(workflow, instance_id).status
 
     def list_history(self, workflow: str, instance_id: str, **page: Any) -> HistoryPage:
-        """A page of the steps and of the events of a run."""
+        """Return a page of the steps and events of a run."""
         return self._operations().history_page(workflow, instance_id, **page)
 
 
 def require_workflows(service: WorkflowService | None, *, package: str) -> WorkflowService:
-    """The service that a package was given; raises WorkflowsRequired, which tells the application what to do."""
+    """Return the service that a package was given. Raises WorkflowsRequired with the remedy if it is None."""
     if service is None:
         raise WorkflowsRequired(package)
     return service

@@ -1,4 +1,4 @@
-"""Topics: one payload for everybody who waits for it now, and the list of who does."""
+"""Topics: emit one payload to all current waiters, and list them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from celery_durable.store.emissions import Progress
 from celery_durable.store.engine import Store, Tx
 
 _LONGEST_ID = 200
-"""Of an emission; its events' ids are made of it."""
+"""For an emission's id, from which the ids of its events are made."""
 
 
 class TopicOperations(OperationsBase):
-    """The verbs of topics."""
+    """The operations on topics."""
 
     def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:  # the public name
-        """Hand a payload to all who wait on a topic now; answers with how many waits that were.
+        """Send a payload to all waits that are open on a topic now. Returns how many there were.
 
-        It is recorded for each before he is woken, in batches, and for nobody twice. Should this process die in
-        between, a dispatcher goes on. ``id``: yours; repeated under it, an emission that is under way is gone on with,
-        and a run that got it before gets it no second time. Raises InvalidTopic, NameInvalid, NotSerializable,
-        PayloadTooLarge, EmissionMismatch; nothing is written then.
+        Waits are served in batches. Each event is recorded before its run is woken, and each wait gets only one. If
+        this process dies in between, a dispatcher continues.
+
+        ``id`` makes the call repeatable. A repeated id continues an emission that is under way, and a run that
+        received it before does not receive it again. Raises InvalidTopic, NameInvalid, NotSerializable,
+        PayloadTooLarge, EmissionMismatch. If it raises, nothing is written.
         """
         values.topic(topic)
         emission_id = self._runtime.new_id() if id is None else values.label("Emission id", id, _LONGEST_ID)
-        if self._scope is not None:  # ids are each caller's own
+        if self._scope is not None:  # every scope has its own ids
             emission_id = f"{self._scope.digest}:{emission_id}"
         text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._settings.limits)
 
@@ -47,7 +49,7 @@ class TopicOperations(OperationsBase):
         resumed, is_over = 0, False
         while not is_over:
             progress = self._hand_out(emission_id)
-            if progress is None:  # somebody else has finished it
+            if progress is None:  # another process has finished it
                 return resumed
             _tell(progress)
             self._wake(progress.due_runs)
@@ -55,7 +57,7 @@ class TopicOperations(OperationsBase):
         return resumed
 
     def _hand_out(self, emission_id: str) -> Progress | None:
-        """One batch."""
+        """Deliver one batch."""
         made: list[Progress | None] = []
 
         def work(tx: Tx) -> Progress | None:
@@ -64,12 +66,14 @@ class TopicOperations(OperationsBase):
 
         def was_applied(tx: Tx) -> Progress | None:
             found, ours = emissions.look(tx, emission_id), made[0]
+            # If the emission is over or past this batch, the batch is delivered: by this commit or by another
+            # process.
             return ours if ours is not None and (found is None or found.after_pk >= ours.after_pk) else None
 
         return self._store.transact(work, resolve=was_applied)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
-        """Who waits on a topic now, oldest instances first; ``cursor`` continues an earlier page.
+        """Return a page of the open waits on a topic, oldest instances first. ``cursor`` continues an earlier page.
 
         Raises InvalidTopic, CursorInvalid.
         """
@@ -86,9 +90,9 @@ class TopicOperations(OperationsBase):
 
 
 def go_on_emitting(store: Store) -> bool:
-    """Hand out one batch of an emission whose emitter has died; False where there is none.
+    """Deliver one batch of an emission whose emitter has died. Returns False if there is none.
 
-    Whoever sweeps calls it until then. It wakes nobody: who was made due is due for the very next look.
+    A sweeping process calls it until then. It wakes no worker: the runs are due for the very next sweep.
     """
     abandoned = store.read(emissions.find_abandoned)
     if abandoned is None:

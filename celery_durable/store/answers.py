@@ -66,6 +66,7 @@ def lock_parent(tx: Tx, parent: Parent | None) -> PendingAnswer | None:
             row = instances.lock(tx, workflow, instance_id)
         except InstanceNotFound:  # it ended and was deleted after the read
             return None
+        # Read again under the lock: the step may have ended after the first read.
         step = _step_of(tx, parent)
         return None if step is None else PendingAnswer(row, step.wait_event_type)
     return None

@@ -212,7 +212,7 @@ class Connections:
     def wrapping(self) -> Iterator[None]:
         """Wrap the driver's error if a connection is lost while its isolation level is set or reset.
 
-        SQLAlchemy does not wrap it. After a failed reset the pool also counts the connection as in use for ever. So
+        SQLAlchemy does not wrap it. After a failed reset the pool also counts the connection as in use forever. So
         the pool is replaced.
         """
         driver_error: type[Exception] = self._engine.dialect.loaded_dbapi.Error
@@ -225,7 +225,7 @@ class Connections:
 
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 _inherited: list[sa.Connection | sa.Pool] = []
-"""The parent's connections and pools, kept for ever.
+"""The parent's connections and pools, kept forever.
 
 If a connection were collected, the pool would send a ROLLBACK down its socket. If one in a pool were, mysqlclient
 would send QUIT, and the server would close the parent's connection.

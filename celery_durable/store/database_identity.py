@@ -30,6 +30,7 @@ def store_id(tx: Tx) -> str:
     if store.id is None:
         found = tx.run(_read).scalar()
         if found is None:
+            # Several processes may insert at once. One row wins, and all of them read it.
             values = {"place": _PLACE, "id": store.runtime.new_secret()}
             tx.execute(dialects.insert_or_nothing(store.database, tx.t.store, values, ("place",)))
             found = tx.run(_read).scalar_one()

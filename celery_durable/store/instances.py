@@ -98,7 +98,7 @@ def insert(
     instance that was created with the same ``commit_id`` counts as inserted.
 
     ``run_at`` is when the run is due, None for now. ``parent`` is the step that creates the instance. ``seed`` is
-    what the run starts with. ``retention`` is how long the instance is kept after its end, None for ever.
+    what the run starts with. ``retention`` is how long the instance is kept after its end, None means forever.
     """
     pk = tx.run(
         _insert,

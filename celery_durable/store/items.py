@@ -74,7 +74,7 @@ def _in(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
     return s.tables.item.c.status.in_([sa.literal_column(f"'{status.value}'") for status in statuses])
 
 
-# --- begin --------------------------------------------------------------------------------------
+# --- insert --------------------------------------------------------------------------------------
 
 
 @statement

@@ -261,7 +261,7 @@ def is_out(tx: Tx, reference: TaskReference) -> bool:
     return _find(tx, reference) is not None
 
 
-# --- what goes on by itself ---------------------------------------------------------------------
+# --- retries and replacements --------------------------------------------------------------------
 
 
 def note_sent_again(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:

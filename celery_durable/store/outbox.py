@@ -190,7 +190,7 @@ def release_delivery(
     tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.token == delivery.token).values(values))
 
 
-# --- look, and take in hand ---------------------------------------------------------------------
+# --- read, retry and delete ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +245,7 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
 def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
     """Lock and return the entries of these ids that exist. The locks wait until a commit in doubt is decided."""
     o = tx.t.outbox.c
+    # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
     return _letters(tx, o.id.in_(ids), scope=scope)
 

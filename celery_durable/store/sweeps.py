@@ -221,7 +221,7 @@ def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> i
     return max(to_us(again), soon)  # never at once: the caller may not know more by then
 
 
-# --- lost hints ---------------------------------------------------------------------------------
+# --- lost messages -------------------------------------------------------------------------------
 
 
 @statement
