@@ -72,7 +72,7 @@ class Redispatch:
         return max([too_old, *(at for at in (progress.claimed, progress.empty) if at is not None)])
 
     def look_again(self, sent_at: datetime, dispatches: int, progress: QueueProgress) -> datetime:
-        """When to check a hint that is not lost yet again, if nothing more becomes known about its queue."""
+        """When to check again a hint that is not lost now, if nothing more becomes known about its queue."""
         empties = [at for at in (progress.empty, progress.empty_lately) if at is not None and sent_at < at]
         last = sent_at + self.longest
         if not empties:

@@ -123,7 +123,7 @@ class Around:
         return f"<Around {self.name} providing_args={sorted(self.providing_args)}>"
 
     def connect(self, make: M) -> M:
-        """Call ``make(**arguments)`` for a context manager each time, until `disconnect`. Works as a decorator."""
+        """Call ``make(**arguments)`` for a context manager on every use, until `disconnect`. Works as a decorator."""
         if make not in self.managers:
             self.managers.append(make)
         return make
@@ -134,7 +134,7 @@ class Around:
             self.managers.remove(make)
 
     def around(self, **arguments: Any) -> AbstractContextManager[None]:
-        """Make the managers now, and return a context manager that enters them, perhaps on another thread."""
+        """Make the managers now; returns a context manager that enters them, which may happen on another thread."""
         made = [manager for make in list(self.managers) if (manager := self._try(make, **arguments)) is not None]
         return self._around(made)
 

@@ -81,6 +81,8 @@ class BodyRunner:
         return "StepMaxAttemptsExceeded", text
 
     def _run(self, runs: list[tuple[StepExecution, RunAttempt]], *, sole: bool) -> None:
+        # If several steps are open, a crash cannot be attributed to one of them. So their attempts are counted, in a
+        # commit, before the bodies run.
         precounted = [
             self._context.build_write(b, StepStatus.PENDING, attempts=run.attempt) for b, run in runs if run.precount
         ]

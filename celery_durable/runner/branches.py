@@ -85,6 +85,7 @@ class SessionLock:
 
     def run_or_defer(self, buffer: TxBuffer, run_or_defer: Callable[[], None]) -> None:
         """Record the body of ``buffer`` now, or after the session that is open is closed."""
+        # To block here would deadlock: this thread closes the open session, when it records the body that holds it.
         if self._holder is not buffer and not self._lock.acquire(blocking=False):
             self._deferred.append(run_or_defer)
             return

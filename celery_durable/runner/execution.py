@@ -170,6 +170,7 @@ class ExecutionContext:
         )
 
     def commit_step(self, branch: StepExecution, write: StepWrite) -> None:
+        """Commit one row of a branch, and the race that it decides; raises RaceWon inside a race."""
         also = self.race_writes(branch, write.commit_id) if write.is_finished else []
         step_commit = StepCommit([write, *also], self.drain_logs())
         self.apply_to(branch, self.or_interrupt(lambda: self.committer.commit(step_commit)))
@@ -207,6 +208,7 @@ class ExecutionContext:
         ]
 
     def apply_to(self, branch: StepExecution, committed: Committed) -> None:
+        """Apply a commit, and set the row or the wait of its branch; raises RaceWon if the branch won a race."""
         self.apply(committed)
         branch.row = self.finished_row(branch)
         row = self.replay_state.row(branch.key)
@@ -248,6 +250,7 @@ class ExecutionContext:
             raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
 
     def add_log(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
+        """Keep a log line for the next commit: of the body that runs on this thread, else of the function."""
         body = step_attempt.current_attempt.get()
         line = LogLine(
             level=level,
@@ -273,6 +276,7 @@ class ExecutionContext:
             self.or_interrupt(lambda: published.publish(key, text))
 
     def drain_logs(self, body: StepAttempt | None = None) -> list[LogLine]:
+        """Take the log lines of the workflow function, and add those of ``body``."""
         lines = [*self.logs, *(body.logs if body is not None else ())]
         self.logs.clear()
         return lines
@@ -302,5 +306,6 @@ class ExecutionContext:
         return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
 
     def finished_row(self, branch: StepExecution) -> StepRow | None:
+        """The current row of a branch if the step has finished, else None."""
         row = self.replay_state.row(branch.key)
         return row if row is not None and row.is_finished else None

@@ -75,6 +75,7 @@ class Lease:
         return stalled if stalled > limit else None
 
     def renewed(self, *, requested_at: float) -> None:
+        """Extend the validity after a renewal that was requested at ``requested_at``. It never gets shorter."""
         self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
 
     def check(self, store: Store) -> None:
@@ -170,6 +171,7 @@ class LeaseRenewer:
                 lease.renewed(requested_at=requested_at)
             elif token not in found.held:
                 lease.is_lost = True
+            # Otherwise another transaction has locked the row, and the next round tries again.
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:

@@ -314,7 +314,7 @@ class LinearPass:
         self._commit(step_commit, body)
 
     def _wait(self, row: StepRow, body: StepAttempt, answer: Waiting) -> None:
-        """Record the step as WAITING, or as READY if its event came already. It may have come since the run started."""
+        """Record the step as WAITING, or as READY if its event is there already."""
         settings = self._env.settings
         type_ = values.event_type(answer.event_type, settings.max_event_type)
         length = values.duration(answer.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
@@ -468,7 +468,7 @@ class LinearPass:
 
 
 def _event_waits(rows: list[StepRow]) -> list[OpenWait]:
-    """The waits of the rows that were written; none if the event had come already."""
+    """The waits of the rows that were written; none if the event was there already."""
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
 
 

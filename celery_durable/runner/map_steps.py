@@ -34,6 +34,7 @@ class MapSteps:
         self._context, self._waits = context, waits
 
     def map(self, branch: StepExecution, call: MapCall, *, sole: bool) -> None:
+        """Advance a map: start it, or check its items."""
         match self._context.replay_state.decide_remote(branch.entry.row, now=self._context.now):
             case ReplayStep(row):
                 branch.row = row

@@ -116,5 +116,6 @@ class PublishedValues:
         with self._lock:
             for key, version in versions.items():
                 self._last_attempt_at[key] = now
+                # A body may have published a newer value during the write: that one stays pending.
                 if self._pending.get(key) is version:
                     del self._pending[key]

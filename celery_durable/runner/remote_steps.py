@@ -1,7 +1,7 @@
 """Steps that run elsewhere: as a Celery task, or as an instance of another workflow.
 
-The task or the child answers with an event that only this step waits for. So deadlines, races, gathers and rewinds work
-as for every wait. The commit that records the step also writes the task's message or creates the child.
+The task or the child sends its answer as an event that only this step waits for. So deadlines, races, gathers and
+rewinds work as for every wait. The commit that records the step also writes the task's message or creates the child.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class RemoteSteps:
     # --- Celery tasks ---------------------------------------------------------------------------
 
     def task(self, branch: StepExecution, call: TaskCall, *, sole: bool) -> None:
+        """Advance a task step: send an attempt, or check for its answer."""
         match self._context.replay_state.decide_remote(branch.entry.row, now=self._context.now):
             case ReplayStep(row):
                 branch.row = row
@@ -110,6 +111,7 @@ class RemoteSteps:
     # --- child workflows ------------------------------------------------------------------------
 
     def child(self, branch: StepExecution, call: ChildCall, *, sole: bool) -> None:
+        """Advance a child step: create the child, or check for its answer."""
         match self._context.replay_state.decide_remote(branch.entry.row, now=self._context.now):
             case ReplayStep(row):
                 branch.row = row

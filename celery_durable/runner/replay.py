@@ -173,6 +173,7 @@ class ReplayContext:
             raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
 
     def _suspend(self, branches: list[StepExecution]) -> None:
+        """Record what the open branches wait for, and interrupt the pass with Suspend."""
         self.waits = [branch.wait for branch in branches if branch.row is None and branch.wait is not None]
         raise self._context.interrupt(Suspend())
 

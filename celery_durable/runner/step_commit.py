@@ -66,6 +66,7 @@ class StepCommit:
 
     @property
     def is_single_write(self) -> bool:
+        """Whether the commit is one row and nothing else, so that one statement can write it."""
         return (
             len(self.writes) == 1
             and not (self.logs or self.user_writes or self.instances or self.events or self.emissions or self.messages)
@@ -95,7 +96,7 @@ class Committed:
     received: Sequence[notify.AcceptedEvent] = ()
 
     def notify(self, claim: Claim) -> None:
-        """Report the commit to signals and logs. Call it before waking other runs, so that they are reported later."""
+        """Send the signals of this commit. Call it before waking other runs, so that their signals are sent later."""
         notify.steps_recorded(claim, self.writes)
         for ref in self.created:
             notify.created(ref)
@@ -112,7 +113,7 @@ class _EndResult:
 
 
 class Committer:
-    """Writes under one claim."""
+    """Commits the steps and the end of one run, under one claim."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class Committer:
     def claim(self) -> Claim:
         return self._lease.claim
 
-    # --- boundaries -----------------------------------------------------------------------------
+    # --- step commits ---------------------------------------------------------------------------
 
     def commit(self, step_commit: StepCommit, *, session: Session | None = None) -> Committed:
         """Commit a step's boundary; raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired."""
@@ -197,6 +198,7 @@ class Committer:
         event_targets = step_effects.event_targets(tx, step_commit.events, made=step_commit.instances)
         if step_commit.run_outcome is not None:
             event_targets = sorted({*event_targets, *answers.waiting_parent(tx, self.claim.parent)})
+        # Lock order: rows with a lower id before the guard, which locks this instance, and the others after it.
         for pk, workflow, instance_id in event_targets:
             if pk <= self.claim.pk:  # includes this instance: the guard finds it by another index, see `terminate`
                 instances.lock(tx, workflow, instance_id)
@@ -310,7 +312,7 @@ class Committer:
             raise BodyRerunRequired(str(exc)) from exc
 
     def _resolver(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
-        """Make the check that runs after a commit in doubt: it looks for the rows with these commit ids.
+        """Make the check that runs after a commit in doubt: it reads the rows with these commit ids.
 
         It locks the instance first, so the commit in doubt is decided before it reads the rows.
         """

@@ -22,7 +22,7 @@ from celery_durable.store.engine import Tx
 
 
 class StepEffectFailed(Exception):
-    """The author's part of a boundary failed with ``error``; nothing was committed."""
+    """The author's part of a step's commit failed with ``error``. Nothing was committed."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

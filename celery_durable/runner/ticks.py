@@ -1,7 +1,7 @@
 """Ticks: passes in the caller's own process, for deployments that use cron or the like instead of workers.
 
-The claim makes concurrent ticks safe (LAW 2). A tick never takes a run that another process holds, and it may run
-beside workers.
+The claim makes concurrent ticks safe (LAW 2): a tick never takes a run that another process holds. Ticks and workers
+may run at the same time.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class WaitSteps:
         self._context = context
 
     def sleep(self, branch: StepExecution, call: SleepCall, *, sole: bool) -> None:
+        """Advance a sleep. ``sole``: nothing else is waited for, so the wait's commit may suspend the instance."""
         match self._context.replay_state.decide_timer(branch.entry.row, now=self._context.now):
             case ReplayStep(row):
                 branch.row = row
@@ -80,6 +81,7 @@ class WaitSteps:
             self._context.commit_step(branch, write)
 
     def wait(self, branch: StepExecution, call: WaitCall, *, sole: bool) -> None:
+        """Advance a wait for an event or a topic. ``sole``: as in `sleep`."""
         row, schema = branch.entry.row, Codec(call.schema)
         # On a topic each wait receives its own copy of an emission, under a type that no other wait consumes.
         event_type = topic_type(call.event_type, branch.entry.seq) if call.is_topic else call.event_type
