@@ -1,4 +1,4 @@
-"""How messages leave this process: hints of due work, and what steps left in the outbox."""
+"""Publishing: sends the hints for due runs and the messages of the outbox."""
 
 from celery_durable.tasks.publishing.publisher import Publisher
 from celery_durable.tasks.publishing.report import Outage, PublishReport, SendState

@@ -1,4 +1,4 @@
-"""Messages on their way to a transport: one lane for each destination, whose failures are its own."""
+"""Batches of messages for a transport: one batch per destination, so that a failure concerns one destination only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_durable.tasks")
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One message, and where its state is reported."""
+    """One message, and its position in the list of states that the caller reads."""
 
     states: list[SendState]
     index: int
@@ -38,9 +38,10 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class DestinationBatch:
-    """What goes to one exchange with one routing key, in order.
+    """The messages to one exchange with one routing key, in order.
 
-    ``queue``: the name under which an outage is recorded; None for events of Celery's. ``error``: why not all was sent.
+    ``queue``: the name under which an outage is recorded; None for Celery's own events. ``error``: why some messages
+    were not sent, or an empty string.
     """
 
     exchange: str
@@ -64,29 +65,29 @@ class DestinationBatch:
                 self.declare.append(entity)
 
     def join(self, other: DestinationBatch) -> None:
-        """Take what another caller sends the same way."""
+        """Add the messages of another caller to the same destination."""
         self.items += other.items
         self.declare_too(other.declare)
         self.queue = self.queue or other.queue
 
     def open_items(self) -> list[Item]:
-        """Those that are not known to have left."""
+        """The messages that are not known to be sent."""
         return [item for item in self.items if item.state is not SendState.SENT]
 
     def refuse(self, error: object) -> None:
-        """The destination took no more."""
+        """Mark all messages as refused that are not known to be sent."""
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         for item in self.open_items():
             item.state = SendState.REFUSED
 
     def refuse_one(self, item: Item, exc: Exception) -> None:
-        """This message cannot be written as its transport wants it: neither the queue's nor the broker's fault."""
+        """Mark a message as refused that cannot be encoded; the queue and the broker are not to blame."""
         item.state = SendState.REFUSED
         logger.error("Message %s to %r cannot be sent, and is tried again later: %r", item.id, self.routing_key, exc)
 
 
 def merge_batches(batches: Iterable[DestinationBatch]) -> list[DestinationBatch]:
-    """As few lanes as there are destinations."""
+    """Merge the batches of several callers into one batch per destination."""
     found: dict[tuple[str, str], DestinationBatch] = {}
     for batch in batches:
         if batch.key in found:

@@ -1,7 +1,7 @@
-"""What does not take messages now: the broker, or single queues, each left alone for ever longer (LAW 7).
+"""Circuit breakers: pause sending to a broker or a queue that does not take messages, each time for longer (LAW 7).
 
-While an outage of the broker is on record no caller waits for it: the sending thread looks in the background whether
-it answers again, and only then is a message given to it.
+While an outage of the broker is on record, no caller waits for the broker. The sending thread probes it in the
+background. Messages are sent again only after the broker has answered a probe.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from celery_durable.tasks.publishing.report import Outage
 logger = logging.getLogger("celery_durable.tasks")
 
 BROKER_REST_SECONDS, QUEUE_REST_SECONDS = 5.0, 30.0
-"""The longest rests. They begin with 1 s and double. A broker's is short, since nobody waits for its next trial, and a
-fail-over has to be noticed soon."""
+"""The longest pauses. Pauses start at 1 s and double.
+
+The broker's is short: no caller waits for the next probe, and a fail-over must be noticed soon.
+"""
 _PROBE_SECONDS = 6.0
 _SAY_AGAIN_SECONDS = 60.0
 
@@ -31,12 +33,12 @@ class _Record:
     retry_at: float
     said_at: float
     answers: bool = False
-    """The broker answers again; no message has left yet."""
+    """The broker has answered a probe, but no message has been sent yet."""
     probe_until: float = 0.0
 
 
 class CircuitBreakers:
-    """The outages of one process; None is the broker itself, else a queue's name."""
+    """The outages that one process knows, by the queue's name; the key None is the broker itself."""
 
     def __init__(self, runtime: Runtime, broker: Callable[[], str]) -> None:
         self._runtime, self._broker = runtime, broker
@@ -48,33 +50,33 @@ class CircuitBreakers:
             return {queue: record.outage for queue, record in self._records.items()}
 
     def refuses(self, queue: str) -> bool:
-        """Whether this queue has refused messages and is left alone."""
+        """Whether this queue has refused messages and its pause has not ended."""
         record = self._records.get(queue)
         return record is not None and self._runtime.monotonic() < record.retry_at
 
     def is_open(self) -> bool:
-        """Whether the broker is left alone: nobody waits for it."""
+        """Whether nothing is sent to the broker, so that no caller waits for it."""
         record = self._records.get(None)
         return record is not None and not record.answers
 
     def should_probe(self) -> bool:
-        """Whether the caller is to have the broker tried; says so to one caller at a time."""
+        """Whether the caller has to start a probe of the broker; True for one caller at a time."""
         now = self._runtime.monotonic()
         with self._lock:
             record = self._records.get(None)
             if record is None or record.answers or now < max(record.retry_at, record.probe_until):
                 return False
-            record.probe_until = now + _PROBE_SECONDS  # a probe that hangs is given up
+            record.probe_until = now + _PROBE_SECONDS  # after this time another probe replaces one that hangs
             return True
 
     def answered(self) -> None:
-        """The broker answers a probe: the next message shows whether it takes any."""
+        """Record that the broker answered a probe; the next message shows whether it takes messages."""
         with self._lock:
             if record := self._records.get(None):
                 record.answers = True
 
     def failed(self, queue: str | None, error: str) -> None:
-        """Something was not taken: leave the broker, or this queue, alone for a while."""
+        """Record a failure, and pause sending to this queue, or to the broker if ``queue`` is None."""
         now = self._runtime.monotonic()
         with self._lock:
             record = self._records.get(queue)
@@ -95,7 +97,7 @@ class CircuitBreakers:
                 )
 
     def succeeded(self, queue: str | None) -> None:
-        """A message was taken."""
+        """Record that a message was taken, which ends the outage."""
         if queue in self._records:
             with self._lock:
                 record = self._records.pop(queue, None)
@@ -105,7 +107,7 @@ class CircuitBreakers:
                 logger.info(text, record.outage.where, length, record.outage.failures)
 
     def forked(self) -> None:
-        """In a child: whoever held the lock, or was about to look, is not here."""
+        """Reset the lock and the probes in a forked child, which has no other threads that could finish them."""
         self._lock = threading.Lock()
         for record in self._records.values():
             record.probe_until = 0.0

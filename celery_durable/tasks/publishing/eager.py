@@ -1,4 +1,4 @@
-"""What `task_always_eager` does instead of sending: the tasks run here, one after the other."""
+"""Eager tasks: with `task_always_eager` the tasks run in this process, one after another, instead of being sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("celery_durable.tasks")
 
 
 class EagerTasks:
-    """Runs tasks where they would have been published."""
+    """Runs tasks instead of publishing their messages."""
 
     def __init__(self, app: Celery, composer: MessageBuilder, *, advance: str, deliver: str, on_error: str) -> None:
         self._app, self._composer = app, composer
@@ -31,7 +31,7 @@ class EagerTasks:
         self._do_in_turn([functools.partial(self._run_outgoing, message) for message in messages])
 
     def _do_in_turn(self, jobs: Sequence[Callable[[], object]]) -> None:
-        """One after the other; what a run wakes comes after it, not inside it."""
+        """Run jobs one after another; jobs that a job adds run after it, not inside it."""
         waiting: deque[Callable[[], object]] | None = getattr(self._thread, "queue", None)
         if waiting is not None:
             waiting.extend(jobs)
@@ -59,5 +59,5 @@ class EagerTasks:
             if callbacks:
                 self._app.tasks[self._on_error].apply(({"name": "NotRegistered", "message": text}, body["answers"]))
             return
-        # Its failure is its own: the step that sent it is recorded.
+        # A failure of the task must not reach the caller: the step that sent the task is committed.
         self._app.tasks[message.name].apply(body["args"], body["kwargs"], task_id=message.id, throw=False, **callbacks)

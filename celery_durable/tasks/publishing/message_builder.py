@@ -1,4 +1,4 @@
-"""What is sent for a run that is due, and for what a step has left in the outbox."""
+"""The message builder: makes the messages for due runs and for rows of the outbox."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LONGEST_NAME = 240
 
 
 class MessageBuilder:
-    """Makes messages on the caller's thread; raises whatever routes, serializers and receivers raise.
+    """Makes messages on the caller's thread; raises any error of routes, serializers and signal receivers.
 
-    The first message of each is the task's own; what follows are Celery's events about it.
+    Each result is a sequence: the message of the task, followed by Celery's own events about it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MessageBuilder:
         self.templates = Templates(app)
 
     def hints(self, *, can_fill: bool) -> Callable[[DueRun], Sequence[Message]]:
-        """What makes the hints of one batch. ``can_fill``: the transport can send templates."""
+        """A function that makes the hints of one batch. ``can_fill``: the transport can send templates."""
         uses_templates = can_fill and not is_watched(self._app)
         task: Any = self._app.current_worker_task
         ids = (task.request.root_id or task.request.id, task.request.id) if task else ("", "")
@@ -49,8 +49,8 @@ class MessageBuilder:
         def make(due: DueRun) -> Sequence[Message]:
             ref = due.ref
             args = (ref.workflow, ref.instance_id, ref.run_number)
-            # Flower and logs show these; the nonce keeps a revoke of one message from blocking the next.
-            # It travels as a short string of AMQP, 255 bytes.
+            # Flower and logs show these ids. With the nonce, a revoke of one message does not block the next one.
+            # The id is a short string of AMQP, at most 255 bytes.
             id_ = f"{':'.join(map(str, args))[:_LONGEST_NAME]}:{self._nonce()}"
 
             def record(args: tuple[Any, ...], options: dict[str, Any]) -> RecordedMessage:
@@ -67,7 +67,7 @@ class MessageBuilder:
         return make
 
     def outgoing(self, message: OutboxMessage) -> Sequence[Message]:
-        """What the outbox sends: always recorded, since each has options of its own."""
+        """The messages for a row of the outbox; always recorded, since each row has its own options."""
         if message.kind is OutboxKind.EVENT:
             id_ = {"task_id": f"{message.id}:{self._nonce()}"}
             return self._record_ours(self._deliver, (message.id,), message.name, self._queue(), id_)
@@ -100,7 +100,7 @@ class MessageBuilder:
     def _record_ours(
         self, task: str, args: tuple[Any, ...], name: str, queue: str, options: dict[str, Any]
     ) -> list[RecordedMessage]:
-        """A message to a task of ours: the application's routes and default priority are for its own."""
+        """Record a message to an internal task, without the application's routes and default priority."""
         recorder = Recorder()
         self._app.send_task(
             task,

@@ -1,7 +1,7 @@
-"""What a process publishes through: nobody waits for a broker without a bound, no refusal spreads, nothing is raised.
+"""The publisher: sends messages within a bounded time, keeps failures to one queue, and raises no broker errors.
 
-A caller waits at most 3 s, and not at all while an outage of the broker is on record (LAW 7). What is not sent delays
-an instance until a dispatcher's next look, and fails nobody (LAW 1).
+A caller waits at most 3 s, and not at all while an outage of the broker is on record (LAW 7). An unsent message only
+delays an instance until a dispatcher publishes it again (LAW 1).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger("celery_durable.tasks")
 
 BOUND_SECONDS = 3.0
 _PART = 1000
-"""Messages that are sent at once, so that of many some are known to have left."""
+"""How many messages one job sends. If a job of a long list is late, the states of the earlier jobs are known."""
 
 
 class Publisher:
     """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send.
 
-    ``answers``: the tasks that are called with the result and with the error of a task that a step waits for.
+    ``answers``: the names of the two internal tasks that take the result and the error of a task that a step sent.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Publisher:
     # --- messages -------------------------------------------------------------------------------
 
     def wake(self, due_runs: Sequence[DueRun]) -> None:
-        """Publish; what fails is left to the sweep."""
+        """Publish a message for each run; the sweep publishes those that fail."""
         if due_runs:
             self.publish(due_runs)
 
     def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
-        """Publish a message for each; raises nothing but the caller's own time limit."""
+        """Publish a message for each run; raises only the soft time limit of the calling task."""
         if self._app.conf.task_always_eager:
             self.run_eagerly(due_runs)
             return PublishReport.of(len(due_runs), SendState.SENT)
@@ -83,28 +83,28 @@ class Publisher:
         )
 
     def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
-        """Send what was in the outbox; raises nothing but the caller's own time limit."""
+        """Send messages of the outbox; raises only the soft time limit of the calling task."""
         if self._app.conf.task_always_eager:
             self.send_eagerly(messages)
             return PublishReport.of(len(messages), SendState.SENT)
         return self._send_all(messages, lambda: self._composer.outgoing, lambda _: None)
 
     def run_eagerly(self, due_runs: Sequence[DueRun]) -> None:
-        """As `publish`, without broker and worker: what is due runs here."""
+        """Run due runs in this process, without a broker and a worker."""
         self._eager.run(due_runs)
 
     def send_eagerly(self, messages: Sequence[OutboxMessage]) -> None:
-        """As `send`, without broker and worker: the tasks run here."""
+        """Run the tasks of the outbox in this process, without a broker and a worker."""
         self._eager.send(messages)
 
-    # --- what is known of the broker ------------------------------------------------------------
+    # --- the state of the broker ----------------------------------------------------------------
 
     def outages(self) -> Mapping[str | None, Outage]:
-        """What does not take messages now, as this process knows: queues by name, and under None the broker itself."""
+        """The outages that this process knows: of queues by name, and of the broker itself under None."""
         return self._circuits.outages()
 
     def queue_length(self, queue: str) -> int | None:
-        """How many messages wait in a queue; None where the broker cannot say, or is away."""
+        """How many messages wait in a queue; None if the broker is down or cannot count them."""
         if self._is_broker_away():
             return None
         job = Job(ask=lambda transport: transport.queue_length(queue))
@@ -114,7 +114,7 @@ class Publisher:
         return answer
 
     def close(self) -> None:
-        """End the sending thread and its connection."""
+        """End the sending thread and close its connection."""
         if "_sender" in self.__dict__:
             self._sender.close()
 
@@ -153,7 +153,8 @@ class Publisher:
         job = Job(batches)
         if not self._sender.do(job, seconds):
             self._give_up(job)
-            if job.is_started:  # the thread is still at it
+            # The race between the timeout and the thread: `do` has removed the job unless the thread had started it.
+            if job.is_started:  # the thread may still send these messages
                 return [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
             return list(states)
         self._runtime.checkpoint("after-publish")
@@ -166,7 +167,7 @@ class Publisher:
         queue_of: Callable[[T], str | None],
         states: list[SendState],
     ) -> list[DestinationBatch]:
-        """Make the messages, each with its place in ``states``; those of queues that rest are refused at once."""
+        """Make the messages, each with its index in ``states``; messages to paused queues are refused at once."""
         batches: dict[tuple[str, str], DestinationBatch] = {}
         refused: list[tuple[T, Exception]] = []
         for index, each in enumerate(part):
@@ -177,7 +178,7 @@ class Publisher:
             try:
                 messages = make(each)
             except SoftTimeLimitExceeded:
-                raise  # the caller's own task, which is out of time
+                raise  # the calling task has reached its time limit
             except Exception as exc:  # noqa: BLE001  # a queue that the app does not have, a receiver that raises
                 states[index] = SendState.REFUSED
                 if isinstance(exc, QueueNotFound) and queue is not None:
@@ -191,7 +192,7 @@ class Publisher:
                 states[index] = SendState.REFUSED
                 continue
             batch.add(item)
-            for event in messages[1:]:  # Celery's own, about it: nobody asks what becomes of them
+            for event in messages[1:]:  # Celery's events about the message; no caller reads their states
                 item = _item(event, [SendState.UNSENT], 0)
                 _lane(batches, item, None, is_event=True).add(item)
         _say_refused(refused)
@@ -202,7 +203,7 @@ class Publisher:
             self._circuits.failed(None, f"TimeoutError: no answer within {BOUND_SECONDS:g} s")
 
     def _is_broker_away(self) -> bool:
-        """Whether nobody is to wait for the broker; has it tried in the background when it is time."""
+        """Whether the broker is down; starts a probe in the background if one is due."""
         if self._circuits.should_probe():
             self._sender.begin(Job(ask=self._probe))
         return self._circuits.is_open()
@@ -212,13 +213,13 @@ class Publisher:
         self._circuits.answered()
 
     def forked(self) -> None:
-        """In a child of a fork."""
+        """Reset the state that a forked child must not keep."""
         self._circuits.forked()
         self._composer.templates.forget()
 
 
 def _say_refused(refused: Sequence[tuple[object, Exception]]) -> None:
-    """One line for a batch: where the application's own code fails it fails for all."""
+    """Log one line for a batch: if the application's own code fails, it usually fails for all messages."""
     if refused:
         what, exc = refused[0]
         name = (

@@ -1,7 +1,7 @@
-"""What Celery and kombu would put on the wire, written down instead of sent.
+"""The recorder: records the messages that Celery and kombu would send, instead of sending them.
 
-Recording runs everything that `send_task` runs: routes, serializers, the task protocol, signals, patches of
-instrumentation. It happens on the caller's thread, where trace contexts and the current task are.
+Recording runs all that `send_task` runs: routes, serializers, the task protocol, signals, and patches of
+instrumentation libraries. It runs on the caller's thread, which has the trace context and the current task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kombu import Producer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedMessage:
-    """One message: the arguments of `channel.prepare_message`, where it goes, and what is declared before."""
+    """One message: the arguments of `channel.prepare_message`, its destination, and the entities to declare before."""
 
     prepare: tuple[Any, ...]
     exchange: str
@@ -44,13 +44,13 @@ class RecordedMessage:
 
 
 class _NoConnection:
-    """What Celery and kombu ask of a producer's connection."""
+    """The parts of a producer's connection that Celery and kombu use."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.transport_options: dict[str, Any] = {}
         self.client = self  # as a channel's connection
-        # Celery asks for them when it retries a publish by itself. Nothing here ever raises one.
+        # Celery reads these when it retries a publish itself. The recorder never raises such an error.
         self.recoverable_connection_errors = self.recoverable_channel_errors = ()
 
     _reraise_as_library_errors = staticmethod(contextlib.nullcontext)
@@ -58,15 +58,15 @@ class _NoConnection:
     def ensure(self, obj: Any, fun: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         if isinstance(obj, Producer):
             return fun
-        # A result backend that declares its reply queue.
+        # A result backend declares its reply queue.
         return lambda *_, **__: self._recorder.maybe_declare(obj)
 
 
 class Recorder(Producer):
-    """A real producer over a channel that only writes down."""
+    """A real producer over a channel that only records messages."""
 
     def __init__(self) -> None:
-        super().__init__(None, auto_declare=False)  # type: ignore[arg-type]  # no channel yet: it is its own
+        super().__init__(None, auto_declare=False)  # type: ignore[arg-type]  # the recorder is its own channel
         self.calls: list[RecordedMessage] = []
         self._entities: list[Any] = []
         self._connection = _NoConnection(self)
@@ -85,21 +85,22 @@ class Recorder(Producer):
         return True
 
     def prepare_message(self, *args: Any) -> tuple[Any, ...]:
-        """As a channel's: what becomes of it depends on the transport."""
+        """Return the arguments as they are; the transport's channel prepares the message later."""
         return args
 
     def basic_publish(self, message: tuple[Any, ...], exchange: str, routing_key: str, **_: Any) -> None:
-        """As a channel's."""
+        """Record the message instead of publishing it."""
         self.calls.append(RecordedMessage(message, exchange, routing_key, tuple(self._entities)))
         self._entities = []
 
 
 def keep_off_backend(app: Celery) -> None:
-    """Have the application's result backend not subscribe to the result of what is recorded.
+    """Keep the application's result backend from subscribing to the results of recorded messages.
 
-    Redis's does when a task is sent, over a connection of its own: it waits for 20 s where that is refused, for minutes
-    where it hangs, and keeps the subscription for as long as the process lives. Nothing here reads the result; an
-    application that asks for it subscribes then. RPC's declares its reply queue by the producer, so that is recorded.
+    The Redis backend subscribes when a task is sent, over a connection of its own. It waits for 20 s if the connection
+    is refused and for minutes if it hangs, and it keeps the subscription as long as the process lives. No internal code
+    reads the result; an application that reads it subscribes then. The RPC backend declares its reply queue through the
+    producer, so the recorder records that.
     """
     backend: Any = app.backend
     subscribe = backend.on_task_call
@@ -109,7 +110,7 @@ def keep_off_backend(app: Celery) -> None:
 
 
 class _Subscribe:
-    """A result backend's ``on_task_call`` for all producers but a recorder."""
+    """Calls a result backend's ``on_task_call`` for each producer that is not a recorder."""
 
     def __init__(self, subscribe: Callable[[Any, str], Any]) -> None:
         self._subscribe = subscribe
@@ -119,10 +120,10 @@ class _Subscribe:
 
 
 def is_watched(app: Celery) -> bool:
-    """Whether anybody sees or changes what is published: then each message is recorded.
+    """Whether other code observes or changes published messages; then each message is recorded.
 
-    Sentry patches `Celery.send_task` and `Producer.publish`, OpenTelemetry uses the signals. A patch is seen by its
-    file: functools.wraps fakes the rest.
+    Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. Only the file of its code
+    shows a patch: functools.wraps copies the other attributes.
     """
     is_patched = _is_patched(type(app).send_task, "celery/app/base.py")
     is_patched = is_patched or _is_patched(Producer.publish, "kombu/messaging.py")
@@ -132,5 +133,5 @@ def is_watched(app: Celery) -> bool:
 
 
 def _is_patched(function: object, file: str) -> bool:
-    # A proxy of wrapt shows the attributes of what it wraps, its code too.
+    # A wrapt proxy shows all attributes of the wrapped function, its code too; only its type differs.
     return type(function) is not FunctionType or not function.__code__.co_filename.endswith(file)

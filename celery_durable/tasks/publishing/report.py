@@ -1,6 +1,6 @@
-"""What became of messages that were to leave this process, and which brokers and queues do not take any.
+"""Reports: the state of each message after a publish, and the outages of brokers and queues.
 
-Nothing counts as sent that the broker has not taken for certain (LAW 7).
+A message counts as sent only if the broker has certainly taken it (LAW 7).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class SendState(StrEnum):
-    """What became of one message."""
+    """The state of one message after a publish."""
 
     SENT = "sent"
     """The broker has taken it."""
     REFUSED = "refused"
-    """The broker, or this application's own routes, did not take it; other queues are not concerned."""
+    """The broker or the application's own routes did not take it; other queues are not affected."""
     UNKNOWN = "unknown"
-    """It was written, and nothing was heard since: it may arrive."""
+    """It was written, but the broker has not answered: it may arrive."""
     UNSENT = "unsent"
-    """It was not written: the broker is away."""
+    """It was not sent: the broker is down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What became of each message, in the order in which they were given."""
+    """The state of each message, in the order of the arguments."""
 
     states: Sequence[SendState]
 
     @classmethod
     def of(cls, count: int, state: SendState) -> PublishReport:
-        """The same for all."""
+        """A report with the same state for ``count`` messages."""
         return cls([state] * count)
 
     def with_state(self, given: Sequence[T], *states: SendState) -> list[T]:
-        """Those of what was given that came to one of these states."""
+        """The elements of ``given`` whose messages have one of these states."""
         return [each for each, state in zip(given, self.states, strict=True) if state in states]

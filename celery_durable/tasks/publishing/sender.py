@@ -1,7 +1,7 @@
-"""The one thread of a process that sends, on a connection of its own (LAW 8), for callers who wait within a bound.
+"""The sender: one thread per process that sends on a connection of its own (LAW 8), while callers wait with a timeout.
 
-So the bound holds for whatever a transport does: a resolver that hangs, a client library without timeouts. The
-connection is opened at first use and closed after a minute without any. A child of a fork begins anew.
+So the timeout holds even if a name resolver hangs or a client library has no timeouts. The thread opens the connection
+at first use, and closes it after a minute without messages. A forked child starts without a thread and a connection.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ logger = logging.getLogger("celery_durable.tasks")
 
 IDLE_SECONDS = 60.0
 _STUCK_SECONDS = 6.0
-"""A thread that is at one thing for longer is given up: it gets no more work, and ends when it comes back."""
+"""A thread that is busy with one batch for longer is abandoned: it gets no more jobs, and ends after that batch."""
 _ONCE_MORE_SECONDS = 0.5
 _MOST_MESSAGES = 2000
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What a caller wants done: messages sent, or a question answered."""
+    """A caller's request: send messages, or call ``ask`` with the transport and store the result in ``answer``."""
 
     batches: Sequence[DestinationBatch] = ()
     ask: Callable[[Transport], Any] | None = None
@@ -44,9 +44,10 @@ class Job:
 
 
 class Sender(ForkSafeThread):
-    """Starts the thread when there is work, and gives all that waits to the transport as one batch.
+    """Starts the thread when there are jobs, and gives all waiting jobs to the transport as one batch.
 
-    No fork happens while it makes a connection: that imports, and a child would inherit the lock of the import.
+    A fork waits while the thread creates a connection object. Creating it imports modules, and a child would inherit
+    the locked import lock.
     """
 
     def __init__(self, make: Callable[[int], Transport], circuits: CircuitBreakers, runtime: Runtime) -> None:
@@ -69,18 +70,22 @@ class Sender(ForkSafeThread):
     # --- callers --------------------------------------------------------------------------------
 
     def do(self, job: Job, seconds: float) -> bool:
-        """Have it done, and wait for it; False where it was not done in time: then it was taken back, or goes on."""
+        """Run a job and wait for it; returns False if the job is not done in time.
+
+        Then the job was removed from the queue, unless the thread had started it. A started job goes on.
+        """
         if not self.begin(job):
             return False
         if job.done.wait(seconds):
             return True
+        # The race with the thread, which takes jobs under the same lock: the job is removed here or runs to its end.
         with self._changed:
             if job in self._jobs:
                 self._jobs.remove(job)
         return False
 
     def begin(self, job: Job) -> bool:
-        """Have it done some time; False where two threads hang already."""
+        """Queue a job and return at once; returns False if two threads hang already."""
         with self._changed:
             if not self._has_thread():
                 return False
@@ -103,7 +108,7 @@ class Sender(ForkSafeThread):
         return True
 
     def close(self) -> None:
-        """End the thread, and with it the connection; waits a little."""
+        """Tell the thread to close its connection and end; waits for at most three seconds."""
         with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
@@ -111,12 +116,12 @@ class Sender(ForkSafeThread):
             thread.join(_STUCK_SECONDS / 2)
 
     def forked(self) -> None:
-        """In a child: give back copies of sockets without a word to the broker, whose connection is the parent's."""
+        """In a forked child, close the inherited sockets without sending anything: the parent owns the connection."""
         transport = self._transport
         self._begin_anew()
         if transport is not None:
-            self._inherited.append(transport)  # not collected: a destructor would talk
-            with contextlib.suppress(Exception):  # half open, half closed: whatever its libraries say of that
+            self._inherited.append(transport)  # keeps a reference: a destructor would send to the broker
+            with contextlib.suppress(Exception):  # the connection may be half open, and its library may raise any error
                 for sock in transport.sockets():
                     os.close(sock.detach())  # close() would shut the parent's connection down
 
@@ -136,7 +141,7 @@ class Sender(ForkSafeThread):
             transport.close()
 
     def _next_jobs(self, me: threading.Thread) -> list[Job]:
-        """All that wait; none when the thread is to end: told to, given up, or idle for long."""
+        """Wait for jobs and return them; returns an empty list if the thread was closed or abandoned, or was idle."""
         end = time.monotonic() + IDLE_SECONDS
         with self._changed:
             while self._thread is me and not self._jobs and (left := end - time.monotonic()) > 0:
@@ -157,7 +162,7 @@ class Sender(ForkSafeThread):
             return jobs
 
     def _do_all(self, jobs: Sequence[Job], transport: Transport | None, me: threading.Thread) -> Transport | None:
-        """Answers with the connection, if it may be used again."""
+        """Run the jobs; returns the connection if it can be used again, else None."""
         batches = merge_batches(batch for job in jobs for batch in job.batches)
         was_open, began = transport is not None, time.monotonic()
         try:
@@ -165,14 +170,14 @@ class Sender(ForkSafeThread):
                 transport = self._opened(transport, me)
                 self._do_on(transport, jobs, batches)
             except Exception as exc:
-                # It may have died while it lay idle: once more over a new one.
+                # The connection may have been lost while it was idle: try once more over a new one.
                 if not was_open or time.monotonic() - began > _ONCE_MORE_SECONDS:
                     raise
                 logger.debug("Sending once more, over a new connection: %r", exc)
                 self._discard(transport)
                 transport = self._opened(None, me)
                 self._do_on(transport, jobs, batches)
-        except Exception as exc:  # noqa: BLE001  # each transport has its own errors
+        except Exception as exc:  # noqa: BLE001  # each transport raises errors of its own
             self._failures += 1
             self._discard(transport)
             transport = None
@@ -189,7 +194,7 @@ class Sender(ForkSafeThread):
                 transport = self._make(self._failures)
             with self._changed:
                 if self._thread is me:
-                    self._transport = transport  # before it opens: a child has to find its sockets
+                    self._transport = transport  # before it opens, so that a forked child finds its sockets
             transport.open()
         return transport
 

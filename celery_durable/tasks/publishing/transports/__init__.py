@@ -1,4 +1,4 @@
-"""Connections of our own that publish: Redis and RabbitMQ many messages at a time, any other one by one."""
+"""Transports: internal connections that publish; Redis and RabbitMQ get many messages at a time, others one by one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from celery_durable.tasks.publishing.transports.redis import RedisTransport
 
 
 def transport_kind(app: Celery) -> type[Transport]:
-    """What fits the application's broker, with this kombu: its private names may be missing in another version."""
+    """The transport class for the application's broker.
+
+    `Transport` is the fallback if this version of kombu lacks the private names that the other classes use.
+    """
     transport = app.connection_for_write().transport
     kinds: tuple[type[Transport], ...] = (RedisTransport, AmqpTransport)
     return next((kind for kind in kinds if kind.fits(transport)), Transport)
 
 
 def maker(app: Celery, kind: type[Transport], monotonic: Callable[[], float]) -> Callable[[int], Transport]:
-    """Makes a connection that is not open yet, for the ``turn``-th time."""
+    """A function that makes an unopened transport; its argument is the number of earlier failures (``turn``)."""
     return functools.partial(kind, app, monotonic)
 
 

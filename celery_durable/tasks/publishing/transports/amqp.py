@@ -1,7 +1,8 @@
-"""RabbitMQ over py-amqp: a channel for each destination, frames written in one go, confirms counted.
+"""RabbitMQ over py-amqp: one channel per destination, many frames per write, and publisher confirms.
 
-py-amqp raises the error of a channel in whatever read is current. So there are three phases: declare, lane by lane,
-while nothing is under way, so that an error is that of the lane that waits; write all; read until all is confirmed.
+py-amqp raises a channel's error from the read that happens to be running. So there are three phases. First the sender
+declares the entities of each batch in turn: no message is in flight, so an error belongs to the current batch. Then it
+writes all messages. Then it reads until all are confirmed.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class _Destination:
     """Written and not confirmed, by delivery tag."""
     was_declared: bool = False
     is_gone: bool = False
-    """It was there when it was declared, and is not any more."""
+    """The exchange or queue was deleted after it was declared."""
 
 
 class AmqpTransport(Transport):
-    """Refusals stay with their destination: each has a channel of its own."""
+    """Sends over RabbitMQ; each destination has its own channel, so a refusal concerns that destination only."""
 
     can_fill: ClassVar[bool] = True
 
@@ -54,7 +55,7 @@ class AmqpTransport(Transport):
         return bool(has_names and isinstance(connection, type) and issubclass(connection, amqp.Connection))
 
     def _options(self) -> dict[str, Any]:
-        # Nobody calls heartbeat_check for a connection that only publishes: with a heartbeat RabbitMQ would close it.
+        # No code calls heartbeat_check for a connection that only publishes: with a heartbeat RabbitMQ would close it.
         self.is_blocked = False
         return {
             "confirm_publish": False,
@@ -70,7 +71,7 @@ class AmqpTransport(Transport):
     def open(self) -> None:
         super().open()
         self._amqp: Any = self.connection.connection
-        # Python's own timeout: with read_timeout (SO_RCVTIMEO) py-amqp waits for ever in the middle of a frame.
+        # Python's own timeout: with read_timeout (SO_RCVTIMEO) py-amqp waits forever in the middle of a frame.
         self._amqp.transport.sock.settimeout(SEND_SECONDS)
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._encoder = Encoder(self.channel)
@@ -81,7 +82,7 @@ class AmqpTransport(Transport):
         with self._naming_silence():
             self._hear()
             again = self._pass(batches)
-            for batch in again:  # what an operator has deleted since: declared anew, and offered once more
+            for batch in again:  # an operator has deleted these destinations: declare them again, send once more
                 batch.error = ""
             if again:
                 self._pass(again)
@@ -90,15 +91,18 @@ class AmqpTransport(Transport):
 
     @contextlib.contextmanager
     def _naming_silence(self) -> Iterator[None]:
-        """Say why nothing was heard, where the broker has said it."""
+        """Turn a timeout into a ConnectionError that names the broker's alarm, if the broker has reported one."""
         try:
             yield
-        except TimeoutError as exc:  # the kernel's ETIMEDOUT is one too
+        except TimeoutError as exc:  # the kernel's ETIMEDOUT is a TimeoutError too
             silence = str(exc) if exc.errno else f"no answer within {SEND_SECONDS:g} s"
             raise ConnectionError(_ALARM if self.is_blocked else silence) from exc
 
     def _hear(self) -> None:
-        """What came while we were idle: closed, blocked, unblocked."""
+        """Read the frames that arrived while the connection was idle: closed, blocked or unblocked.
+
+        Raises ConnectionError if the connection is blocked.
+        """
         with contextlib.suppress(BlockingIOError):
             try:
                 while True:
@@ -110,7 +114,7 @@ class AmqpTransport(Transport):
             raise ConnectionError(_ALARM)
 
     def _pass(self, batches: Sequence[DestinationBatch]) -> list[DestinationBatch]:
-        """Declare, write, confirm; answers with the lanes whose destination has gone since it was declared."""
+        """Declare, write and confirm; returns the batches whose destination was deleted after it was declared."""
         ready = []
         for batch in batches:
             payloads = self._encoded(batch)
@@ -127,16 +131,16 @@ class AmqpTransport(Transport):
         for item in batch.open_items():
             try:
                 payloads.append((item, self._encoder.encode(item.message)))
-            except Exception as exc:  # noqa: BLE001  # a header that AMQP has no type for, an id that is too long
+            except Exception as exc:  # noqa: BLE001  # for example a header without an AMQP type, or an id too long
                 batch.refuse_one(item, exc)
         return payloads
 
     def _ready(self, batch: DestinationBatch) -> _Destination | None:
-        """The channel of a lane, its queue declared; None where that was refused."""
+        """The channel of a batch, with its entities declared; None if the broker refused that."""
         if any(len(name.encode()) > _LONGEST_NAME for name in batch.key):
             batch.refuse(f"The name of an exchange, queue or routing key is longer than {_LONGEST_NAME} bytes in AMQP")
             return None
-        destination = self._destinations.pop(batch.key, None)  # kept in the order of use
+        destination = self._destinations.pop(batch.key, None)  # inserted again below, so the dict is in order of use
         try:
             if destination is None:
                 destination = self._begin(batch)
@@ -154,7 +158,8 @@ class AmqpTransport(Transport):
 
     def _begin(self, batch: DestinationBatch) -> _Destination:
         channel = self._amqp.channel()
-        # py-amqp would open it anew, and wait, in the middle of reading, and without confirms.
+        # After an error py-amqp would open the channel again in the middle of a read: it would wait, and the channel
+        # would have no confirms.
         channel._do_revive = channel.collect  # noqa: SLF001
         channel.confirm_select()
         destination = _Destination(channel, batch)
@@ -162,7 +167,8 @@ class AmqpTransport(Transport):
         def settle(tag: int, multiple: bool, state: SendState) -> None:  # noqa: FBT001  # py-amqp calls it
             for each in [tag_ for tag_ in destination.waiting if tag_ <= tag] if multiple else [tag]:
                 item = destination.waiting.pop(each, None)
-                if item is not None and item.state is not SendState.REFUSED:  # returned before
+                # The broker acknowledges a returned message too, after the return, which has set REFUSED.
+                if item is not None and item.state is not SendState.REFUSED:
                     item.state = state
             if state is SendState.REFUSED:
                 destination.batch.error = _NACK
@@ -183,7 +189,7 @@ class AmqpTransport(Transport):
 
     def _write(self, destination: _Destination, payloads: Sequence[tuple[Item, Payload]]) -> None:
         batch, number = destination.batch, destination.channel.channel_id
-        # Not for Celery's events, to whose exchange nobody may be bound.
+        # Celery's events are not mandatory: their exchange may have no bound queue.
         is_mandatory = any(isinstance(entity, Queue) for entity in batch.declare)
         method = publish_method(number, batch.exchange, batch.routing_key, is_mandatory=is_mandatory)
         frames: list[bytes] = []
@@ -200,7 +206,7 @@ class AmqpTransport(Transport):
         self._amqp.transport.write(b"".join(frames))
 
     def _confirm(self, destinations: Sequence[_Destination]) -> None:
-        """Read until all is confirmed. Progress counts: a slow broker is not a dead one."""
+        """Read until all messages are confirmed. Each answer extends the wait, up to 4 s: a slow broker still works."""
         began = heard = self._monotonic()
         while waiting := [each for each in destinations if each.waiting]:
             try:
@@ -217,9 +223,10 @@ class AmqpTransport(Transport):
     # --- asking ---------------------------------------------------------------------------------
 
     def probe(self) -> None:
-        """Have a message returned: only then it is certain that the broker takes any.
+        """Publish a message that the broker must return: only that proves that the broker takes messages.
 
-        In an alarm it takes one, then says that it is blocked, and does not answer when the channel is closed.
+        During an alarm, RabbitMQ reads one message, then reports that the connection is blocked. It does not answer
+        when the channel is closed.
         """
         with self._naming_silence(), self._throwaway_channel() as channel:
             self._hear()
@@ -232,10 +239,10 @@ class AmqpTransport(Transport):
                 while not confirmed:
                     self._amqp.drain_events(timeout=SEND_SECONDS)
             except self.connection.channel_errors:
-                pass  # it may not publish there: it answers
+                pass  # the user may not publish to the probe queue, but the broker has answered
 
     def queue_length(self, queue: str) -> int | None:
-        """Messages that are ready; None for a queue that is missing, or exclusive to others."""
+        """The number of ready messages; None if the queue is missing, or exclusive to another connection."""
         with self._naming_silence(), self._throwaway_channel() as channel:
             try:
                 return int(channel.queue_declare(queue, passive=True).message_count)
@@ -244,11 +251,11 @@ class AmqpTransport(Transport):
 
     @contextlib.contextmanager
     def _throwaway_channel(self) -> Iterator[Any]:
-        """An error closes a channel, and must not close one that sends."""
+        """Open a channel for one request: an error closes it, and must not close a channel that sends."""
         channel = self._amqp.channel()
         channel._do_revive = channel.collect  # noqa: SLF001
         yield channel
-        if channel.connection is not None:  # else it was closed by an error; after any other the connection is
+        if channel.connection is not None:  # None: a channel error has closed it. Other errors end the connection.
             channel.close()
 
     def sockets(self) -> list[Any]:

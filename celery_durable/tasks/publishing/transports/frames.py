@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 frames of messages, made of what py-amqp serializes."""
+"""AMQP 0-9-1 frames of messages, built from properties that py-amqp serializes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BASIC, _PUBLISH = 60, 40
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _END = b"\xce"
 _OVERHEAD = 8
-"""Of a frame: its type, channel, size and end."""
+"""The bytes of a frame besides its content: type, channel, size and end."""
 _MOST_FORMS = 1000
 _MARKED = MARK.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A message's properties and body, as they travel."""
+    """A message's properties and body, in their encoded form."""
 
     properties: bytes
     body: bytes
@@ -42,7 +42,7 @@ class Encoder:
         self._forms: dict[Template, Render] = {}
 
     def encode(self, message: Message) -> Payload:
-        """Raises what py-amqp raises of values that AMQP has no type for."""
+        """Encode a message; raises py-amqp's errors for values that have no AMQP type."""
         if isinstance(message, RecordedMessage):
             return self._encode(message)
         render = self._forms.get(message.template)
@@ -61,7 +61,8 @@ class Encoder:
         recorded = template.recorded
         raw, table = self._encode(recorded).properties, dumps("F", (recorded.headers,))
         start = raw.index(table)
-        # Strings in the table have a length of 4 bytes, the others one of 1; the table's own length goes before it.
+        # A string in the headers' table has a length of 4 bytes before it, any other string a length of 1 byte. The
+        # table has its own length before it, in 4 bytes.
         long = re.compile(rb"\x00{3}." + re.escape(_MARKED) + rb"(\w+)@", re.DOTALL)
         short = re.compile(rb"." + re.escape(_MARKED) + rb"(\w+)@", re.DOTALL)
         head, tail = short.split(raw[:start]), short.split(raw[start + len(table) :])
@@ -77,7 +78,7 @@ class Encoder:
 
 
 def _filled(parts: Sequence[bytes], values: Mapping[bytes, bytes], width: str) -> bytes:
-    """What `re.split` made: text and names in turn; each value with its length before it."""
+    """Join the parts of `re.split`, in which text and names alternate; each name becomes a length and its value."""
     found = []
     for index, part in enumerate(parts):
         if index % 2:
@@ -97,7 +98,7 @@ def publish_method(channel: int, exchange: str, routing_key: str, *, is_mandator
 
 
 def content_frames(channel: int, payload: Payload, frame_max: int) -> Iterator[bytes]:
-    """The header frame, and as many body frames as it takes."""
+    """The header frame and the body frames of a message; ``frame_max`` limits the size of a frame."""
     properties, body = payload.properties, payload.body
     yield pack(">BHIHHQ", _HEADER, channel, len(properties) + 12, _BASIC, 0, len(body)) + properties + _END
     most = frame_max - _OVERHEAD

@@ -1,4 +1,4 @@
-"""Any transport of kombu: one message at a time over a connection of our own, with every option bounded."""
+"""The transport for any broker of kombu: one message at a time over an internal connection, with bounded timeouts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ CONNECT_SECONDS = SEND_SECONDS = 2.0
 
 
 class Transport:
-    """A connection that one thread uses. What its methods raise, but for a lane's own errors, is the broker's failure.
+    """A connection that one thread uses.
 
-    It keeps the application's URL, user, TLS and virtual host, and overrides each option that touches time. ``turn``:
-    how often others failed before; then the next URL, and the next address of a name, is tried.
+    An error of one destination sets the states of its batch. Any exception that a method raises is a failure of the
+    broker. The connection keeps the application's URL, user, TLS and virtual host, and overrides each option that sets
+    a time. ``turn``: the number of earlier failures, which selects the next URL and the next address of a host.
     """
 
     can_fill: ClassVar[bool] = False
-    """Whether messages may be made of templates."""
+    """Whether the transport can send messages made from templates."""
 
     def __init__(self, app: Celery, monotonic: Callable[[], float], turn: int) -> None:
         self._monotonic, self._turn = monotonic, turn
@@ -40,13 +41,13 @@ class Transport:
         return True
 
     def _options(self) -> dict[str, Any]:
-        # Over AMQP without py-amqp: a message counts as sent when it is confirmed.
+        # For AMQP without py-amqp: a message counts as sent when the broker has confirmed it.
         return {"confirm_publish": True} if self._driver == "amqp" else {}
 
     _driver: ClassVar[str] = ""
 
     def open(self) -> None:
-        """Connect."""
+        """Connect to the broker."""
         for _ in range(self._turn % max(len(self.connection.alt), 1)):
             self.connection.maybe_switch_next()
         self._choose_address()
@@ -54,10 +55,10 @@ class Transport:
         self.channel = self.connection.default_channel
 
     def _choose_address(self) -> None:
-        """Nothing: only some transports connect to a host's name."""
+        """Do nothing; a transport that connects to a host's name overrides this."""
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
-        """Send all, and set the state of each item."""
+        """Send all batches, and set the state of each message."""
         for batch in batches:
             self._send_one_by_one(batch)
 
@@ -79,20 +80,20 @@ class Transport:
         item.state = SendState.SENT
 
     def probe(self) -> None:
-        """Find out whether the broker takes messages, as far as that can be known without sending one."""
+        """Raise if the broker does not take messages, as far as that can be known without sending one."""
 
     def queue_length(self, queue: str) -> int | None:
-        """How many messages wait; None where that is not known. Transports that cannot count say 0."""
+        """How many messages wait; None except for the memory transport: others may return 0 without counting."""
         if self.connection.transport.driver_type != "memory":
             return None
         return int(self.channel._size(queue))  # noqa: SLF001  # kombu has no public name for it
 
     def sockets(self) -> list[Any]:
-        """Those that a child must not keep."""
+        """The sockets that a forked child must close."""
         return []
 
     def close(self) -> None:
-        """Close, without waiting for the broker where that is possible."""
+        """Close the connection, without waiting for the broker if that is possible."""
         with contextlib.suppress(Exception):
             # collect() of a transport without _collect sets the default timeout of the whole process.
             if hasattr(self.connection.transport, "_collect"):
@@ -102,9 +103,10 @@ class Transport:
 
 
 def resolved(connection: Any, turn: int) -> str | None:
-    """The ``turn``-th address of a connection's host; None where its name has to stay.
+    """The ``turn``-th address of a connection's host; None if the connection has to use the host's name.
 
-    Libraries go on to a name's next address only if connecting fails: one that accepts and hangs hides the others.
+    A client library tries the next address of a name only if connecting fails. So an address that accepts the
+    connection and then hangs would hide the other addresses.
     """
     host = connection.hostname
     if not host or connection.ssl or "/" in host:  # TLS compares names; a path is a local socket
@@ -112,6 +114,6 @@ def resolved(connection: Any, turn: int) -> str | None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return None  # connecting says it in its own words
+        return None  # connecting to the name raises the transport's own error
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     return addresses[turn % len(addresses)]

@@ -1,4 +1,4 @@
-"""Redis: one LPUSH for each queue, all in one round trip; each answer says whether its messages have left."""
+"""Redis: one LPUSH per queue, all in one round trip; each reply says whether Redis took the messages of its queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _quote = json.encoder.encode_basestring_ascii
 
 
 class RedisTransport(Transport):
-    """Redis and Sentinel. There is no MULTI: what is in doubt stays in doubt, and each queue is answered for itself."""
+    """Redis and Sentinel. There is no MULTI: each queue has its own reply, and only a missing reply leaves a doubt."""
 
     can_fill: ClassVar[bool] = True
 
@@ -50,12 +50,12 @@ class RedisTransport(Transport):
         return {**times, "retry_on_timeout": False, "health_check_interval": 0}
 
     def _choose_address(self) -> None:
-        if type(self.connection.transport).__name__ == "Transport":  # Sentinel's names are its own
+        if type(self.connection.transport).__name__ == "Transport":  # Sentinel resolves names itself
             self.connection.hostname = resolved(self.connection, self._turn) or self.connection.hostname
 
     def open(self) -> None:
         super().open()
-        # kombu has asked whether the server answers over a second pool, made for consumers.
+        # kombu has checked the server over a second connection pool, made for consumers; close that pool.
         if (pool := getattr(self.channel, "_async_pool", None)) is not None:
             pool.disconnect()
         self._forms: dict[Template, Render] = {}
@@ -80,7 +80,7 @@ class RedisTransport(Transport):
                 self._refuse_or_raise(batch, answer)
 
     def _push(self, pipe: Any, batch: DestinationBatch, pushed: list[tuple[DestinationBatch, list[Item]]]) -> None:
-        """Add a lane's commands, each paired with the items that it answers for."""
+        """Add the commands of a batch to the pipeline, each paired with the messages whose state its reply decides."""
         channel = self.channel
         try:
             queues = self._queues(batch)
@@ -95,7 +95,7 @@ class RedisTransport(Transport):
             try:
                 priority = channel._get_message_priority({"properties": {"priority": item.recorded.priority}})  # noqa: SLF001
                 by_priority.setdefault(priority, []).append((item, self._text(item)))
-            except Exception as exc:  # noqa: BLE001  # whatever its content makes of JSON
+            except Exception as exc:  # noqa: BLE001  # the content may raise any error when it is encoded as JSON
                 batch.refuse_one(item, exc)
         expires: Mapping[str, int] = getattr(channel, "_expires", {})  # from kombu 5.7
         for priority, texts in by_priority.items():
@@ -116,17 +116,17 @@ class RedisTransport(Transport):
 
     def _queues(self, batch: DestinationBatch) -> list[str]:
         for entity in batch.declare:
-            maybe_declare(entity, self.channel)  # once for a connection: SADD _kombu.binding.*, and LLEN
+            maybe_declare(entity, self.channel)  # once per connection: SADD _kombu.binding.*, and LLEN
         if not batch.exchange:
             return [batch.routing_key]
         found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
-        if not found:  # Redis has forgotten the binding since, as after FLUSHALL; kombu drops the message silently
+        if not found:  # Redis has lost the binding, as after FLUSHALL; kombu would drop the message silently
             self._bind_anew(batch)
             found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
         return found
 
     def _bind_anew(self, batch: DestinationBatch) -> None:
-        """Write the bindings of a lane's queues. Declaring would not: kombu remembers them for the whole process."""
+        """Write the bindings of a batch's queues; a declaration would not, since kombu remembers it for the process."""
         channel = self.channel
         for queue in [each for each in batch.declare if isinstance(each, Queue)]:
             exchange, key = queue.exchange.name, queue.routing_key
@@ -136,7 +136,7 @@ class RedisTransport(Transport):
     def _refuse_or_raise(self, batch: DestinationBatch, exc: Exception) -> None:
         text = str(exc)
         if "WRONGTYPE" not in text and "permission" not in text.lower():
-            raise exc  # READONLY, OOM, LOADING, MISCONF: the broker's own trouble
+            raise exc  # READONLY, OOM, LOADING, MISCONF: a failure of the broker, not of one queue
         batch.refuse(exc)
 
     def _text(self, item: Item) -> str:
@@ -170,7 +170,10 @@ class RedisTransport(Transport):
         return render
 
     def queue_length(self, queue: str) -> int | None:
-        """The sum of its lists, one for each priority; a list that is missing is an empty queue."""
+        """The total length of the queue's lists, one per priority; a missing list counts as 0.
+
+        None if Redis denies access to the key, or if the key is not a list.
+        """
         try:
             return int(self.channel._size(queue))  # noqa: SLF001
         except self.channel.ResponseError as exc:
@@ -191,6 +194,6 @@ def _mark(items: Sequence[Item], state: SendState) -> None:
 
 
 def _delivery_tag() -> str:
-    """As kombu's: a random uuid, made ten times as fast."""
+    """A random uuid as kombu's delivery tags, made ten times as fast."""
     raw = os.urandom(16).hex()
     return f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
