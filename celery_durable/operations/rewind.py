@@ -51,8 +51,8 @@ class RewindOperations(OperationsBase):
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
         """Retry what ended an errored instance, with fresh attempts. Returns the number of the new run.
 
-        The new run keeps everything that finished before the failure was recorded. The step of a linear run continues
-        as last called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
+        The new run keeps what finished before the failure was raised. The step of a linear run continues as last
+        called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
         """
 
         def seed(tx: Tx, row: InstanceRow) -> ForkSpec:

@@ -99,8 +99,8 @@ def claim(
 
     It also returns None if another worker holds the run, or if the run is of another ``kind`` than the caller's code.
 
-    This is one statement. If another transaction had the row locked, the database evaluates the conditions again on
-    the row which that transaction committed. Taking over an expired claim counts as a crash.
+    This is one statement. If another transaction has the row locked, the statement waits. The database then evaluates
+    the conditions again on the committed row. Taking over an expired claim counts as a crash.
     """
     found = tx.run(
         _claim_run,
@@ -220,8 +220,8 @@ def _read_guard(s: Store) -> Any:
 def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> GuardResult:
     """Lock the instance under this claim and renew the lease; raises Superseded.
 
-    Anything that depends on the guard is read after it (LAW 2b). ``is_progress=False`` keeps the crash count: the
-    write does not complete a step.
+    Anything that depends on the guard is read after it (LAW 2b). With ``is_progress=False`` the write advances no
+    step, so the crash count is kept.
     """
     found = tx.run(_guard, **fence(claim, lease=lease, is_progress=is_progress))
     if tx.store.database.update_returns:
@@ -451,7 +451,7 @@ class RunOutcome:
     error_name: str | None = None
     error_message: str | None = None
     failure: str | None = None
-    """The steps to blame, as `ancestry.Failure.text`."""
+    """The steps that caused the failure, as `ancestry.RunFailure.text`."""
 
 
 def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:

@@ -170,7 +170,7 @@ class Store:
     # --- statements -----------------------------------------------------------------------------
 
     def clock(self) -> sa.ColumnElement[int]:
-        """Return the current time, which advances within a statement. Tests replace it with their own clock."""
+        """Return the current time, which advances within a transaction. Tests replace it with their own clock."""
         return self._clock_or(dialects.clock())
 
     def statement_clock(self) -> sa.ColumnElement[int]:
@@ -335,7 +335,7 @@ class Store:
             return once()
 
     def _explain(self, error: exc.DBAPIError) -> None:
-        """Raise SchemaOutdated if a table of the store is missing. A missing table of the author is not explained."""
+        """Raise SchemaOutdated if a table of the store is missing. Errors about an author's tables stay as they are."""
         if fault_of(error) is Fault.NO_TABLE:
             names = [table.name for table in self.tables.metadata.tables.values()]
             if any(re.search(rf"\b{re.escape(name)}\b", str(error.orig)) for name in names):

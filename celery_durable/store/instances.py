@@ -291,9 +291,10 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRu
 
 
 def pause(tx: Tx, row: InstanceRow) -> bool:
-    """Pause the instance now and return True if no worker holds it.
+    """Pause the instance now and return True if no worker holds it and it was not paused before.
 
-    Otherwise request the pause and return False. The worker obeys the request when it releases the instance.
+    If a worker holds it, request the pause and return False. The worker obeys the request when it releases the
+    instance.
     """
     if row.claim_token is not None:
         _change(tx, row, pause_requested=True)

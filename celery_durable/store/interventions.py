@@ -71,7 +71,7 @@ def finish_linear(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commi
 
 
 def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
-    """Uncount the running attempts, except that of step ``but``: releasing their claim is not their failure."""
+    """Uncount the running attempts, except that of step ``but``: they have not failed, they only lost their claim."""
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(

@@ -173,9 +173,10 @@ class GiveUp:
 def report(
     tx: Tx, reference: TaskReference, *, sent_us: int | None, limit: int, grace: timedelta
 ) -> Resend | GiveUp | None:
-    """Report that a delivery of a task is lost, and send the task again.
+    """Report that a delivery of a task is lost. Returns whether the task is sent again or given up.
 
-    Returns None if the attempt has ended, or if another delivery is under way.
+    Returns None if there is nothing to do: the attempt has ended, another delivery is under way, or the step says
+    ``on_lost="wait"`` and the reporter did not see the task die.
 
     ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
     retry) is not lost. None means that the reporter saw the task die. After ``limit`` losses a task is given up.

@@ -107,7 +107,7 @@ def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
 
 
 def remove(tx: Tx, ids: Sequence[str]) -> None:
-    """Delete messages that were sent."""
+    """Delete these messages: they were sent, or an operator drops them."""
     o = tx.t.outbox
     tx.execute(sa.delete(o).where(o.c.id.in_(ids)))
 

@@ -14,7 +14,7 @@ from celery_durable.store.step_rows import maybe_at
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SOON = timedelta(minutes=1)
-"""A due run without a message under way is swept within this time: the rest of a refusing queue is not longer."""
+"""A due run without a dispatch message under way is swept within this time, which is the longest rest of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int
 
 
 def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
-    """Count the runs that a worker should have claimed: those swept soon, and those with a message under way."""
+    """Count the runs that a worker should have claimed.
+
+    These are runs that are swept soon, and runs with a dispatch message under way.
+    """
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
     is_near = (priority, queue, is_soon) = schedule.near(tx, within=_SOON)

@@ -1,8 +1,8 @@
-"""The progress of each queue: when the newest message that a worker has claimed was sent. All dispatchers share it.
+"""The progress of each queue: when its newest claimed dispatch message was sent. All dispatchers share it.
 
-Each worker writes at most every few seconds. Of many concurrent writes only one changes the row. Two generations are
-kept, so a reader always finds one that is `SLACK` old. A message that was sent earlier and claimed within the slack
-is not lost: a worker had only prefetched it.
+A dispatch message is claimed when a worker claims its run. Each worker writes at most every few seconds. Of many
+concurrent writes only one changes the row. Two generations are kept, so a reader always finds one that is `SLACK`
+old. A message that was sent earlier and claimed within the slack is not lost: a worker had only prefetched it.
 """
 
 from __future__ import annotations

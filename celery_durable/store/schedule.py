@@ -20,7 +20,7 @@ class QueueAgenda:
 
     due: Mapping[int, datetime]
     oldest_sent: datetime | None = None
-    """When the oldest unclaimed message was sent. MariaDB includes messages of runs that are claimed now."""
+    """When the oldest unclaimed dispatch message was sent. MariaDB includes messages of runs that are claimed now."""
 
     @property
     def first(self) -> datetime | None:

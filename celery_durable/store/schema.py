@@ -15,7 +15,7 @@ workflow_emission  an emission under way: its payload, its waiters and its progr
 workflow_label     the labels by which instances are found: name and text. An instance without labels has no row.
 workflow_outbox    messages to send after the transaction that wrote them: Celery tasks, and named events for a handler.
                    A finished row is deleted.
-workflow_queue     the progress of each queue: when the newest message that a worker has claimed from it was sent.
+workflow_queue     the progress of each queue: when the newest claimed dispatch message from it was sent.
 workflow_heartbeat one row per process that sweeps or works. It tells operators why nothing moves, and serves the
                    search for lost tasks. No other decision depends on it.
 workflow_published the newest value of each key that a run has published. No pass reads it.
@@ -121,7 +121,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
-        # When the last message of it was sent; NULL if none is under way. A claim keeps the value and reports it.
+        # When its last dispatch message was sent; NULL if none is under way. A claim keeps the value and reports it.
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("parent_id", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
@@ -141,7 +141,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
             postgresql_where=sa.text("poll_at IS NOT NULL"),
             sqlite_where=sa.text("poll_at IS NOT NULL"),
         ),
-        # Messages under way, oldest first. A guard changes none of these columns.
+        # Dispatch messages under way, oldest first. A guard changes none of these columns.
         sa.Index(
             f"{prefix}ix_workflow_instance_sent",
             "queue",

@@ -1,4 +1,4 @@
-"""Finding work: sweep due instances, release the claims of dead workers, resend lost messages.
+"""Finding work: sweep due instances, release the claims of dead workers, resend lost dispatch messages.
 
 Any number of sweeps may run at once. A sweep locks rows with SKIP LOCKED and postpones them before it publishes them.
 A sweep that dies in between has only delayed the next one. It searches queue by queue, each by one range of the
@@ -95,7 +95,7 @@ def _move_of(row: Any, *, poll_us: int, sent: int, sent_us: int | None = None) -
 
 
 def _sent_again(row: Any, redispatch: Redispatch) -> dict[str, Any]:
-    """Postpone a row whose message the caller sends now.
+    """Postpone a row whose dispatch message the caller sends now.
 
     No sweep checks it before the longest time, unless the progress of its queue shows that the message is lost.
     """
@@ -210,7 +210,7 @@ def _look_after(
 
 
 def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> int | None:
-    """Return when to check a row again whose message is not known to be lost. None means to send it now."""
+    """Return when to check a row again whose dispatch message is not known to be lost. None means to send it now."""
     if row.sent_at is None:
         return None
     sent_at, now = from_us(row.sent_at), from_us(row.now_us)
@@ -221,7 +221,7 @@ def _waits_until(row: Any, redispatch: Redispatch, progress: QueueProgress) -> i
     return max(to_us(again), soon)  # never at once: the caller may not know more by then
 
 
-# --- lost messages -------------------------------------------------------------------------------
+# --- lost dispatch messages ----------------------------------------------------------------------
 
 
 @statement
@@ -257,9 +257,10 @@ def _lost(s: Store) -> Any:
 def take_lost(
     tx: Tx, *, queue: str, limit: int, redispatch: Redispatch, progress: QueueProgress, now: datetime
 ) -> list[DueRun]:
-    """Find lost messages of one queue, oldest first, and postpone their rows. The caller publishes after the commit.
+    """Find lost dispatch messages of one queue, oldest first, and postpone their rows.
 
-    ``now`` is the database's time, read earlier. The rule is `Redispatch.is_lost`, written here as an index search.
+    The caller publishes the runs after the commit. ``now`` is the database's time, read earlier. The rule is
+    `Redispatch.is_lost`, written here as an index search.
     """
     rows = tx.run(
         _lost,

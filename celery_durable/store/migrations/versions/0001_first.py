@@ -1,7 +1,8 @@
 """The first tables.
 
-Frozen: it says what the tables were then, whatever schema.py says now. A migration is only ever followed by
-another, and one within a major version only adds, so that workers of the version before go on working.
+This file is frozen: it creates the first tables, whatever schema.py contains now. A released migration is never
+changed; another one follows it. A migration within a major version only adds, so workers of the previous version
+continue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
-    # MariaDB commits each statement by itself: what a crash left half done is taken up where it stopped.
+    # MariaDB commits each statement by itself. After a crash the next migration continues at the first missing part.
     is_mariadb = op.get_context().dialect.name in ("mysql", "mariadb")
     table: dict[str, Any] = {
         "schema": schema,
