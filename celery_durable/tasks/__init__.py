@@ -146,7 +146,7 @@ def _install_answers(app: Celery, parts: TaskDependencies) -> None:
         It commits the answer, or sends it as a message.
         """
         if args and len(args) == _DONE_ARGS and parts.task_completions.returned(*args):
-            return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links asks for one
+            return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links needs a result
         return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
 
     @app.task(name=TASK_DONE, bind=True, **{**_ANSWERING, "apply_async": answer_or_send})

@@ -64,6 +64,7 @@ class BackgroundQueue(ForkSafeThread):
         """
         if self._pid != os.getpid():
             return True
+        # A concurrent `submit` puts its job into the old queue before the end mark, or into the new queue.
         with self._lock:
             thread, self._thread = self._thread, None
             jobs, self._jobs = self._jobs, queue.Queue(self._size)

@@ -29,7 +29,7 @@ logger = logging.getLogger("celery_durable.tasks")
 
 T = TypeVar("T")
 
-_REPLACED = "Replaced by new task"  # what Celery's Task.replace raises Ignore with
+_REPLACED = "Replaced by new task"  # the text of the Ignore that Celery's Task.replace raises
 _PLAIN = "json"
 _DIED = "the process that ran it died"
 

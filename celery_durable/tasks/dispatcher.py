@@ -267,6 +267,7 @@ class Sweeper:
         if not due_runs:
             return 0
         again = self._flow.record(due_runs, self._publish(due_runs))
+        # A worker may claim such a run meanwhile: `unsend` changes only rows that are still due, and skips locked ones.
         for delay, kept in again.items():
             self._store.transact(functools.partial(sweeps.unsend, due_runs=kept, delay=delay), bound=LOOP)
         return len(due_runs) - sum(map(len, again.values()))

@@ -1,7 +1,7 @@
 """Hints for the runs that a commit made due, published after the commit at best effort.
 
 The commit itself marks these runs as sent, so no dispatcher publishes them a second time. If the broker does not take
-a hint, the mark is removed, and a dispatcher publishes the hint when the broker or the queue takes messages again.
+a hint, the mark is removed. A dispatcher then publishes the hint when the broker or the queue takes messages again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the search for lost tasks needs of Celery: where a task's messages go, and a marker that goes there too."""
+"""The search's access to Celery: the destination of a task's messages, markers to it, and the length of its queue."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ logger = logging.getLogger("celery_durable.lost")
 
 
 class CeleryMessageBroker:
-    """The messages of one app. ``marker``: the name of the task that a marker is a message of."""
+    """The message broker of one app. ``marker``: the name of the task whose messages serve as markers."""
 
     def __init__(self, app: Celery, publisher: Publisher, marker: str) -> None:
         self._app, self._publisher, self._marker = app, publisher, marker
 
     def destination(self, body: str) -> Destination | None:
-        """Where a stored task's message goes, as Celery routes it now; None for an exchange without a known queue."""
+        """The destination to which Celery routes a stored task now; None if it is not one known queue."""
         content = json.loads(body)
         name = content["name"]
         task: Any = self._app.tasks.get(name)
-        # What Task.apply_async starts from.
+        # Task.apply_async starts from these options too.
         options = {**(task._get_exec_options() if task is not None else {}), **content["options"]}  # noqa: SLF001
         try:
             routed = self._app.amqp.router.route(options, name, content["args"], content["kwargs"], task)
-        except Exception as exc:  # noqa: BLE001  # no such queue, or a router of the application's that fails
+        except Exception as exc:  # noqa: BLE001  # the queue does not exist, or a router of the application fails
             logger.debug("Where task %r goes is unknown: %s", name, exc)
             return None
         queue = self._queue(routed)
@@ -48,12 +48,12 @@ class CeleryMessageBroker:
         return str(bound[0].name) if len(bound) == 1 else None
 
     def send_marker(self, id_: str, to: Destination) -> bool:
-        """Send a marker, under its own id; False where the broker did not take it."""
+        """Send a marker with this id; returns False if the broker certainly did not take it."""
         options = {"queue": to.queue, "priority": to.priority}
         body = json.dumps({"args": [], "kwargs": {}, "options": options})
         (state,) = self._publisher.send([OutboxMessage(id_, OutboxKind.TASK, self._marker, body)]).states
         return state in (SendState.SENT, SendState.UNKNOWN)
 
     def queue_length(self, queue: str) -> int | None:
-        """How many messages wait; None: unknown."""
+        """How many messages wait in the queue; None if unknown."""
         return self._publisher.queue_length(queue)

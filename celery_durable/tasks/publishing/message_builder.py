@@ -76,21 +76,22 @@ class MessageBuilder:
         ours = {"task_id": message.id, "producer": recorder, "add_to_parent": False}
         options: dict[str, Any] = {**body["options"], **self.answering(body), **ours}
         task = self._app.tasks.get(message.name)
-        if task is None:  # of another application, or another module
+        if task is None:  # the task belongs to another application, or its module is not imported here
             self._app.send_task(message.name, args=body["args"], kwargs=body["kwargs"], **options)
-        else:  # with the options of its definition
+        else:  # apply_async adds the options of the task's definition
             task.apply_async(body["args"], body["kwargs"], **options)
         return recorder.calls
 
     def answering(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What a worker, also of another application, calls when the task has ended, if anybody wants to know.
+        """The options that make a worker of any application answer when the task has ended; {} if no step waits.
 
-        The header says the same where nothing is called: the message may be unreadable, or its task unknown.
+        Celery calls no callback if the message is unreadable or its task unknown. Then a worker reads the header, which
+        has the same reference.
         """
         asked = TaskReference.read(body.get("answers"))
         if asked is None:
             return {}
-        queue = self._queue()  # a worker with workflows of its own has another queue of its own
+        queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue
         reference = asked.published_from(queue).to_json()
         options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
         done, failed = (self._app.signature(name, args=(reference,), options=options) for name in self._answers)

@@ -49,7 +49,7 @@ class _NoConnection:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.transport_options: dict[str, Any] = {}
-        self.client = self  # as a channel's connection
+        self.client = self  # the connection of a real channel has this attribute
         # Celery reads these when it retries a publish itself. The recorder never raises such an error.
         self.recoverable_connection_errors = self.recoverable_channel_errors = ()
 
@@ -98,7 +98,7 @@ def keep_off_backend(app: Celery) -> None:
     """Keep the application's result backend from subscribing to the results of recorded messages.
 
     The Redis backend subscribes when a task is sent, over a connection of its own. It waits for 20 s if the connection
-    is refused and for minutes if it hangs, and it keeps the subscription as long as the process lives. No internal code
+    is refused and for minutes if it hangs. It keeps the subscription as long as the process lives. No internal code
     reads the result; an application that reads it subscribes then. The RPC backend declares its reply queue through the
     producer, so the recorder records that.
     """

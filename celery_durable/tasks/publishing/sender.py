@@ -99,6 +99,7 @@ class Sender(ForkSafeThread):
         if self._thread is not None and since is not None and time.monotonic() - since > _STUCK_SECONDS:
             if self._given_up:
                 return False
+            # The abandoned thread finds in `_next_jobs` that `_thread` is another one, and ends.
             self._given_up.append(self._thread)
             self._thread = self._transport = self._busy_since = None
         if self._thread is None or not self._thread.is_alive():
