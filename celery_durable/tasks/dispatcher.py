@@ -40,14 +40,17 @@ logger = logging.getLogger("celery_durable.dispatcher")
 
 _REST_SECONDS = 1.0
 _ASKED_AFTER = timedelta(seconds=1.5)
-"""If a run is not claimed for this long after its hint was sent, the sweeper asks for the length of the queue."""
+"""If a run is not claimed for this long after its dispatch message was sent, its queue's length is read."""
 _TIDY_SECONDS = 60.0
 _TIDY_BATCH, _TIDY_BATCHES = 25, 20
 """The deletion of expired instances: instances in one transaction, and transactions in one call."""
 
 
 class Sweeper:
-    """Finds and publishes due work in turns; a turn is a batch each of instances, lost hints, outbox and emissions."""
+    """Finds and publishes due work in turns.
+
+    A turn is one batch each of due instances, lost dispatch messages, the outbox and emissions.
+    """
 
     def __init__(
         self,
@@ -108,10 +111,10 @@ class Sweeper:
         return published
 
     def sweep_alone(self) -> int:
-        """Sweep as the only sweeper: an empty queue counts at once as proof that earlier hints are lost.
+        """Sweep as the only sweeper: an empty queue counts at once as proof that earlier dispatch messages are lost.
 
         This process checks once or rarely, so it cannot remember an empty queue until that observation is old enough.
-        A worker that has just taken a hint from the queue therefore gets a superfluous copy.
+        A worker that has just taken a message from the queue therefore gets a superfluous copy.
         """
         self._flow.slack = timedelta(0)
         try:
@@ -216,7 +219,7 @@ class Sweeper:
         ]
 
     def _lost_hints(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish hints again that are lost, judged by what is known of their queues."""
+        """Publish lost dispatch messages again; what is known of their queues decides which are lost."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
             if queue.oldest_sent is None or agenda.now - queue.oldest_sent < _ASKED_AFTER:
@@ -244,7 +247,7 @@ class Sweeper:
         return published, has_more
 
     def _newest_claimed(self) -> Mapping[str, datetime]:
-        """For each queue, the send time of the newest hint that a worker has claimed; at most a second old."""
+        """For each queue, the send time of the newest dispatch message that a worker has claimed; at most 1 s old."""
         now = self._runtime.monotonic()
         if now >= self._claimed_until:
             self._claimed, self._claimed_until = (
@@ -263,7 +266,7 @@ class Sweeper:
         return turn.sent, turn.has_more
 
     def _send(self, due_runs: Sequence[DueRun]) -> int:
-        """Publish hints, and make the unsent ones due again; returns the number of sent hints."""
+        """Publish dispatch messages, and make the unsent runs due again; returns the number of sent messages."""
         if not due_runs:
             return 0
         again = self._flow.record(due_runs, self._publish(due_runs))

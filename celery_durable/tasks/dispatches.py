@@ -1,7 +1,7 @@
-"""Hints for the runs that a commit made due, published after the commit at best effort.
+"""Dispatch messages for the runs that a commit made due, published after the commit at best effort.
 
 The commit itself marks these runs as sent, so no dispatcher publishes them a second time. If the broker does not take
-a hint, the mark is removed. A dispatcher then publishes the hint when the broker or the queue takes messages again.
+a message, the mark is removed. A dispatcher then publishes it when the broker or the queue takes messages again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CHUNK = 500
 
 
 class DispatchPublisher:
-    """Publishes hints for callers that have committed."""
+    """Publishes dispatch messages for callers that have committed."""
 
     def __init__(self, store: Store, publish: Callable[[Sequence[DueRun]], PublishReport]) -> None:
         self._store, self._publish = store, publish
 
     def wake(self, due_runs: Sequence[DueRun]) -> None:
-        """Publish a hint for each run; raises nothing if the broker or the database is down."""
+        """Publish a dispatch message for each run; raises nothing if the broker or the database is down."""
         if not due_runs:
             return
         kept = self._publish(due_runs).with_state(due_runs, SendState.UNSENT, SendState.REFUSED)
@@ -39,5 +39,5 @@ class DispatchPublisher:
             for start in range(0, len(kept), _CHUNK):
                 given_back = kept[start : start + _CHUNK]
                 self._store.attempt(functools.partial(sweeps.unsend, due_runs=given_back, delay=_REST))
-        except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost hints by their age
+        except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost messages by their age
             logger.info("%d hints that did not leave are found later: %s", len(kept), exc)

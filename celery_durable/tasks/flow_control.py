@@ -44,8 +44,8 @@ class _Queue:
     def empty_times(self, now: datetime, slack: timedelta) -> tuple[datetime | None, datetime | None]:
         """The newest empty time that is ``slack`` old, and the oldest that is younger; None if there is none.
 
-        Older times are dropped. All younger times are kept. They are few, since each needs a request to the broker. If
-        only one were kept, a hint that was sent just after it would have to wait for two more.
+        Older times are dropped. All younger times are kept; they are few, since each needs a request to the broker. If
+        fewer were kept, a message that was sent just after a kept time would have to wait for the next but one.
         """
         known = [at for at in self.empty if at <= now]  # a later time remains if the clock was set back
         old = [at for at in known if at + slack <= now][-1:]
@@ -109,14 +109,14 @@ class FlowControl:
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         return QueueProgress(claimed, empty, empty_lately)
 
-    # --- lost hints -----------------------------------------------------------------------------
+    # --- lost dispatch messages -----------------------------------------------------------------
 
     def lost_check_in(self, name: str) -> float:
-        """The seconds until the next check for lost hints of a queue; 0 if it is due."""
+        """The seconds until the next check for lost dispatch messages of a queue; 0 if it is due."""
         return max(0.0, self._queue(name).lost_check_at - self.runtime.monotonic())
 
     def lost_check_done(self, name: str, *, is_over: bool) -> None:
-        """Record a check for lost hints; if ``is_over`` is False, the next check follows at once."""
+        """Record a check for lost dispatch messages; if ``is_over`` is False, the next check follows at once."""
         self._queue(name).lost_check_at = self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS if is_over else -math.inf
 
     # --- what became of messages ----------------------------------------------------------------

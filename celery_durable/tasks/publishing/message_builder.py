@@ -41,7 +41,7 @@ class MessageBuilder:
         self.templates = Templates(app)
 
     def hints(self, *, can_fill: bool) -> Callable[[DueRun], Sequence[Message]]:
-        """A function that makes the hints of one batch. ``can_fill``: the transport can send templates."""
+        """A function that makes the dispatch messages of one batch. ``can_fill``: the transport can send templates."""
         uses_templates = can_fill and not is_watched(self._app)
         task: Any = self._app.current_worker_task
         ids = (task.request.root_id or task.request.id, task.request.id) if task else ("", "")

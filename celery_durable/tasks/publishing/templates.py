@@ -1,4 +1,4 @@
-"""Templates: a hint is recorded once per workflow and queue, and each message fills in the values that differ.
+"""Templates: a dispatch message is recorded once per workflow and queue, and each copy fills in the values that differ.
 
 `send_task` takes 200 to 300 us of CPU for a message; filling in a template takes 7 us. The bytes are the same.
 """
@@ -43,7 +43,7 @@ class FilledTemplate:
 
 
 Record = Callable[[tuple[Any, ...], dict[str, Any]], RecordedMessage]
-"""Records a hint with these arguments and options."""
+"""Records a dispatch message with these arguments and options."""
 
 
 class Templates:
@@ -59,7 +59,7 @@ class Templates:
         self._known = {}
 
     def find(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
-        """The template of these hints; None if the messages differ in more values than a template can fill in."""
+        """The template of these messages; None if the messages differ in more values than a template can fill in."""
         queues = self._app.amqp.queues
         if queues is not self._queues or len(self._known) > _MOST:  # a new task_queues changes the declarations
             self._queues, self._known = queues, {}
