@@ -1,6 +1,6 @@
 """An order is charged, waits for a person's approval, and is shipped or refunded.
 
-Shown here: a payment with retries and an idempotency key, an event with a timeout, a table of the shop's own
+RedactionContext here: a payment with retries and an idempotency key, an event with a timeout, a table of the shop's own
 that is written in the transactions that record the steps, and a hook that shows card numbers to nobody.
 
 From the folder above this one, once, and then in one terminal:
@@ -33,8 +33,8 @@ from celery_durable import (
     Durable,
     EventTimeout,
     NonRetryableError,
+    RedactionContext,
     Retries,
-    Shown,
     Step,
     StepFailed,
     StepTx,
@@ -52,7 +52,7 @@ app.conf.durable_lease_seconds = float(os.environ.get("DURABLE_LEASE_SECONDS", "
 app.conf.durable_dispatcher = "both"  # a worker alone is enough; with beat there are two, which does no harm
 
 
-def redact(value: Any, shown: Shown) -> Any:
+def redact(value: Any, shown: RedactionContext) -> Any:
     """Cards are stored, and shown to nobody, over HTTP or by the commands."""
     if shown.kind == "params" and isinstance(value, dict) and "card" in value:
         return value | {"card": "****"}

@@ -110,7 +110,7 @@ class ExecutionContext:
             )
         if self.interruption is not None:
             raise self.interruption
-        stops = self._pause_requested or self.env.should_stop() or self._commits == self._max_commits
+        stops = self._pause_requested or self.env.should_stop() or self._has_reached_limit
         stops = stops or self._run_limits.is_exceeded(self.now)
         if stops or (self._commits and self._elapsed > self.env.settings.pass_seconds):
             raise self.interrupt(Suspend())
@@ -119,6 +119,11 @@ class ExecutionContext:
     def current_ancestor(self) -> AncestorRun:
         """The run whose time and random numbers the code sees at its current step."""
         return self.ancestry.at(self.replay_state.last_seq)
+
+    @property
+    def _has_reached_limit(self) -> bool:
+        # Siblings are recorded one after the other, so the count can pass the limit.
+        return self._max_commits is not None and self._commits >= self._max_commits
 
     @property
     def _elapsed(self) -> float:

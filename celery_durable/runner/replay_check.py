@@ -116,7 +116,7 @@ class ReplayCheck(ReplayContext):
         if next_steps:
             self._stop(next_steps)
 
-    def _settle_race(self, race: Race) -> None:
+    def _decide_race(self, race: Race) -> None:
         self._stop(race.branches)
 
     def _stop(self, branches: list[StepExecution]) -> NoReturn:

@@ -62,7 +62,7 @@ class Connections:
     # --- a thread's own -------------------------------------------------------------------------
 
     def take(self, deadline: float) -> Kept:
-        """Take the calling thread's connection, or make one. Return it with `release_delivery` or `drop`."""
+        """Take the calling thread's connection, or make one. Return it with `keep` or `drop`."""
         kept = self._pop() or self._new_kept(deadline)
         kept.begin(deadline)
         return kept
@@ -85,7 +85,7 @@ class Connections:
         kept.end()
         return kept
 
-    def release_delivery(self, kept: Kept) -> None:
+    def keep(self, kept: Kept) -> None:
         """Keep the connection for the thread's next statement. One from a shared pool goes back to the pool."""
         kept.used_at = steady()
         if kept.end() and self._is_ours and threading.get_ident() not in self._kept:
@@ -145,7 +145,7 @@ class Connections:
         except BaseException:  # It may be in the middle of a statement or a transaction. The pool resets it.
             self.drop(kept)
             raise
-        self.release_delivery(kept)
+        self.keep(kept)
 
     @contextmanager
     def borrowed(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:

@@ -314,7 +314,7 @@ class Store:
         except BaseException:
             self._connections.drop(kept)  # It may be in the middle of a statement. The pool finds out.
             raise
-        self._connections.release_delivery(kept)
+        self._connections.keep(kept)
 
     def read(self, work: Callable[[Tx], T], *, bound: Bound | None = ORDINARY) -> T:
         """Run ``work``, which only reads. Retries once if the connection was lost or the file was locked."""

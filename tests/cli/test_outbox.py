@@ -115,7 +115,7 @@ def test_what_is_dropped_is_gone(messages: Letters, shop: Shop) -> None:
     assert shop.pipe("outbox").err == "Nothing is in the outbox.\n"
 
 
-@pytest.mark.parametrize("deed", ["--retry", "--drop"])
+@pytest.mark.parametrize("action", ["--retry", "--drop"])
 @pytest.mark.parametrize("unknown", ["nothing", "x" * 300, "\udcff"])
 @DATABASES
 def test_an_id_that_is_not_there_keeps_the_others_from_it(

@@ -179,7 +179,7 @@ def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folde
         textwrap.dedent("""
         from celery import Celery
         from celery_durable import Durable, durable_workflow
-        from celery_durable.model import Due, Ref
+        from celery_durable.model import DueRun, RunRef
 
         durable = Durable(Celery("doorbell"))
 
@@ -188,7 +188,7 @@ def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folde
             return step.do("ring", ring, event.payload)
 
         def ring(other):
-            durable.publisher.wake([Due(Ref("visit", other, 1), durable.settings.queue)])
+            durable.publisher.wake([DueRun(RunRef("visit", other, 1), durable.settings.queue)])
 
         app = durable.app
         """)

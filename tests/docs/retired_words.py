@@ -31,10 +31,10 @@ SUFFIXES = {".py", ".md", ".toml", ".yml", ".json"}
 
 def _pattern(word: str) -> str:
     # An underscore or a capital letter ends a word too: `the_teller`, `TellerOf`.
-    return rf"(?<![A-Za-z]){word.replace(' ', '[ _]')}s?(?![a-z])"
+    return rf"(?<![A-Za-z])(?i:{word.replace(' ', '[ _]')}s?)(?![a-z])"
 
 
-_RETIRED = re.compile("|".join(f"({_pattern(word)})" for word in RETIRED), re.IGNORECASE)
+_RETIRED = re.compile("|".join(f"({_pattern(word)})" for word in RETIRED))
 
 
 def find(text: str) -> Iterator[tuple[int, str, str]]:

@@ -32,6 +32,11 @@ class Site:
                 step.do(f"step {number}", self.ran.append, f"{event.instance_id} {number}")
             return len(self.ran)
 
+        @self.durable.workflow(name="pairs")
+        def pairs(event: WorkflowEvent[None], step: Step) -> None:
+            for number in range(3):
+                step.gather(*(step.submit(f"{name} {number}", self.ran.append, name) for name in ("left", "right")))
+
         @self.durable.workflow(name="nap")
         def nap(event: WorkflowEvent[None], step: Step) -> None:
             step.sleep("nap", "1 hour")
@@ -77,6 +82,13 @@ def test_a_tick_ends_after_so_many_instances(site: Site) -> None:
     for number in range(5):
         site.create("count", 1, f"c-{number}")
     assert [site.durable.tick(max_instances=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_pass_ends_after_siblings_that_together_exceed_the_number_of_steps(site: Site) -> None:
+    site.create("pairs", None, "p-1")
+    assert site.durable.tick(max_steps=2) == 1  # one commit counts the attempts of both, one more records each
+    assert len(site.ran) == 2
+    assert site.status("pairs", "p-1") == Status.ACTIVE
 
 
 def test_a_pass_ends_after_so_many_steps_and_the_next_tick_goes_on(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""Tasks of steps that are lost with a worker, a machine or a queue: found by a inventory, and sent again."""
+"""Tasks of steps that are lost with a worker, a machine or a queue: found by an inventory, and sent again."""
 
 from __future__ import annotations
 

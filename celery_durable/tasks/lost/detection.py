@@ -124,7 +124,7 @@ def advance(
     if not consumers:
         return search, Abandon("no living worker consumes the queue")
     if any(worker.answered is None for worker in consumers):
-        return search, Abandon("a worker that consumes the queue cannot answer a inventory")
+        return search, Abandon("a worker that consumes the queue cannot answer an inventory")
     if search.stage is Stage.MARKER:
         if search.marker in facts.received_markers:
             return search, RequestInventory()
