@@ -106,7 +106,7 @@ def test_chaos_that_is_interrupted_ends_what_it_started_and_tells_what_it_did(st
     assert len(processes_of(chaos.pid)) > 0
     chaos.send_signal(number)
     assert chaos.wait(40) == 130, staging.log()
-    assert "RunOutcome the workers that were started; once more ends them at once.\n" in staging.log()
+    assert "Ending the workers that were started; once more ends them at once.\n" in staging.log()
     assert "violations\t0\n" in staging.log()
     for action in ("pool processes killed", "workers killed", "messages dropped", "messages repeated"):
         assert re.search(rf"^{action}\t\d+$", staging.log(), re.MULTILINE), action  # also what was not done
