@@ -118,7 +118,7 @@ MUTANTS = (
         (
             "runner.step_commit:Committer._resolver",
             "return None",
-            "return Committed([journal._as_row(w, journal._Times(0, 0, 0, None, 0)) for w in boundary.writes])",
+            "return Committed([step_rows._as_row(w, step_rows._Times(0, 0, 0, None, 0)) for w in step_commit.writes])",
         ),
     ),
     _m(
@@ -178,7 +178,7 @@ MUTANTS = (
             "tasks.dispatcher:Sweeper._turn",
             "for kind in (self._instances, self._lost_hints, self._messages):",
             "while True:\n"
-            "            count, has_more = self._messages(self._store.read(agendas.read))\n"
+            "            count, has_more = self._messages(self._store.read(schedule.read))\n"
             "            published += count\n"
             "            if not has_more:\n"
             "                break\n"
@@ -422,7 +422,7 @@ MUTANTS = (
         (
             "runner.step_commit:Committer._commit_end",
             "ended = self._store.transact(",
-            "tell(); ended = self._store.transact(",
+            "notify(); ended = self._store.transact(",
         ),
     ),
     _m(
@@ -793,7 +793,8 @@ MUTANTS = (
             "wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied",
             "False for wait in waits",
         ),
-        caught_by="tests/store/test_claims.py::test_a_wait_may_look_for_itself_under_the_lock[sqlite-True-After.DUE]",
+        caught_by="tests/store/test_claims.py::"
+        "test_a_wait_may_look_for_itself_under_the_lock[sqlite-True-ReleaseOutcome.DUE]",
     ),
     _m(
         "a run that goes on beyond a map has no items",
