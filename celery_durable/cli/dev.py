@@ -69,7 +69,7 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
     )
     _greet(ctx, console, durable, told)
     _LocalWorker(durable, console, worker).run()
-    console.line("ProcessStopping. What was not finished goes on when you start it again.")
+    console.line("Stopped. Unfinished instances continue when you start it again.")
 
 
 def _stand_in(durable: Durable) -> list[Remark]:

@@ -43,6 +43,6 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
             continue
         console.line(Styled(each.level, _LOOKS[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
         if each.remedy:
-            console.line(Styled(f"Mend it: {each.remedy}", "dim"), indent=7)
+            console.line(Styled(f"Fix: {each.remedy}", "dim"), indent=7)
     if any(each.level is checks.Level.FAIL for each in findings):
         ctx.exit(REFUSED)

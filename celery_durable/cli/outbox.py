@@ -56,28 +56,28 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
             console.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
             return
         times = Times(database_now(durable), exact=not console.is_terminal)
-        console.table(_COLUMNS, [_row(durable, letter, console, times) for letter in found[:limit]])
+        console.table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
         if len(found) > limit:
             console.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 
 
-def _say(console: Console, action: str, letters: Sequence[OutboxEntry]) -> None:
-    for letter in letters:
-        console.entry([action, letter.kind.value, Styled(letter.name, "bold"), letter.id])
+def _say(console: Console, action: str, entries: Sequence[OutboxEntry]) -> None:
+    for entry in entries:
+        console.entry([action, entry.kind.value, Styled(entry.name, "bold"), entry.id])
 
 
-def _row(durable: Durable, letter: OutboxEntry, console: Console, times: Times) -> list[Cell]:
-    ref = letter.ref
+def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -> list[Cell]:
+    ref = entry.ref
     whose = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
     redaction = durable.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
     given_up: Cell = Styled("given up", "red") if console.is_terminal else ""
     return [
-        letter.kind.value,
-        Styled(letter.name, "bold"),
-        letter.id,
+        entry.kind.value,
+        Styled(entry.name, "bold"),
+        entry.id,
         *whose,
-        str(letter.attempts),
-        times.at(letter.since),
-        given_up if letter.is_given_up else times.at(letter.next_at),
-        redaction.value(letter.error, "error", letter.name) or "",
+        str(entry.attempts),
+        times.at(entry.since),
+        given_up if entry.is_given_up else times.at(entry.next_at),
+        redaction.value(entry.error, "error", entry.name) or "",
     ]

@@ -79,7 +79,7 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     found = durable.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        console.aside("Nobody waits for an event" + (f" of type {event_type!r}." if event_type else "."))
+        console.aside("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
         return
     console.table(
         _WAIT_COLUMNS,
@@ -111,7 +111,7 @@ def leases(ctx: click.Context, limit: int) -> None:
     found = durable.operations.leases(limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        console.aside("Nobody works on anything.")
+        console.aside("No worker holds a run.")
         return
     rows = []
     for each in found:

@@ -75,6 +75,6 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     if rows:
         console.table(_COLUMNS, rows)
     else:
-        console.aside(f"Nobody waits on topic {topic!r}.")
+        console.aside(f"No instance waits on topic {topic!r}.")
     if page.cursor is not None:
         console.aside(f"There are more: --cursor {page.cursor}")

@@ -228,7 +228,7 @@ class ResultTimeout(DurableError, TimeoutError):
         self.workflow, self.instance_id, self.status = workflow, instance_id, status
         super().__init__(
             f"Instance {instance_id!r} of workflow {workflow!r} is still {status} after {seconds:g} s. "
-            "It goes on by itself; ask again, or wait longer."
+            "The instance continues by itself; ask again, or wait longer."
         )
 
 

@@ -172,7 +172,7 @@ def _difference(
             sentence = f"The code {does}, where the record waits at {_names(replay.next_steps)}."
         case _:
             return None
-    return Difference(sentence, "Mend the code before it is deployed: running instances would do the same.")
+    return Difference(sentence, "Fix the code before it is deployed: running instances would do the same.")
 
 
 def _does(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:

@@ -1,8 +1,8 @@
 """DurableHarness: a whole installation in one test, with its own clock and no broker.
 
-ReplayState, runner, store, operations and sweep are those of production. What is replaced is what surrounds them: time
-is a `Clock` that moves when it is told to, chance comes from a seed, messages are captured, and bodies run one at
-a time, so that the same test does the same every time, to the last byte.
+The replay state, runner, store, operations and sweep are those of production. What is replaced is what surrounds
+them: time is a `Clock` that moves when it is told to, chance comes from a seed, messages are captured, and bodies run
+one at a time, so that the same test does the same every time, to the last byte.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_waits_are_who_waits_for_a_type(order: Shop) -> None:
     order.work("order", "o-2")
     assert [row[2] for row in order.pipe("waits", "-t", "approval", "-w", "order").rows] == ["o-1"]
     none = order.pipe("waits", "-t", "approve")
-    assert (none.out, none.err) == ("", "Nobody waits for an event of type 'approve'.\n")
+    assert (none.out, none.err) == ("", "No instance waits for an event of type 'approve'.\n")
 
 
 @DATABASES
@@ -69,7 +69,7 @@ def test_leases_are_who_works_on_what(shop: Shop) -> None:
     shop.pipe("start", "busy", "--id", "b-1")
     assert shop.work("busy", "b-1") == "complete"
     assert said == [[["busy", "b-1", "1", "celery@tests", "task-1", "2030-01-01T00:00:30.000Z", "0"]]]
-    assert shop.pipe("leases").err == "Nobody works on anything.\n"
+    assert shop.pipe("leases").err == "No worker holds a run.\n"
 
 
 def test_a_wake_has_it_looked_at_and_makes_nothing_true(shop: Shop) -> None:

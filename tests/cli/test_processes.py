@@ -171,7 +171,7 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
     assert shown.splitlines()[-1] == 'output\t{"by":"eve","order":"42"}'
     dev.send_signal(signal.SIGTERM)
     assert dev.wait(20) == 0
-    assert folder.log().endswith("ProcessStopping. What was not finished goes on when you start it again.\n")
+    assert folder.log().endswith("Stopped. Unfinished instances continue when you start it again.\n")
 
 
 def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folder) -> None:

@@ -99,7 +99,7 @@ def test_waiting_ends_at_the_timeout_and_the_instance_goes_on(shop: Shop) -> Non
     assert said.code == 4
     assert said.err == (
         "error: Instance 'n-1' of workflow 'nap' is still active after 3 s.\n"
-        "hint: It goes on by itself; ask again, or wait longer.\n"
+        "hint: The instance continues by itself; ask again, or wait longer.\n"
     )
 
 

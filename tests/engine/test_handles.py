@@ -108,7 +108,7 @@ def test_result_gives_up_after_its_timeout(durable: Durable, order, timeout) -> 
         instance.result(timeout=timeout)
     assert str(caught.value) == (
         "Instance 'o-1' of workflow 'order' is still waiting after 3 s. "
-        "It goes on by itself; ask again, or wait longer."
+        "The instance continues by itself; ask again, or wait longer."
     )
     assert isinstance(caught.value, TimeoutError)
     assert durable.runtime.now_us - before == 3_000_000
