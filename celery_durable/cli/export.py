@@ -11,7 +11,7 @@ import click
 
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.model import EXPORT_VERSION
-from celery_durable.store.watchdog import answer_within
+from celery_durable.store.watchdog import limit_database_time
 
 
 @click.command(cls=Command, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
@@ -29,7 +29,7 @@ def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bo
     backend = open_backend(ctx)
     seen = backend.look(workflow, id)
     assert seen is not None
-    with answer_within(None):  # a run may be as large as it likes (LAW 7)
+    with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
         told = backend.history(workflow, id, run=run)
         said = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(told)}
         if logs:

@@ -1,6 +1,6 @@
 """Time limits of a response: if the database is silent, every client gets a 503 within seconds (LAW 7).
 
-A request waits for one of the few threads that use the database, and then for the database, which `answer_within`
+A request waits for one of the few threads that use the database, and then for the database, which `limit_database_time`
 bounds. The threads belong to this API: it takes none of the application's, and opens one connection for each at most.
 
 A client that follows an instance reads it again and again. The limits hold for each read. These reads have threads of
@@ -23,7 +23,7 @@ from anyio.lowlevel import RunVar
 
 from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.runtime import steady
-from celery_durable.store.watchdog import Limit, answer_within
+from celery_durable.store.watchdog import CallerDeadline, limit_database_time
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ _REQUEST_THREADS, _LOOK_THREADS, _PROBE_THREADS = 10, 4, 1
 HOOK_SECONDS = 5.0
 """For one hook. Without this bound, hooks that hang would in the end hold every thread."""
 
-_open: ContextVar[tuple[CancelScope, Limit] | None] = ContextVar("celery_durable_open_request", default=None)
+_open: ContextVar[tuple[CancelScope, CallerDeadline] | None] = ContextVar("celery_durable_open_request", default=None)
 _request_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_request_threads")
 _look_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_look_threads")
 _probe_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_probe_threads")
@@ -56,7 +56,7 @@ class HookTimeout(DurableError):
 
 async def in_time(serve: Callable[[], Awaitable[T]]) -> T:
     """What ``serve`` answers; raises StoreUnavailable where it takes too long, `pause` aside."""
-    with anyio.move_on_after(_ANSWER_SECONDS) as scope, answer_within(_DATABASE_SECONDS) as limit:
+    with anyio.move_on_after(_ANSWER_SECONDS) as scope, limit_database_time(_DATABASE_SECONDS) as limit:
         token = _open.set((scope, limit))
         try:
             return await serve()
@@ -101,7 +101,7 @@ async def look(read: Callable[..., T], *args: Any) -> T:
         return await to_thread.run_sync(read, *args, limiter=threads)
 
     def within() -> T:  # of a stream: its request was answered with its beginning
-        with answer_within(_DATABASE_SECONDS):
+        with limit_database_time(_DATABASE_SECONDS):
             return read(*args)
 
     return await to_thread.run_sync(within, limiter=threads)
@@ -132,7 +132,7 @@ class HookThreads:
 async def run_probe(probe: Callable[[], T]) -> T:
     """Call what asks the database whether it answers; raises StoreUnavailable after 2.5 s, whatever it does."""
     threads = _limiter(_probe_threads, _PROBE_THREADS)
-    with anyio.move_on_after(_PROBE_ANSWER_SECONDS), answer_within(_PROBE_SECONDS):
+    with anyio.move_on_after(_PROBE_ANSWER_SECONDS), limit_database_time(_PROBE_SECONDS):
         return await to_thread.run_sync(probe, limiter=threads, abandon_on_cancel=True)
     raise StoreUnavailable
 

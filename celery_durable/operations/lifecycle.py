@@ -112,7 +112,7 @@ class LifecycleOperations(OperationsBase):
 
     def store_id(self) -> str:
         """Return the id of the database, by which messages name it."""
-        return self._store.id or self._store.attempt(store_id, bound=DIRECT)
+        return self._store.id or self._store.transact_once(store_id, timeouts=DIRECT)
 
     def answer(self, reference: TaskReference, payload: str, *, is_patient: bool = True) -> AnswerResult:
         """Accept the answer of a Celery task to the step or map item that waits for it, once.
@@ -134,7 +134,7 @@ class LifecycleOperations(OperationsBase):
                 return AnswerAccepted(AnswerResult.NOT_AWAITED)
             return task_answers.answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
 
-        taken = self._store.transact(work) if is_patient else self._store.attempt(work, bound=DIRECT)
+        taken = self._store.transact(work) if is_patient else self._store.transact_once(work, timeouts=DIRECT)
         self._wake(taken.due_runs)
         if taken.messages:
             self._post(taken.messages)

@@ -184,13 +184,13 @@ class Runner:
         return self._store.transact(
             lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length, kind=kind),
             resolve=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
-            single=True,
-            bound=PASS,
+            is_single_statement=True,
+            timeouts=PASS,
         )
 
     def _pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
-        run_state = self._store.transact(lambda tx: step_rows.load(tx, claim), single=True, bound=LOAD)
+        run_state = self._store.transact(lambda tx: step_rows.load(tx, claim), is_single_statement=True, timeouts=LOAD)
         run_limits = RunLimits(definition, claim, run_state)
         committer = Committer(
             self._store,

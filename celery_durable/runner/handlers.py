@@ -140,7 +140,7 @@ class Handlers:
         if row.event_seq is None:
             return None
         query = functools.partial(step_rows.event, claim=self._lease.claim, seq=row.event_seq)
-        found = self._env.store.transact(query, single=True)
+        found = self._env.store.transact(query, is_single_statement=True)
         return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
 
 

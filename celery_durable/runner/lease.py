@@ -84,7 +84,7 @@ class Lease:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
             requested_at = self._runtime.monotonic()
-            store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), bound=PASS)
+            store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), timeouts=PASS)
             self.renewed(requested_at=requested_at)
 
 
@@ -149,7 +149,7 @@ class LeaseRenewer:
         error = PassStalled(str(lease.claim.ref), stalled)
         cooldown = self._length * _COOLDOWN_RATIO
         try:
-            self._store.attempt(lambda tx: _release_stalled(tx, lease, error, cooldown=cooldown))
+            self._store.transact_once(lambda tx: _release_stalled(tx, lease, error, cooldown=cooldown))
         except Superseded:
             lease.is_lost = True
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
@@ -162,7 +162,7 @@ class LeaseRenewer:
         requested_at = self._runtime.monotonic()
         wanted = [lease.claim for lease in held.values()]
         try:
-            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), bound=LOOP)
+            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), timeouts=LOOP)
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
             return

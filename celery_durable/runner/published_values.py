@@ -74,10 +74,10 @@ class PublishedValues:
                 return
             # Set even if the write fails: during an outage a body must not wait for the database with each value.
             self._last_attempt_at[key] = now
-        if self._store.is_held_by_a_step:
+        if self._store.is_write_locked_by_step:
             return
         try:
-            self._mark_written(self._store.attempt(self._write))
+            self._mark_written(self._store.transact_once(self._write))
         except Superseded:
             self._lease.is_lost = True
             raise

@@ -180,7 +180,7 @@ class Committer:
 
         resolve = self._resolver(step_commit)
         try:
-            return self._store.transact(work, resolve=resolve, single=True, bound=PASS)
+            return self._store.transact(work, resolve=resolve, is_single_statement=True, timeouts=PASS)
         except Superseded:
             # This pass may have superseded itself: a first try whose connection was given up may have been applied
             # before the second.
@@ -286,10 +286,10 @@ class Committer:
             return self._store.transact(
                 lambda tx: self._write_in_lock_order(tx, step_commit, None),
                 resolve=self._resolver(step_commit),
-                bound=None if step_commit.user_writes else PASS,
+                timeouts=None if step_commit.user_writes else PASS,
             )
         except Exception as exc:
-            if step_commit.user_writes and self._store.is_refusal(exc):  # a deferred constraint, refused at COMMIT
+            if step_commit.user_writes and self._store.is_rejection(exc):  # a deferred constraint, refused at COMMIT
                 raise self._as_effect_failure(step_commit, exc) from exc
             raise
 
@@ -301,11 +301,11 @@ class Committer:
         except StepEffectFailed:
             raise
         except Exception as exc:
-            if self._store.is_unknown(exc):
+            if self._store.is_commit_in_doubt(exc):
                 found = self._store.transact(resolve)
                 if found is not None:
                     return found
-            elif self._store.is_refusal(exc):  # a deferred constraint, or an error that the body ignored
+            elif self._store.is_rejection(exc):  # a deferred constraint, or an error that the body ignored
                 raise self._as_effect_failure(step_commit, exc) from exc
             elif not self._store.is_transient(exc):
                 raise
@@ -400,7 +400,7 @@ class Committer:
             return None
 
         requested_at = self._lease.mark_progress()
-        committed = self._store.transact(work, resolve=resolve, bound=PASS)
+        committed = self._store.transact(work, resolve=resolve, timeouts=PASS)
         self._remaining_logs -= len(logs)
         self.published.flushed()
         self._lease.renewed(requested_at=requested_at)
@@ -444,7 +444,7 @@ class Committer:
             # Either way the pass ends.
             return None if is_certain else ReleaseOutcome.WAITING
 
-        released = self._store.transact(work, resolve=resolve, bound=PASS)
+        released = self._store.transact(work, resolve=resolve, timeouts=PASS)
         if is_certain:
             notify.suspended(self.claim, released, min((wait.due_at for wait in waits), default=None))
         return released
@@ -486,7 +486,7 @@ class Committer:
         notify_end = functools.partial(
             notify.run_ended, self.claim, run_outcome, lambda: self._lease.now - self._run_created_at
         )
-        self._commit_end(work, messages, notify_end, single=is_single)
+        self._commit_end(work, messages, notify_end, is_single_statement=is_single)
 
     def _commit_end(
         self,
@@ -494,10 +494,12 @@ class Committer:
         messages: list[OutboxMessage],
         notify: Callable[[], None],
         *,
-        single: bool = False,
+        is_single_statement: bool = False,
     ) -> None:
         """Commit the end of the run and report it, unless another worker may have ended it."""
-        ended = self._store.transact(work, resolve=self._resolve_end, single=single, bound=PASS)
+        ended = self._store.transact(
+            work, resolve=self._resolve_end, is_single_statement=is_single_statement, timeouts=PASS
+        )
         if not ended.is_certain:  # sweeps find the messages to send and the runs to wake
             return
         notify()

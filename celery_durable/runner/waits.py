@@ -158,7 +158,10 @@ class WaitSteps:
         claim = self._context.lease.claim
         check = self._context.env.store.transact
         found = self._context.or_interrupt(
-            lambda: check(lambda tx: step_rows.oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE), single=True)
+            lambda: check(
+                lambda tx: step_rows.oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
+                is_single_statement=True,
+            )
         )
         return found is not None
 

@@ -51,6 +51,6 @@ class Watermark:
 
     def _write(self, queue: str, newest: _Newest) -> None:
         sent_at, write = newest.sent_at, queues.advance if newest.is_known else queues.insert
-        self._store.attempt(lambda tx: write(tx, queue, sent_at=sent_at))
+        self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
         if not newest.is_known:
             newest.is_known, newest.write_at = True, -math.inf

@@ -418,7 +418,7 @@ def _end(s: Store) -> Any:
             retention_until=s.clock() + i.c.retention_us,
         )
     )
-    if not s.database.fuses_writes:
+    if not s.database.can_combine_writes:
         return ended
     guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
     return _run_ended(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
@@ -464,7 +464,7 @@ def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
         "started_us": to_us(claim.claimed_at),
     }
     key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
-    if tx.store.database.fuses_writes:
+    if tx.store.database.can_combine_writes:
         ended = tx.run(_end, **key, **outcome).rowcount
     else:
         ended = tx.run(_end, **key).rowcount

@@ -18,230 +18,238 @@ from sqlalchemy import exc
 
 from celery_durable.runtime import steady
 from celery_durable.store import watchdog
-from celery_durable.store.watchdog import Line, line_of
+from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
 IDLE_SECONDS = 60.0
 _NEVER = float("inf")
 
 
-class Kept:
-    """A connection in use, with its watchdog line."""
+class WatchedConnection:
+    """A connection and the socket by which the watchdog can cut it. For SQLite the socket is None."""
 
-    __slots__ = ("conn", "line", "pool", "used_at")
+    __slots__ = ("conn", "last_used_at", "pool", "watched_socket")
 
-    def __init__(self, conn: sa.Connection, line: Line | None, pool: sa.Pool) -> None:
-        self.conn, self.line, self.pool, self.used_at = conn, line, pool, 0.0
+    def __init__(self, conn: sa.Connection, watched_socket: WatchedSocket | None, pool: sa.Pool) -> None:
+        self.conn, self.watched_socket, self.pool, self.last_used_at = conn, watched_socket, pool, 0.0
 
-    def begin(self, deadline: float) -> None:
+    def arm(self, deadline: float) -> None:
         """Let the watchdog cut the connection at ``deadline``, unless it is returned before."""
-        if self.line is not None:
-            self.line.begin(deadline)
+        if self.watched_socket is not None:
+            self.watched_socket.arm(deadline)
 
-    def end(self) -> bool:
-        """End the watch. Returns False if the watchdog cut the connection."""
-        return self.line is None or self.line.end()
+    def disarm(self) -> bool:
+        """Stop the deadline that `arm` set. Returns False if the watchdog cut the connection."""
+        return self.watched_socket is None or self.watched_socket.disarm()
 
 
 class Connections:
-    """The connections of one engine. ``is_ours`` says that the store made the engine, not the application.
+    """The connections of one engine.
 
-    ``shares`` says that a thread uses its kept connection for transactions and reads too. That is for PostgreSQL:
-    changing the isolation level costs no round trip there, and only there are connections kept.
+    ``owns_engine`` is False if the application made the engine. ``reuses_kept_connection`` says that a thread uses its
+    kept connection for transactions and reads too. It is True for PostgreSQL only: only there are connections kept, and
+    a change of the isolation level costs no round trip.
     """
 
-    def __init__(self, engine: sa.Engine, *, is_ours: bool, has_sockets: bool, shares: bool) -> None:
-        self._engine, self._is_ours, self.has_sockets, self._shares = engine, is_ours, has_sockets, shares
-        # By thread. Not a threading.local, which would release the connection of an ended thread, or of the parent
-        # after a fork. The pool would then talk to the server over the parent's socket. All connections in this dict
-        # are idle: a thread takes its connection out while it uses it, so that no other thread closes it.
-        self._kept: dict[int, Kept] = {}
-        self._used_at = _NEVER
+    def __init__(
+        self, engine: sa.Engine, *, owns_engine: bool, has_sockets: bool, reuses_kept_connection: bool
+    ) -> None:
+        self._engine, self._owns_engine, self.has_sockets, self._reuses_kept_connection = (
+            engine,
+            owns_engine,
+            has_sockets,
+            reuses_kept_connection,
+        )
+        # By thread id. Not a threading.local: it would release the connection of an ended thread, and after a fork the
+        # parent's connection. The pool would then send to the server over the parent's socket. All connections in this
+        # dict are idle. A thread takes its connection out to use it, so no other thread can close it meanwhile.
+        self._kept: dict[int, WatchedConnection] = {}
+        self._last_used_at = _NEVER
         """When the pool was last used; infinite if the pool is empty."""
-        _all.add(self)
+        _all_connections.add(self)
 
-    # --- a thread's own -------------------------------------------------------------------------
+    # --- the kept connection of a thread -------------------------------------------------------------------------
 
-    def take(self, deadline: float) -> Kept:
-        """Take the calling thread's connection, or make one. Return it with `keep` or `drop`."""
-        kept = self._pop() or self._new_kept(deadline)
-        kept.begin(deadline)
+    def take_or_open(self, deadline: float) -> WatchedConnection:
+        """Take the calling thread's kept connection, or open one. End its use with `keep` or `return_to_pool`."""
+        kept = self._take_kept() or self._open_kept(deadline)
+        kept.arm(deadline)
         return kept
 
-    def _pop(self) -> Kept | None:
+    def _take_kept(self) -> WatchedConnection | None:
         kept = self._kept.pop(threading.get_ident(), None)
         if kept is not None and (kept.conn.closed or kept.conn.invalidated):
-            self.drop(kept)
+            self.return_to_pool(kept)
             return None
         return kept
 
-    def _new_kept(self, deadline: float) -> Kept:
+    def _open_kept(self, deadline: float) -> WatchedConnection:
         kept = self._checkout()
-        kept.begin(deadline)
+        kept.arm(deadline)
         try:
-            self._set(kept.conn, "AUTOCOMMIT")
+            self._set_isolation_level(kept.conn, "AUTOCOMMIT")
         except BaseException:
-            self.drop(kept)
+            self.return_to_pool(kept)
             raise
-        kept.end()
+        kept.disarm()
         return kept
 
-    def keep(self, kept: Kept) -> None:
-        """Keep the connection for the thread's next statement. One from a shared pool goes back to the pool."""
-        kept.used_at = steady()
-        if kept.end() and self._is_ours and threading.get_ident() not in self._kept:
+    def keep(self, kept: WatchedConnection) -> None:
+        """Keep the connection for the thread's next statement. Connections of the application's engine are not kept."""
+        kept.last_used_at = steady()
+        if kept.disarm() and self._owns_engine and threading.get_ident() not in self._kept:
             self._kept[threading.get_ident()] = kept
         else:
-            self.drop(kept)
+            self.return_to_pool(kept)
 
-    def drop(self, kept: Kept) -> None:
-        """Return a connection to the pool, which finds out whether it still works."""
-        self._used_at = steady()
+    def return_to_pool(self, kept: WatchedConnection) -> None:
+        """Return a connection to the pool. The pool's reset detects whether the connection still works."""
+        self._last_used_at = steady()
         try:
-            # the pool was disposed of meanwhile, so it would never close the connection
+            # The engine has a new pool. The old one would never close this connection.
             if kept.pool is not self._engine.pool:
                 kept.conn.invalidate()
             kept.conn.close()
         finally:
-            if kept.line is not None:
-                kept.line.close()
+            if kept.watched_socket is not None:
+                kept.watched_socket.close()
 
-    def release(self) -> None:
-        """Return the thread's kept connection to the pool, because the thread needs another kind next."""
-        if (kept := self._pop()) is not None:
-            self.drop(kept)
+    def release_kept(self) -> None:
+        """Return the thread's kept connection to the pool, so that the thread holds none while it uses another."""
+        if (kept := self._take_kept()) is not None:
+            self.return_to_pool(kept)
 
-    # --- for a while ----------------------------------------------------------------------------
+    # --- for one use ----------------------------------------------------------------------------
 
     @contextmanager
     def for_reading(self, deadline: float) -> Iterator[sa.Connection]:
         """Yield a connection in autocommit: the thread's kept one, or else one from the pool."""
-        kept = self._pop() if self._shares else None
+        kept = self._take_kept() if self._reuses_kept_connection else None
         if kept is None:
-            with self.borrowed(deadline, "AUTOCOMMIT") as conn:
+            with self.borrow(deadline, "AUTOCOMMIT") as conn:
                 yield conn
         else:
-            with self._using(kept, deadline):
+            with self._use_kept(kept, deadline):
                 yield kept.conn
 
     @contextmanager
     def for_transaction(self, deadline: float) -> Iterator[sa.Connection]:
         """Yield a connection to start a transaction on: the thread's kept one, or else one from the pool."""
-        kept = self._pop() if self._shares else None
+        kept = self._take_kept() if self._reuses_kept_connection else None
         if kept is None:
-            with self.borrowed(deadline) as conn:
+            with self.borrow(deadline) as conn:
                 yield conn
             return
-        with self._using(kept, deadline):
-            kept.conn.rollback()  # ends what SQLAlchemy takes for a transaction in autocommit: no round trip
-            self._set(kept.conn, "READ COMMITTED")
+        with self._use_kept(kept, deadline):
+            kept.conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
+            self._set_isolation_level(kept.conn, "READ COMMITTED")
             yield kept.conn
-            self._set(kept.conn, "AUTOCOMMIT")
+            self._set_isolation_level(kept.conn, "AUTOCOMMIT")
 
     @contextmanager
-    def _using(self, kept: Kept, deadline: float) -> Iterator[None]:
-        kept.begin(deadline)
+    def _use_kept(self, kept: WatchedConnection, deadline: float) -> Iterator[None]:
+        kept.arm(deadline)
         try:
             yield
-        except BaseException:  # It may be in the middle of a statement or a transaction. The pool resets it.
-            self.drop(kept)
+        except BaseException:  # a statement or a transaction may be unfinished: the pool resets the connection
+            self.return_to_pool(kept)
             raise
         self.keep(kept)
 
     @contextmanager
-    def borrowed(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:
-        """Yield a connection from the pool, and return it afterwards."""
+    def borrow(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:
+        """Yield a connection from the pool and return it at the end of the block."""
         borrowed = self._checkout()
-        borrowed.begin(deadline)
+        borrowed.arm(deadline)
         try:
             if isolation_level is not None:
-                self._set(borrowed.conn, isolation_level)
+                self._set_isolation_level(borrowed.conn, isolation_level)
             yield borrowed.conn
         finally:
-            with self.wrapping():
-                self.drop(borrowed)  # watched to the end: the pool's rollback is a statement too
+            with self.wrap_driver_errors():
+                self.return_to_pool(borrowed)  # still watched: the pool's rollback is a statement too
 
-    def _checkout(self) -> Kept:
-        self._used_at, pool = steady(), self._engine.pool
-        with self.wrapping():
+    def _checkout(self) -> WatchedConnection:
+        self._last_used_at, pool = steady(), self._engine.pool
+        with self.wrap_driver_errors():
             conn = self._engine.connect()
-        return Kept(conn, self._line(conn), pool)
+        return WatchedConnection(conn, self._watch_socket(conn), pool)
 
-    def _set(self, conn: sa.Connection, isolation_level: str) -> None:
-        with self.wrapping():
+    def _set_isolation_level(self, conn: sa.Connection, isolation_level: str) -> None:
+        with self.wrap_driver_errors():
             try:
                 conn.execution_options(isolation_level=isolation_level)
             except BaseException:
                 conn.invalidate()
                 raise
 
-    def _line(self, conn: sa.Connection) -> Line | None:
-        return line_of(conn.connection.driver_connection) if self.has_sockets else None
+    def _watch_socket(self, conn: sa.Connection) -> WatchedSocket | None:
+        return watch_socket_of(conn.connection.driver_connection) if self.has_sockets else None
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------
 
-    def tidy(self, now: float) -> None:
+    def close_idle(self, now: float) -> None:
         """Close connections that have been idle for `IDLE_SECONDS`. Runs on the watchdog's thread."""
         for thread, kept in list(self._kept.items()):
-            if now - kept.used_at > IDLE_SECONDS and (taken := self._kept.pop(thread, None)) is not None:
+            if now - kept.last_used_at > IDLE_SECONDS and (taken := self._kept.pop(thread, None)) is not None:
                 taken.conn.invalidate()
-                self.drop(taken)
-        if self._is_ours and now - self._used_at > IDLE_SECONDS:
-            self._used_at = _NEVER
+                self.return_to_pool(taken)
+        if self._owns_engine and now - self._last_used_at > IDLE_SECONDS:
+            self._last_used_at = _NEVER
             self._engine.dispose()
 
-    def renew(self) -> None:
-        """Make this thread's next statements use new connections."""
-        self.release()
-        if self._is_ours:
+    def reconnect(self) -> None:
+        """Make this thread's next statements use new connections, which may reach another server."""
+        self.release_kept()
+        if self._owns_engine:
             self._engine.dispose()
 
     def close(self) -> None:
         """Close the idle connections. No other thread may be using them."""
         while self._kept:
-            self.drop(self._kept.popitem()[1])
+            self.return_to_pool(self._kept.popitem()[1])
 
-    def forget(self) -> None:
-        """Forget the parent's connections after a fork. The child must neither use nor close them."""
+    def abandon(self) -> None:
+        """Stop using the parent's connections in a forked child, without closing them."""
         _inherited.extend(kept.conn for kept in self._kept.values())
         _inherited.append(self._engine.pool)
         self._kept = {}
-        self._used_at = _NEVER
+        self._last_used_at = _NEVER
         self._engine.dispose(close=False)
 
     @contextmanager
-    def wrapping(self) -> Iterator[None]:
-        """Wrap the driver's error if a connection is lost while its isolation level is set or reset.
+    def wrap_driver_errors(self) -> Iterator[None]:
+        """Raise DBAPIError for a driver's error that SQLAlchemy does not wrap, and replace the pool.
 
-        SQLAlchemy does not wrap it. After a failed reset the pool also counts the connection as in use forever. So
-        the pool is replaced.
+        Such an error occurs if a connection is lost while its isolation level is set or reset. After a failed reset the
+        pool would count the connection as in use forever.
         """
         driver_error: type[Exception] = self._engine.dialect.loaded_dbapi.Error
         try:
             yield
         except driver_error as error:
-            self._engine.dispose()  # the pool does not know, and may hold more lost connections
+            self._engine.dispose()  # the pool may hold more lost connections
             raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
 
 
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _inherited: list[sa.Connection | sa.Pool] = []
 """The parent's connections and pools, kept forever.
 
-If a connection were collected, the pool would send a ROLLBACK down its socket. If one in a pool were, mysqlclient
-would send QUIT, and the server would close the parent's connection.
+If Python collected a connection, SQLAlchemy would send a ROLLBACK over the parent's socket. If it collected a
+connection in a pool, mysqlclient would send QUIT, and the server would close the parent's connection.
 """
 
 
-def _tidy(now: float) -> None:
-    for each in list(_all):
+def _close_idle_connections(now: float) -> None:
+    for each in list(_all_connections):
         if each.has_sockets:
-            each.tidy(now)
+            each.close_idle(now)
 
 
 def _after_fork() -> None:
-    for each in list(_all):
-        each.forget()
+    for each in list(_all_connections):
+        each.abandon()
 
 
-watchdog.tidy_with(_tidy)
+watchdog.register_cleanup(_close_idle_connections)
 os.register_at_fork(after_in_child=_after_fork)

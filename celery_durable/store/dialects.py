@@ -1,4 +1,4 @@
-"""Differences between PostgreSQL, MariaDB and SQLite: clock, connections, insert-or-nothing, error codes."""
+"""Differences between PostgreSQL, MariaDB and SQLite: clocks, error codes, upserts, engines and connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from celery_durable.errors import UnsupportedDatabase
 from celery_durable.runtime import steady
 from celery_durable.store.cooperative import make_cooperative
-from celery_durable.store.watchdog import Line, line_of
+from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
 logger = logging.getLogger("celery_durable.store")
 
@@ -38,9 +38,10 @@ class clock(FunctionElement[int]):  # noqa: N801  # SQL functions read like func
 
 
 class statement_clock(FunctionElement[int]):  # noqa: N801
-    """The current time, fixed for the statement.
+    """The time at which the statement started.
 
-    An index cannot be searched by a clock that advances (2,000 ms against 0.4 ms at 1M rows).
+    A database cannot search an index by `clock`, whose value changes while it searches. Measured with 1M rows: 0.4 ms
+    with this clock, 2,000 ms with `clock`.
     """
 
     type = sa.BigInteger()
@@ -86,13 +87,13 @@ def _sqlite_clock(*_: Any, **__: Any) -> str:
 class Fault(Enum):
     """What a database error means for the transaction that raised it."""
 
-    RETRY = auto()  # a deadlock, a serialization failure, a lock timeout: nothing was applied, retry
+    RETRY = auto()  # a deadlock, a serialization failure, a lock timeout: nothing was applied, and a retry may succeed
     NO_WRITES = auto()  # a standby, a read-only server, or a full disk: nothing was applied
-    LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
+    CONNECTION_LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
     UNIQUE = auto()  # a unique constraint was violated
-    # another constraint was violated, or an earlier error was ignored: the transaction cannot commit
+    # Another constraint was violated, or an earlier error in the transaction was ignored. The transaction cannot commit.
     CONSTRAINT = auto()
-    NO_TABLE = auto()
+    MISSING_TABLE = auto()
     OTHER = auto()
 
 
@@ -100,14 +101,14 @@ _PG_RETRY = frozenset({"40001", "40P01", "55P03"})
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
 _MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
-# Read-only after a demotion or by its operator; disk full.
+# The server is read-only, or its disk is full.
 _PG_NO_WRITES = frozenset({"25006", "53100"})
 _MARIA_NO_WRITES = frozenset({1021, 1114, 1290, 1836})
 _SQLITE_RETRY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SQLITE_UNIQUE = frozenset({sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY})
 
 
-def fault_of(error: exc.DBAPIError) -> Fault:
+def classify_fault(error: exc.DBAPIError) -> Fault:
     """Classify a database error by its code."""
     origin: Any = error.orig
     sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)  # psycopg, psycopg2
@@ -122,15 +123,15 @@ def fault_of(error: exc.DBAPIError) -> Fault:
     if sqlstate in _PG_NO_WRITES or code in _MARIA_NO_WRITES:
         return Fault.NO_WRITES
     if error.connection_invalidated or sqlstate in _PG_LOST or (sqlstate or "").startswith("08") or code in _MARIA_LOST:
-        return Fault.LOST
+        return Fault.CONNECTION_LOST
     if isinstance(error, exc.OperationalError) and sqlstate is None and code is None and sqlite_code is None:
-        return Fault.LOST  # from libpq, not from the server: it could not connect, or the connection broke
+        return Fault.CONNECTION_LOST  # an error of libpq, not of the server: no connection
     if sqlstate == "23505" or code == 1062 or sqlite_code in _SQLITE_UNIQUE:
         return Fault.UNIQUE
     if isinstance(error, exc.IntegrityError) or sqlstate == "25P02":
         return Fault.CONSTRAINT
     if sqlstate == "42P01" or code == 1146 or (sqlite_code is not None and str(origin).startswith("no such table")):
-        return Fault.NO_TABLE
+        return Fault.MISSING_TABLE
     return Fault.OTHER
 
 
@@ -139,26 +140,26 @@ def fault_of(error: exc.DBAPIError) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Which database this is, and which shortcuts it allows."""
+    """A kind of database, and what it can do."""
 
     name: str
-    fuses_writes: bool
-    """Whether a guard and the writes under it fit in one statement (data-modifying CTE)."""
+    can_combine_writes: bool
+    """Whether one statement can hold a guard and the writes that depend on it (a data-modifying CTE)."""
     update_returns: bool
-    """Whether UPDATE ... RETURNING works."""
+    """Whether the database supports UPDATE ... RETURNING."""
     has_one_writer: bool
     """Whether only one write transaction can run at a time for the whole file."""
 
 
-POSTGRESQL = Database("postgresql", fuses_writes=True, update_returns=True, has_one_writer=False)
-MARIADB = Database("mariadb", fuses_writes=False, update_returns=False, has_one_writer=False)
-SQLITE = Database("sqlite", fuses_writes=False, update_returns=True, has_one_writer=True)
+POSTGRESQL = Database("postgresql", can_combine_writes=True, update_returns=True, has_one_writer=False)
+MARIADB = Database("mariadb", can_combine_writes=False, update_returns=False, has_one_writer=False)
+SQLITE = Database("sqlite", can_combine_writes=False, update_returns=True, has_one_writer=True)
 
-_OLDEST = {"postgresql": (15, 0), "mariadb": (10, 6), "sqlite": (3, 35)}
+_MIN_VERSIONS = {"postgresql": (15, 0), "mariadb": (10, 6), "sqlite": (3, 35)}
 
 
-def database_of(url: sa.URL) -> Database:
-    """Return the database that a URL names; raises UnsupportedDatabase."""
+def database_from_url(url: sa.URL) -> Database:
+    """Return the kind of database that a URL names; raises UnsupportedDatabase."""
     match url.get_backend_name():
         case "postgresql":
             return POSTGRESQL
@@ -171,12 +172,12 @@ def database_of(url: sa.URL) -> Database:
 
 
 def check_server(connection: sa.Connection) -> None:
-    """Raise UnsupportedDatabase for a server that lacks a feature which durability needs."""
+    """Raise UnsupportedDatabase if the server is MySQL or older than the minimum version."""
     dialect: Any = connection.dialect
     version = tuple(dialect.server_version_info or ())
     is_mysql = dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False)
     name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
-    if is_mysql or version[:2] < _OLDEST.get(name, (0, 0)):
+    if is_mysql or version[:2] < _MIN_VERSIONS.get(name, (0, 0)):
         found = f"{name} {'.'.join(map(str, version))}"
         raise UnsupportedDatabase(found)
 
@@ -190,7 +191,7 @@ def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any
     return mysql.insert(table).values(values).prefix_with("IGNORE")
 
 
-def smallest_by(
+def select_smallest_per_group(
     database: Database,
     table: sa.Table,
     group: str,
@@ -200,35 +201,42 @@ def smallest_by(
     where: Callable[[Any], Sequence[sa.ColumnElement[bool]]],
     cte: str,
 ) -> Any:
-    """Find the smallest ``value`` of each ``group`` as columns ``name`` and ``at``, by a few searches of an index.
+    """Build a query for the smallest ``value`` of each ``group``, as columns ``name`` and ``at``.
 
-    The index covers the columns of ``prefix``, fixed to these values, then the group and the value. ``where`` holds
-    the condition of a partial index. A NULL value means that the group has none.
+    It takes a few index searches per group, however many rows there are. The index must start with the columns of
+    ``prefix``, which are compared with the given numbers, and continue with the group and the value. ``where`` returns
+    the condition of a partial index, for the columns of an alias; MariaDB has no partial indexes and ignores it.
+    ``cte`` names the recursive CTE. Rows with a NULL value do not count. A group without any other row has NULL in
+    ``at``, or is missing.
 
-    MariaDB scans an index loosely for GROUP BY, but does not search a range for each outer row. PostgreSQL and SQLite
-    do the opposite, so for them a recursive CTE steps from one group to the next.
+    MariaDB answers GROUP BY with a loose index scan, but does not search an index range for each outer row. PostgreSQL
+    and SQLite do the opposite, so for them a recursive CTE steps from one group to the next.
     """
     if database is MARIADB:
         c = table.c
-        # Any other condition, even on the prefix, can prevent the loose scan.
+        # Conditions in WHERE, even on the prefix, can prevent the loose scan. HAVING does not.
         grouped = sa.select(c[group].label("name"), sa.func.min(c[value]).label("at"))
         grouped = grouped.group_by(*(c[name] for name in prefix), c[group])
         return grouped.having(*(c[name] == _literal(number) for name, number in prefix.items())) if prefix else grouped
 
-    def of(other: Any) -> list[sa.ColumnElement[bool]]:
-        led = [other.c[name] == _literal(number) for name, number in prefix.items()]
-        return [*led, *where(other.c), other.c[value].is_not(None)]
+    def row_conditions(other: Any) -> list[sa.ColumnElement[bool]]:
+        prefix_conditions = [other.c[name] == _literal(number) for name, number in prefix.items()]
+        return [*prefix_conditions, *where(other.c), other.c[value].is_not(None)]
 
-    first, following, its = table.alias(), table.alias(), table.alias()
+    first, following, members = table.alias(), table.alias(), table.alias()
 
     def next_group(rows: Any, *after: sa.ColumnElement[bool]) -> Any:
-        one = sa.select(rows.c[group]).where(*of(rows), *after).order_by(rows.c[group])
+        one = sa.select(rows.c[group]).where(*row_conditions(rows), *after).order_by(rows.c[group])
         return one.limit(sa.literal_column("1"))
 
     groups = sa.select(next_group(first).scalar_subquery().label("name")).cte(cte, recursive=True)
     after = next_group(following, following.c[group] > groups.c.name).correlate(groups).scalar_subquery()
     groups = groups.union_all(sa.select(after).where(groups.c.name.is_not(None)))
-    smallest = sa.select(its.c[value]).where(*of(its), its.c[group] == groups.c.name).order_by(its.c[value])
+    smallest = (
+        sa.select(members.c[value])
+        .where(*row_conditions(members), members.c[group] == groups.c.name)
+        .order_by(members.c[value])
+    )
     at = smallest.limit(sa.literal_column("1")).correlate(groups).scalar_subquery().label("at")
     return sa.select(groups.c.name, at).where(groups.c.name.is_not(None))
 
@@ -249,12 +257,13 @@ def insert_or_update(
     return upsert.on_conflict_do_update(index_elements=key, set_={name: upsert.excluded[name] for name in changed})
 
 
-def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
-    """Make ``query`` read committed rows even in a caller's REPEATABLE READ session, which is MariaDB's default.
+def bypass_snapshot(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
+    """Make ``query`` read the latest committed rows even in a REPEATABLE READ session, MariaDB's default.
 
-    In such a session the lock on the instance's row sees the present, but a plain SELECT after it sees the past. A
-    wake-up would be lost. PostgreSQL refuses to lock a row that changed after the snapshot, and the caller gets that
-    error.
+    The store joins sessions of the application. In a REPEATABLE READ session, locking an instance's row reads its
+    latest version, but a plain SELECT reads the older snapshot. It would miss a wait that was committed since, and the
+    instance would not wake. PostgreSQL needs nothing: it raises an error when a row that changed after the snapshot is
+    locked.
     """
     return query.with_for_update(read=True) if database is MARIADB else query
 
@@ -264,26 +273,27 @@ def latest(database: Database, query: sa.Select[Any]) -> sa.Select[Any]:
 _LOCK_TIMEOUT_SECONDS = 5
 _SQLITE_BUSY_SECONDS = 30
 _CONNECT_SECONDS = 3
-"""Per address. The first queries on a new connection get the same time again."""
+"""The limit for connecting to one address. The first queries on a new connection have the same limit again."""
 
-_LIBPQ = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-"""Passed on by drivers that use libpq, so that an idle connection which went silent is detected."""
+_LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""Options for drivers that use libpq, which detect an idle connection whose server no longer answers."""
 
 
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
-    """Make the store's own engine: READ COMMITTED, bounded lock waits, detection of dead connections.
+    """Make the store's own engine: READ COMMITTED, lock timeouts, detection of dead connections.
 
-    MariaDB's default isolation loses wake-ups. REPEATABLE READ fails on any database after one heartbeat.
+    REPEATABLE READ, MariaDB's default, would read outdated rows there (see `bypass_snapshot`). On PostgreSQL it would
+    raise an error for each row that a lease renewal changed meanwhile.
     """
-    database = database_of(url)
+    database = database_from_url(url)
     if database is SQLITE:
         engine = sa.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
-        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "connect", _configure_sqlite)
         return engine
     if database is POSTGRESQL:
         connect_args: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
         if url.get_driver_name() in ("psycopg", "psycopg2"):
-            connect_args |= _LIBPQ
+            connect_args |= _LIBPQ_KEEPALIVE
         if url.get_driver_name() == "psycopg":
             connect_args["prepare_threshold"] = 0 if prepared_statements else None
         if prepared_statements:
@@ -294,8 +304,8 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
-    # Kept connections (one per thread that advances runs) come from the same pool. There is no upper bound here,
-    # because the worker's pool size is the bound.
+    # Kept connections, one per thread that advances runs, come from the same pool. The pool has no limit of its own,
+    # because the number of threads limits it.
     engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
@@ -307,37 +317,37 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
     if database is POSTGRESQL:
         event.listen(engine, "connect", make_cooperative, insert=True)
     if database is POSTGRESQL and not prepared_statements:
-        event.listen(engine, "begin", _bound_lock_waits)
+        event.listen(engine, "begin", _set_lock_timeout)
     if url.get_driver_name() == "pymysql":
         event.listen(engine, "do_connect", _connect_watched)
     event.listen(engine, "connect", _watch_first_statements, insert=True)
-    event.listen(engine, "connect", _have_first_statements)
+    event.listen(engine, "connect", _stop_watching_first_statements)
     return engine
 
 
-_LINE = "celery_durable.line"
+_WATCHED_SOCKET = "celery_durable.watched_socket"
 
 
 def _watch_first_statements(connection: Any, record: Any) -> None:
     """Watch a new connection while SQLAlchemy reads the server's version and sets the isolation level."""
-    line = line_of(connection, is_brief=True)
-    if line is not None:
-        line.begin(steady() + _CONNECT_SECONDS)
-        record.info[_LINE] = line
+    watched_socket = watch_socket_of(connection, closes_after_cut=True)
+    if watched_socket is not None:
+        watched_socket.arm(steady() + _CONNECT_SECONDS)
+        record.info[_WATCHED_SOCKET] = watched_socket
 
 
-def _have_first_statements(_: Any, record: Any) -> None:
-    line = record.info.pop(_LINE, None)
-    if line is not None:
-        line.end()
-        line.close()
+def _stop_watching_first_statements(_: Any, record: Any) -> None:
+    watched_socket = record.info.pop(_WATCHED_SOCKET, None)
+    if watched_socket is not None:
+        watched_socket.disarm()
+        watched_socket.close()
 
 
 def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
     """Connect PyMySQL over a watched socket.
 
-    PyMySQL's connect_timeout ends with the TCP connection, so a server that accepts and stays silent would block it.
-    Its read_timeout would apply to every later statement.
+    PyMySQL's connect_timeout covers only the TCP connection. A server that accepts and then sends nothing would block
+    the thread. PyMySQL's read_timeout would apply to every later statement too.
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects
@@ -350,47 +360,51 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.settimeout(None)
-    line = Line(sock.fileno())
-    line.begin(steady() + _CONNECT_SECONDS)
+    watched_socket = WatchedSocket(sock.fileno())
+    watched_socket.arm(steady() + _CONNECT_SECONDS)
     try:
         connection.connect(sock)
     finally:
-        line.end()
-        line.close()
+        watched_socket.disarm()
+        watched_socket.close()
     return connection
 
 
-def _bound_lock_waits(connection: sa.Connection) -> None:
-    """Set the lock timeout for each transaction: a pooler in transaction mode rejects session settings.
+def _set_lock_timeout(connection: sa.Connection) -> None:
+    """Set the lock timeout in each transaction, because a pooler in transaction mode rejects session settings.
 
-    For a statement in autocommit only the role's own setting applies.
+    Statements in autocommit have the lock timeout of the database role.
     """
     if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_SECONDS}s'")
 
 
-def for_writing(engine: sa.Engine, *, is_ours: bool) -> sa.Engine:
-    """Return the engine with the transactions that the store needs. A shared engine itself stays unchanged."""
-    if database_of(engine.url) is SQLITE:
+def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine:
+    """Return an engine with the transactions that the store needs: READ COMMITTED, or BEGIN IMMEDIATE on SQLite.
+
+    An engine of the application stays unchanged. It gets a copy that shares its pool.
+    """
+    if database_from_url(engine.url) is SQLITE:
         writing = engine.execution_options()
         event.listen(writing, "begin", _begin_immediate)
         return writing
-    return engine if is_ours else engine.execution_options(isolation_level="READ COMMITTED")
+    return engine if owns_engine else engine.execution_options(isolation_level="READ COMMITTED")
 
 
 def begin_immediate(connection: sa.Connection) -> None:
-    """Take SQLite's write lock now. A deferred transaction that upgrades later fails at once instead of waiting."""
+    """Take SQLite's write lock now, waiting for it. A transaction that reads first and then writes would not wait."""
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def disarm(connection: sqlite3.Connection) -> None:
-    """End the transaction of a connection that another thread uses, and let that connection write nothing more.
+def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:
+    """End the transaction of a connection that another thread uses, and block all later writes of that connection.
 
-    The order matters: after a rollback alone, each further statement of the thread would commit by itself. A running
-    statement is waited for, not interrupted. While a half-read query is open, SQLite would go on to interrupt every
-    later statement of the connection, including these.
+    Writes are blocked first. After a rollback alone, each further statement of that thread would commit by itself.
+
+    This waits for a running statement instead of interrupting it. While a query is only partly read, an interrupt
+    would also hit every later statement of the connection, including the two here.
     """
     try:
         connection.execute("PRAGMA query_only=ON")
@@ -404,7 +418,7 @@ def _begin_immediate(connection: sa.Connection) -> None:
         begin_immediate(connection)
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

@@ -460,7 +460,7 @@ def _live_wait(s: Store) -> Any:
         st.wait_event_type == param("type"),
         st.wake_at > s.clock(),
     )
-    return dialects.latest(s.database, sa.select(st.step_key).where(*live).limit(1))
+    return dialects.bypass_snapshot(s.database, sa.select(st.step_key).where(*live).limit(1))
 
 
 @dataclass(frozen=True, slots=True)

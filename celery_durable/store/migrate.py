@@ -28,7 +28,9 @@ _A_DAY_SECONDS = 86_400
 
 def upgrade(store: Store) -> tuple[str | None, str]:
     """Migrate a store's tables. Returns the revisions before (None: no tables) and after."""
-    return store.transact(lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), bound=None)
+    return store.transact(
+        lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), timeouts=None
+    )
 
 
 def upgrade_connection(

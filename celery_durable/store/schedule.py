@@ -86,7 +86,7 @@ def _agenda(s: Store) -> Any:
         )
 
     def of(priority: int) -> Any:
-        return dialects.smallest_by(
+        return dialects.select_smallest_per_group(
             s.database,
             i,
             "queue",
@@ -96,7 +96,7 @@ def _agenda(s: Store) -> Any:
             cte=f"queues_{priority}",
         )
 
-    under_way = dialects.smallest_by(
+    under_way = dialects.select_smallest_per_group(
         s.database, i, "queue", "sent_at", prefix={}, where=lambda c: (c.claim_token.is_(None),), cte="queues_sent"
     )
     emitting = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()

@@ -44,4 +44,4 @@ def look(store: Store) -> Health:
             now=from_us(tx.execute(sa.select(store.clock())).scalar_one()),
         )
 
-    return store.attempt(work)
+    return store.transact_once(work)

@@ -288,7 +288,7 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
     or if the row to overwrite has changed.
     """
-    if not tx.store.database.fuses_writes:
+    if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
         return Written(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
     given = fence(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)

@@ -1,9 +1,9 @@
 """Deadlines of internal statements: a watchdog cuts the connection of a statement that is late (LAW 7).
 
-If a database goes silent (a fail-over, a lost route), its connections stay open and a read waits without a timeout.
-psycopg offers no read timeout; PyMySQL's would also apply to an author's bulk update. So one thread per process shuts
-down the socket of a connection with a late internal statement. The waiting thread gets an OperationalError at once.
-The waiting thread is not replaced, because every replacement would leave a thread and a connection behind.
+If a database stops answering (a failover, a lost route), its connections stay open and a read waits without a timeout.
+psycopg offers no read timeout, and PyMySQL's would also apply to an author's bulk update. So one thread per process
+shuts down the socket of a connection with a late internal statement. The thread that waits for the answer gets an
+OperationalError at once. Statements do not run on threads of their own: every timeout would leave a thread behind.
 
 If the watchdog cuts a connection during a commit, the commit is in doubt and is resolved as usual (docs/design.md).
 """
@@ -25,33 +25,33 @@ from celery_durable.runtime import steady
 
 logger = logging.getLogger("celery_durable.store")
 
-_LOOK_SECONDS = 0.25
-_TIDY_SECONDS = 5.0
+_CHECK_SECONDS = 0.25
+_CLEANUP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Timeouts:
     """How long an operation may wait for the database: in one try, and in all its tries together."""
 
-    once_seconds: float
+    try_seconds: float
     total_seconds: float
 
 
-# `once_seconds` exceeds the 5 s after which the server gives up waiting for a lock. So the server reports that
-# itself.
-LOOP = Bound(6.0, 10.0)
+# `try_seconds` exceeds the server's lock timeout of 5 s, so that a lock wait ends with the server's own error. `DIRECT`
+# is the exception.
+LOOP = Timeouts(6.0, 10.0)
 """For loops that run again anyway: sweeps, renewals, heartbeats."""
-PASS = Bound(10.0, 25.0)
-"""For claims and step boundaries: both fit into the default lease."""
-LOAD = Bound(20.0, 25.0)
+PASS = Timeouts(10.0, 25.0)
+"""For claims and step commits: the total is shorter than the default lease."""
+LOAD = Timeouts(20.0, 25.0)
 """For reading a whole run, which may be large."""
-ORDINARY = Bound(10.0, 20.0)
-DIRECT = Bound(2.0, 2.0)
-"""For a foreign process that waits for the call: an answer when its task ends. The answer can also go as a message."""
+ORDINARY = Timeouts(10.0, 20.0)
+DIRECT = Timeouts(2.0, 2.0)
+"""For the answer of a task that ends in the application's own process. If it fails, the answer goes as a message."""
 
 
-class Limit:
-    """The time at which the caller stops waiting; `math.inf` means never."""
+class CallerDeadline:
+    """The time (of `steady`) at which the caller stops waiting; `math.inf` means never. The caller may move it."""
 
     __slots__ = ("until",)
 
@@ -59,13 +59,13 @@ class Limit:
         self.until = until
 
 
-_limit: ContextVar[Limit | None] = ContextVar("celery_durable_database_limit", default=None)
+_limit: ContextVar[CallerDeadline | None] = ContextVar("celery_durable_database_limit", default=None)
 
 
 @contextlib.contextmanager
-def answer_within(seconds: float | None) -> Iterator[Limit]:
-    """Make all operations inside the block end by one time, whatever their own bounds are. None means no bound."""
-    limit = Limit(math.inf if seconds is None else steady() + seconds)
+def limit_database_time(seconds: float | None) -> Iterator[CallerDeadline]:
+    """Give all operations inside the block one common deadline instead of their own timeouts. None means no limit."""
+    limit = CallerDeadline(math.inf if seconds is None else steady() + seconds)
     token = _limit.set(limit)
     try:
         yield limit
@@ -75,7 +75,7 @@ def answer_within(seconds: float | None) -> Iterator[Limit]:
 
 @contextlib.contextmanager
 def own_bounds() -> Iterator[None]:
-    """Restore the operations' own bounds inside the block, for a pass that runs eagerly in a request."""
+    """Restore the operations' own timeouts inside the block, for a pass that runs eagerly in a request."""
     token = _limit.set(None)
     try:
         yield
@@ -83,80 +83,81 @@ def own_bounds() -> Iterator[None]:
         _limit.reset(token)
 
 
-class Window:
-    """The time that one operation has for all its tries."""
+class TimeBudget:
+    """The remaining time of one operation, over all its tries."""
 
-    __slots__ = ("_once", "_until")
+    __slots__ = ("_try_seconds", "_until")
 
-    def __init__(self, bound: Bound | None) -> None:
+    def __init__(self, timeouts: Timeouts | None) -> None:
         limit = _limit.get()
         if limit is not None:
-            self._once, self._until = math.inf, limit.until
-        elif bound is None:
-            self._once = self._until = math.inf
+            self._try_seconds, self._until = math.inf, limit.until
+        elif timeouts is None:
+            self._try_seconds = self._until = math.inf
         else:
-            self._once, self._until = bound.once_seconds, steady() + bound.total_seconds
+            self._try_seconds, self._until = timeouts.try_seconds, steady() + timeouts.total_seconds
 
     @property
-    def is_over(self) -> bool:
+    def is_spent(self) -> bool:
         return self._until <= steady()
 
-    def next(self) -> float:
-        """Return the deadline of the next try, on the steady clock."""
-        return min(self._until, steady() + self._once)
+    def next_deadline(self) -> float:
+        """Return the deadline of the next try, as a time of `steady`."""
+        return min(self._until, steady() + self._try_seconds)
 
 
-class Line:
+class WatchedSocket:
     """The socket of one connection, and the deadline of the statement that runs on it.
 
-    It holds a copy of the file descriptor. The driver may close its own at any time, and its number is then reused.
+    It holds a copy of the file descriptor. The driver may close its own at any time, and the system then reuses the
+    number.
 
-    A statement takes no lock. Its deadline is an element of a list. Either the thread that added it or the watchdog
-    removes it. The watchdog cuts only if it removed the element, so it never cuts a statement that has ended.
+    No lock is taken per statement. The deadline is the only element of a list. Either the thread that added it or the
+    watchdog removes it. The watchdog cuts only if it removed the element, so it never cuts a statement that has ended.
     """
 
-    __slots__ = ("_begun", "_lock", "_socket", "is_brief")
+    __slots__ = ("_deadlines", "_lock", "_socket", "closes_after_cut")
 
-    def __init__(self, fd: int, *, is_brief: bool = False) -> None:
-        self.is_brief = is_brief
-        """Whether a cut also closes this line. True for a connection that is still being made and has no owner yet."""
-        # The family does not matter: shutdown() needs none.
+    def __init__(self, fd: int, *, closes_after_cut: bool = False) -> None:
+        self.closes_after_cut = closes_after_cut
+        """Whether the watchdog calls `close` after a cut. True while a connection is being made: it has no owner yet."""
+        # Any address family will do, because shutdown() does not use it.
         was_blocking = os.get_blocking(fd)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=os.dup(fd))
         # If sockets have a default timeout, as in every beat (celery/apps/beat.py), Python has just made the
         # connection itself non-blocking, and PyMySQL would read None.
         os.set_blocking(fd, was_blocking)
-        self._begun: list[float] = []
+        self._deadlines: list[float] = []
         self._lock = threading.Lock()
         _watchdog.add(self)
 
-    def begin(self, deadline: float) -> None:
-        """Let the watchdog cut the connection at ``deadline``, until `end` is called."""
-        self._begun.append(deadline)
+    def arm(self, deadline: float) -> None:
+        """Let the watchdog cut the connection at ``deadline``, until `disarm` is called."""
+        self._deadlines.append(deadline)
 
-    def end(self) -> bool:
-        """End the statement. Returns False if the watchdog cut the connection."""
+    def disarm(self) -> bool:
+        """Remove the deadline when the statement has ended. Returns False if the watchdog cut the connection."""
         try:
-            self._begun.pop()
+            self._deadlines.pop()
         except IndexError:
-            with self._lock:  # wait for the cut, so that it does not hit a later statement
+            with self._lock:  # wait until the cut is done, so that it does not hit a later statement
                 return False
         return True
 
     def cut_if_late(self, now: float) -> bool:
         """Cut the connection if its statement is late; called by the watchdog. Returns whether it was cut."""
-        if not self._begun or self._begun[0] > now:
+        if not self._deadlines or self._deadlines[0] > now:
             return False
         with self._lock:
             try:
-                self._begun.pop()
-            except IndexError:  # the statement has ended meanwhile
+                self._deadlines.pop()
+            except IndexError:  # the statement ended meanwhile
                 return False
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         return True
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the copy in a forked child.
 
         The lock is not taken: a thread of the parent may have held it during the fork.
@@ -164,83 +165,83 @@ class Line:
         self._socket.close()
 
     def close(self) -> None:
-        """Stop watching. The connection stays open."""
+        """Close the copy of the descriptor and stop watching. The connection itself stays open."""
         _watchdog.remove(self)
         with self._lock:
             self._socket.close()
 
 
-_no_socket: set[str] = set()
+_modules_without_socket: set[str] = set()
 
 
-def line_of(driver_connection: Any, *, is_brief: bool = False) -> Line | None:
-    """Return the line of a driver's connection. Returns None if the driver shows no socket, and logs that once."""
+def watch_socket_of(driver_connection: Any, *, closes_after_cut: bool = False) -> WatchedSocket | None:
+    """Watch the socket of a driver's connection. Returns None, and logs it once, if the driver exposes no socket."""
     try:
         if hasattr(driver_connection, "fileno"):  # psycopg, psycopg2, mysqlclient
-            return Line(driver_connection.fileno(), is_brief=is_brief)
-        return Line(driver_connection._sock.fileno(), is_brief=is_brief)  # noqa: SLF001  # PyMySQL: nowhere else
-    except Exception as exc:  # noqa: BLE001  # a closed connection raises as each driver likes
+            return WatchedSocket(driver_connection.fileno(), closes_after_cut=closes_after_cut)
+        return WatchedSocket(driver_connection._sock.fileno(), closes_after_cut=closes_after_cut)  # noqa: SLF001  # PyMySQL
+    except Exception as exc:  # noqa: BLE001  # drivers differ in the error for a closed connection
         name = type(driver_connection).__module__
-        if name not in _no_socket:
-            _no_socket.add(name)
+        if name not in _modules_without_socket:
+            _modules_without_socket.add(name)
             logger.info("A connection of %s shows no socket, so its statements have no deadline: %r", name, exc)
         return None
 
 
 class _Watchdog:
-    """The lines of this process, and the thread that checks them."""
+    """The watched sockets of this process, and the thread that checks them."""
 
     def __init__(self) -> None:
-        self._begin()
-        self._tidies: list[Callable[[float], None]] = []
+        self._reset()
+        self._cleanups: list[Callable[[float], None]] = []
 
-    def _begin(self) -> None:
-        self._lines: set[Line] = set()
+    def _reset(self) -> None:
+        self._sockets: set[WatchedSocket] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, line: Line) -> None:
+    def add(self, watched_socket: WatchedSocket) -> None:
         with self._lock:
-            self._lines.add(line)
+            self._sockets.add(watched_socket)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="durable-watchdog", daemon=True)
                 self._thread.start()
 
-    def remove(self, line: Line) -> None:
+    def remove(self, watched_socket: WatchedSocket) -> None:
         with self._lock:
-            self._lines.discard(line)
+            self._sockets.discard(watched_socket)
 
-    def tidy_with(self, tidy: Callable[[float], None]) -> None:
+    def register_cleanup(self, cleanup: Callable[[float], None]) -> None:
         """Register a function to call every few seconds with the steady clock's time. It must not block."""
-        self._tidies.append(tidy)
+        self._cleanups.append(cleanup)
 
     def _loop(self) -> None:
-        looks, tidied_at, expected = threading.Event(), steady(), math.inf
+        timer, cleaned_up_at, next_check_at = threading.Event(), steady(), math.inf
         while True:
-            looks.wait(_LOOK_SECONDS)
+            timer.wait(_CHECK_SECONDS)
             now = steady()
-            if now > expected + 1:  # The process was stopped, not the database: let it read what has arrived.
-                expected = now + _LOOK_SECONDS
+            if now > next_check_at + 1:  # This process was suspended: let its threads read what has arrived.
+                next_check_at = now + _CHECK_SECONDS
                 continue
-            expected = now + _LOOK_SECONDS
-            self._look(now)
-            if now - tidied_at > _TIDY_SECONDS:
-                tidied_at = now
-                for tidy in self._tidies:
-                    tidy(now)
+            next_check_at = now + _CHECK_SECONDS
+            self._cut_late_sockets(now)
+            if now - cleaned_up_at > _CLEANUP_SECONDS:
+                cleaned_up_at = now
+                for cleanup in self._cleanups:
+                    cleanup(now)
 
-    def _look(self, now: float) -> None:
+    def _cut_late_sockets(self, now: float) -> None:
         with self._lock:
-            lines = list(self._lines)
-        cut = [line for line in lines if line.cut_if_late(now)]
-        for line in cut:
-            if line.is_brief:
-                line.close()
+            sockets = list(self._sockets)
+        cut = [watched_socket for watched_socket in sockets if watched_socket.cut_if_late(now)]
+        for watched_socket in cut:
+            if watched_socket.closes_after_cut:
+                watched_socket.close()
         if cut:
             logger.warning(
                 "The database has not answered in time: %d of %d connections that wait for it are cut",
                 len(cut),
-                len(lines),
+                len(sockets),
             )
 
     def after_fork(self) -> None:
@@ -248,12 +249,12 @@ class _Watchdog:
 
         It closes the copies of the parent's sockets. The parent's connections stay open.
         """
-        lines = self._lines
-        self._begin()
-        for line in lines:
-            line.forget()
+        sockets = self._sockets
+        self._reset()
+        for watched_socket in sockets:
+            watched_socket.close_in_child()
 
 
 _watchdog = _Watchdog()
-tidy_with = _watchdog.tidy_with
+register_cleanup = _watchdog.register_cleanup
 os.register_at_fork(after_in_child=_watchdog.after_fork)

@@ -79,7 +79,7 @@ class Sweeper:
         Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
         with self._looking():
-            agenda = self._store.read(schedule.read, bound=LOOP)
+            agenda = self._store.read(schedule.read, timeouts=LOOP)
         times = [math.inf if agenda.emitting is None else (agenda.emitting - agenda.now).total_seconds()]
         if self._outbox is not None and agenda.outgoing is not None:
             times.append(max((agenda.outgoing - agenda.now).total_seconds(), self._flow.broker_backoff))
@@ -164,7 +164,7 @@ class Sweeper:
 
         No kind waits until another one is empty: 100,000 messages in the outbox delay a timer by one batch.
         """
-        agenda = self._store.read(schedule.read, bound=LOOP)
+        agenda = self._store.read(schedule.read, timeouts=LOOP)
         published, is_behind = 0, False
         if self._flow.broker_backoff == 0:
             for kind in (self._instances, self._lost_hints, self._messages):
@@ -182,7 +182,7 @@ class Sweeper:
         for priority in (RESUMING, STARTING):
             shares = self._shares(agenda, priority, left, due_runs)
             if shares:
-                found = self._store.transact(functools.partial(self._sweep, agenda, priority, shares), bound=LOOP)
+                found = self._store.transact(functools.partial(self._sweep, agenda, priority, shares), timeouts=LOOP)
                 due_runs += [due for due_here, _ in found for due in due_here]
                 left -= sum(seen for _, seen in found)
                 has_more = has_more or any(seen >= shares[at][1] for at, (_, seen) in enumerate(found))
@@ -239,7 +239,7 @@ class Sweeper:
                         progress=progress,
                         now=agenda.now,
                     ),
-                    bound=LOOP,
+                    timeouts=LOOP,
                 )
             is_over = limit <= 0 or len(due_runs) < limit
             self._flow.lost_check_done(name, is_over=is_over)
@@ -251,7 +251,7 @@ class Sweeper:
         now = self._runtime.monotonic()
         if now >= self._claimed_until:
             self._claimed, self._claimed_until = (
-                self._store.read(queues.claimed, bound=LOOP),
+                self._store.read(queues.claimed, timeouts=LOOP),
                 now + QUEUE_LENGTH_TTL_SECONDS,
             )
         return self._claimed
@@ -272,7 +272,7 @@ class Sweeper:
         again = self._flow.record(due_runs, self._publish(due_runs))
         # A worker may claim such a run meanwhile: `unsend` changes only rows that are still due, and skips locked ones.
         for delay, kept in again.items():
-            self._store.transact(functools.partial(sweeps.unsend, due_runs=kept, delay=delay), bound=LOOP)
+            self._store.transact(functools.partial(sweeps.unsend, due_runs=kept, delay=delay), timeouts=LOOP)
         return len(due_runs) - sum(map(len, again.values()))
 
 

@@ -33,11 +33,11 @@ class DispatchPublisher:
         if not due_runs:
             return
         kept = self._publish(due_runs).with_state(due_runs, SendState.UNSENT, SendState.REFUSED)
-        if not kept or self._store.is_held_by_a_step:  # a step holds SQLite's only write lock
+        if not kept or self._store.is_write_locked_by_step:  # a step holds SQLite's only write lock
             return
         try:
             for start in range(0, len(kept), _CHUNK):
                 given_back = kept[start : start + _CHUNK]
-                self._store.attempt(functools.partial(sweeps.unsend, due_runs=given_back, delay=_REST))
+                self._store.transact_once(functools.partial(sweeps.unsend, due_runs=given_back, delay=_REST))
         except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost messages by their age
             logger.info("%d hints that did not leave are found later: %s", len(kept), exc)

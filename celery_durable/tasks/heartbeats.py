@@ -141,10 +141,10 @@ class HeartbeatThread(ForkSafeThread):
             pool=self._pool,
             outages=[(each, max(wall - each.since, timedelta(0))) for each in self._outages],
         )
-        self._store().attempt(lambda tx: heartbeats.upsert(tx, update))
+        self._store().transact_once(lambda tx: heartbeats.upsert(tx, update))
         self._is_there = True
         if update.swept_ago is not None and self._beats % _CLEANS_EACH == 0:
-            self._store().attempt(heartbeats.delete_old)
+            self._store().transact_once(heartbeats.delete_old)
         self._beats += 1
 
     def end(self) -> None:
@@ -158,7 +158,7 @@ class HeartbeatThread(ForkSafeThread):
         if id_ is None or not self._is_there or self._is_blind or self._pid != os.getpid():
             return
         try:
-            self._store().attempt(lambda tx: heartbeats.delete(tx, id_))
+            self._store().transact_once(lambda tx: heartbeats.delete(tx, id_))
         except Exception as exc:  # noqa: BLE001  # a dispatcher removes the row when it is an hour old
             logger.info("The heartbeat of this process stays behind: %s", exc)
 
@@ -172,7 +172,7 @@ class SweepTaskHeartbeat:
 
     def is_alone(self) -> bool:
         """Whether no dispatcher sweeps, so that no process remembers when a queue was empty."""
-        return not self._store.read(lambda tx: heartbeats.is_swept(tx, but=SWEEP_TASK), bound=LOOP)
+        return not self._store.read(lambda tx: heartbeats.is_swept(tx, but=SWEEP_TASK), timeouts=LOOP)
 
     def beat(self, node: str) -> None:
         """Write the heartbeat if this process has not just written it; never raises."""
@@ -182,7 +182,7 @@ class SweepTaskHeartbeat:
         self._due_at = now + _PERIOD_SECONDS
         update = heartbeats.HeartbeatUpdate(SWEEP_TASK, "dispatcher", node, os.getpid(), swept_ago=timedelta(0))
         try:
-            self._store.attempt(lambda tx: heartbeats.upsert(tx, update))
+            self._store.transact_once(lambda tx: heartbeats.upsert(tx, update))
         except Exception as exc:  # noqa: BLE001  # the sweep is done whether or not the heartbeat is written
             logger.info("The heartbeat of the sweep task cannot be written: %s", exc)
 

@@ -14,11 +14,11 @@ import weakref
 from pathlib import Path
 
 from celery_durable.store import migrate
-from celery_durable.store.engine import Lent, Store
+from celery_durable.store.engine import CompiledStatements, Store
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has files in memory
 
-compiled: dict[tuple[str | None, str], Lent] = {}
+compiled: dict[tuple[str | None, str], CompiledStatements] = {}
 """What harnesses before have compiled, by schema and prefix."""
 
 

@@ -93,9 +93,11 @@ class DurableHarness(Doubles):
         self._answered: set[tuple[RunRef, str, datetime | None]] = set()
         self._active = ExitStack()
         kind = self.settings.database_schema, self.settings.table_prefix
-        self._lent = databases.compiled.setdefault(kind, {})
+        self._compiled_statements = databases.compiled.setdefault(kind, {})
         self._database = databases.Database(store_url, schema=kind[0], prefix=kind[1])
-        self._web = self._started(Process("web", self._database.url, _Web(self), self.settings, lent=self._lent))
+        self._web = self._started(
+            Process("web", self._database.url, _Web(self), self.settings, compiled_statements=self._compiled_statements)
+        )
         self.durable = self._durable()
         """The Durable that handles act on, without a Celery app."""
         self._sweeper = Sweeper(
@@ -381,7 +383,7 @@ class DurableHarness(Doubles):
             self.settings,
             registry=code or self._code,
             wake=functools.partial(self._capture, runtime),
-            lent=self._lent,
+            compiled_statements=self._compiled_statements,
             send=self._send,
         )
         self._runners.append(self._started(runner))
@@ -390,7 +392,7 @@ class DurableHarness(Doubles):
     def _learn(self) -> None:
         """Keep what was compiled, for the processes to come."""
         for process in (*self._runners, self._web):
-            self._lent.update(process.store.lend_statements())
+            self._compiled_statements.update(process.store.export_statements())
 
     def _started(self, process: AnyProcess) -> AnyProcess:
         if self._database.is_own:

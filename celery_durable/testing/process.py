@@ -14,7 +14,7 @@ from celery_durable.definitions import Registry
 from celery_durable.model import DueRun, OutboxMessage, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
-from celery_durable.store.engine import Lent, Store
+from celery_durable.store.engine import CompiledStatements, Store
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import Crash
@@ -34,7 +34,13 @@ class Process:
     """A process with a store of its own. Once it is dead no statement and no commit of it gets through."""
 
     def __init__(
-        self, name: str, url: str | sa.URL, runtime: HarnessRuntime, settings: Settings, *, lent: Lent | None = None
+        self,
+        name: str,
+        url: str | sa.URL,
+        runtime: HarnessRuntime,
+        settings: Settings,
+        *,
+        compiled_statements: CompiledStatements | None = None,
     ) -> None:
         self.name, self.runtime = name, runtime
         self.store = Store(
@@ -44,7 +50,7 @@ class Process:
             prepared_statements=settings.prepared_statements,
             runtime=runtime,
         )
-        self.store.borrow_statements(lent or {})
+        self.store.import_statements(compiled_statements or {})
         self.connections: list[Any] = []
         for what in ("before_cursor_execute", "commit"):
             event.listen(self.store.engine, what, self._refuse_if_dead)
@@ -88,11 +94,11 @@ class RunnerProcess(Process):
         *,
         registry: Registry,
         wake: Wake,
-        lent: Lent | None = None,
+        compiled_statements: CompiledStatements | None = None,
         interruptions: tuple[type[BaseException], ...] = (),
         send: Send | None = None,
     ) -> None:
-        super().__init__(name, url, runtime, settings, lent=lent)
+        super().__init__(name, url, runtime, settings, compiled_statements=compiled_statements)
         self.is_second = False
         """Whether it gets only what is delivered to it by name."""
         self.should_stop = False

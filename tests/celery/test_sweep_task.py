@@ -57,12 +57,12 @@ def test_its_own_heartbeat_is_no_dispatcher(app: Celery, durable: Durable) -> No
 
 def test_a_dispatcher_that_is_gone_counts_no_more(app: Celery, durable: Durable) -> None:
     long_ago = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(minutes=5))
-    durable.store.attempt(lambda tx: heartbeats.upsert(tx, long_ago))
+    durable.store.transact_once(lambda tx: heartbeats.upsert(tx, long_ago))
     assert sweep(app) == "1 published"
 
 
 def test_beside_a_dispatcher_it_leaves_to_it_what_a_worker_may_hold(app: Celery, durable: Durable) -> None:
     """It looks again soon, and so can tell a hint that is lost from one that a worker took this moment."""
     lives = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
-    durable.store.attempt(lambda tx: heartbeats.upsert(tx, lives))
+    durable.store.transact_once(lambda tx: heartbeats.upsert(tx, lives))
     assert sweep(app) == "0 published"

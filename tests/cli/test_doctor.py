@@ -74,7 +74,7 @@ def one(app: Celery, about: str) -> tuple[str, str, str]:
 
 def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
-        app.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+        app.durable.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
 
 # --- in order -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_the_log_names_it_and_the_same_process_writes_again_when_it_is_over(
     world = World(store)
     world.create()
     with read_only(store.engine.url) as end, caplog.at_level(logging.WARNING):
-        store._connections.renew()
+        store._connections.reconnect()
         with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
             world.create(id="i-2")
         assert "The database takes no writes now: cannot execute INSERT in a read-only transaction" in caplog.messages
@@ -75,7 +75,7 @@ def test_no_step_fails_for_it(make_world: Callable[..., Engine], writes: str) ->
         nonlocal ending
         ending = read_only(world.url)
         ending.__enter__()
-        worker.store._connections.renew()
+        worker.store._connections.reconnect()
 
     ending = None
     worker = world.new_worker()

@@ -64,16 +64,16 @@ class Peer:
         self.held: list[str] = [message.id for message in held]
         self.answered, self.is_stuck = 0, False
         pulse = HeartbeatUpdate(self.id, "worker", node, 1, queues=[queue], pool=pool)
-        world.store.attempt(lambda tx: heartbeats.upsert(tx, pulse))
+        world.store.transact_once(lambda tx: heartbeats.upsert(tx, pulse))
         self.beat()
 
     def beat(self) -> None:
         store = self.world.store
         if not self.broker.swallows and self.queue == "q":
-            store.attempt(lambda tx: inventories.note_passed(tx, self.id, self.broker.markers))
-        number = store.attempt(lambda tx: inventories.beat(tx, self.id))
+            store.transact_once(lambda tx: inventories.note_passed(tx, self.id, self.broker.markers))
+        number = store.transact_once(lambda tx: inventories.beat(tx, self.id))
         if number > self.answered and not self.is_stuck:
-            store.attempt(lambda tx: inventories.answer(tx, self.id, number, self.held))
+            store.transact_once(lambda tx: inventories.answer(tx, self.id, number, self.held))
             self.answered = number
 
 
@@ -88,7 +88,7 @@ class Scene:
 
     def dispatcher(self, id_: str) -> LostTasks:
         world = self.world
-        world.store.attempt(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(id_, "dispatcher", id_, 1)))
+        world.store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(id_, "dispatcher", id_, 1)))
 
         def report(lost: Sequence[SentTask]) -> int:
             self.reported += [each.id for each in lost]
@@ -260,7 +260,7 @@ def test_a_worker_that_cannot_answer_leaves_all_to_their_timeout(scene: Scene) -
     scene.worker("a")
     old = HeartbeatUpdate("old", "worker", "old", 1, queues=["q"])
     for _ in range(100):
-        scene.world.store.attempt(lambda tx: heartbeats.upsert(tx, old))
+        scene.world.store.transact_once(lambda tx: heartbeats.upsert(tx, old))
         scene.drive(2)
     assert scene.reported == []
 
@@ -313,6 +313,6 @@ def test_a_clock_that_went_back_makes_no_old_answer_new(scene: Scene) -> None:
     store = scene.world.store
     number = holder.answered
     scene.world.clock._now_us -= 90_000_000
-    called = store.attempt(lambda tx: inventories.call(tx, "beat-1"))
+    called = store.transact_once(lambda tx: inventories.call(tx, "beat-1"))
     assert called is not None
     assert called > number

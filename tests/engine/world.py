@@ -25,7 +25,7 @@ from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
 from celery_durable.store import schedule
-from celery_durable.store.engine import Lent
+from celery_durable.store.engine import CompiledStatements
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
@@ -95,7 +95,7 @@ class Worker(RunnerProcess):
             world.settings,
             registry=registry,
             wake=world.messages.extend,
-            lent=World.statements,
+            compiled_statements=World.statements,
             interruptions=interruptions,
             send=world.take,
         )
@@ -106,14 +106,16 @@ class Worker(RunnerProcess):
         try:
             return super().advance(ref)
         finally:
-            World.statements.update(self.store.lend_statements())
+            World.statements.update(self.store.export_statements())
 
 
 class Producer(Process):
     """A process of the application that creates instances and sends events."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(name, world.url, WorldRuntime(world, name), world.settings, lent=World.statements)
+        super().__init__(
+            name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
+        )
         self.operations = Operations(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
 
 
@@ -121,7 +123,9 @@ class Beat(Process):
     """A process with a sweeper."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(name, world.url, WorldRuntime(world, name), world.settings, lent=World.statements)
+        super().__init__(
+            name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
+        )
         self.sweeper = Sweeper(
             self.store,
             world.settings,
@@ -249,7 +253,7 @@ class World:
 
     current: ClassVar[World | None] = None
     """The world whose clock statements read."""
-    statements: ClassVar[Lent] = {}
+    statements: ClassVar[CompiledStatements] = {}
     """Compiled once for all processes of all worlds: that is a third of a short test."""
 
     def __init__(self, url: str, **settings: Any) -> None:
@@ -268,7 +272,7 @@ class World:
         self.prior_runs: dict[tuple[str, str, int], Any] = {}
         self.exempt: dict[str, str] = {}
         self.registry = Deployed([])
-        self._web = Process("web", url, WorldRuntime(self, "web"), self.settings, lent=World.statements)
+        self._web = Process("web", url, WorldRuntime(self, "web"), self.settings, compiled_statements=World.statements)
         self._workers: list[Worker] = []
         self._others: list[Process] = []
         self.store = self._web.store
@@ -288,7 +292,7 @@ class World:
 
     def close(self) -> None:
         for process in (*self._workers, *self._others, self._web):
-            World.statements.update(process.store.lend_statements())
+            World.statements.update(process.store.export_statements())
             process.close()
 
     # --- time -----------------------------------------------------------------------------------

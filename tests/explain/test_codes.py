@@ -76,7 +76,7 @@ def ran(world: DurableHarness, what: str) -> Any:
 
 def live(world: DurableHarness, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
-        world.durable.store.attempt(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+        world.durable.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
 
 BEAT = HeartbeatUpdate("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))

@@ -201,8 +201,8 @@ MUTANTS = (
         (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
         (
             _WAIT,
-            "committed = self._store.transact(work, resolve=resolve, bound=PASS)",
-            "committed = self._store.transact(work, resolve=resolve, bound=PASS)\n"
+            "committed = self._store.transact(work, resolve=resolve, timeouts=PASS)",
+            "committed = self._store.transact(work, resolve=resolve, timeouts=PASS)\n"
             "    for guard_result, event in taken:\n"
             "        self._store.transact(lambda tx: step_rows.consume(tx, self.claim, guard_result, event, key=key))",
         ),
@@ -688,8 +688,8 @@ MUTANTS = (
         (_SETTLE, "return _EndResult(self._answer_parent(tx, run_outcome))", "return _EndResult([])"),
         (
             _SETTLE,
-            "    self._commit_end(work, messages, notify_end, single=is_single)",
-            "    self._commit_end(work, messages, notify_end, single=is_single)\n"
+            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single)",
+            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single)\n"
             "    self._store.transact(lambda tx: self._answer_parent(tx, run_outcome))",
         ),
         # Seen by the simulation too, but in one schedule of a thousand.
@@ -1205,12 +1205,12 @@ MUTANTS = (
     ),
     _m(
         "the watchdog cuts what has ended",
-        ("store.watchdog:Line.end", "self._begun.pop()", "self._begun[0]"),
+        ("store.watchdog:WatchedSocket.disarm", "self._deadlines.pop()", "self._deadlines[0]"),
         caught_by="tests/store/test_watchdog.py::test_what_has_ended_is_never_cut[postgresql]",
     ),
     _m(
         "a task waits for a silent database as loops do",
-        ("operations.lifecycle:LifecycleOperations.answer", ", bound=DIRECT", ""),
+        ("operations.lifecycle:LifecycleOperations.answer", ", timeouts=DIRECT", ""),
         caught_by=_TASKS + "test_where_a_task_ends_nobody_waits_for_a_silent_database[postgresql]",
     ),
     _m(

@@ -81,7 +81,7 @@ class Party(RunnerProcess):
             world.settings,
             registry=world.registry,
             wake=self.wakes.extend,
-            lent=World.statements,
+            compiled_statements=World.statements,
         )
         self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.wakes.extend)
         self.sweeper = Sweeper(self.store, world.settings, self.runtime, self._publish, lambda _: None)
@@ -95,7 +95,7 @@ class Party(RunnerProcess):
         """What would be one statement in autocommit becomes a transaction, so that it can be held open after it."""
         transact = self.store.transact
 
-        def stretched(work: Any, *, single: bool = False, **options: Any) -> Any:
+        def stretched(work: Any, *, is_single_statement: bool = False, **options: Any) -> Any:
             return transact(work, **options)
 
         self.store.transact = stretched
@@ -132,7 +132,7 @@ class Stage:
     def close(self) -> None:
         self.threads.shutdown()
         for party in (self.first, self.second):
-            World.statements.update(party.store.lend_statements())
+            World.statements.update(party.store.export_statements())
             party.close()
         self.world.close()
 

@@ -69,8 +69,10 @@ class Machine(Process):
     runtime: Runtime
 
     def __init__(self, world: Any, name: str) -> None:
-        super().__init__(name, world.url, Runtime(world, name), world.settings, lent=world.lent)
-        world.lent = self.store.lend_statements()
+        super().__init__(
+            name, world.url, Runtime(world, name), world.settings, compiled_statements=world.compiled_statements
+        )
+        world.compiled_statements = self.store.export_statements()
         self.world = world
         sa.event.listen(self.store.engine, "connect", self._prepare)
         sa.event.listen(self.store.engine, "commit", self._perhaps_cut)

@@ -58,7 +58,7 @@ class World:
         # A process that is parked at a checkpoint while the clock moves is slow, not stuck: what follows from that is
         # no fault of the schedule's. Passes that are stuck: tests/engine/test_leases.py.
         self.settings = Settings(pass_seconds=300, stall_seconds=86_400)
-        self.lent: Any = {}
+        self.compiled_statements: Any = {}
         self._database = Database(None, schema=None, prefix="")
         self.url = self._database.url
         self.registry = Deployed([make_definition(self)])

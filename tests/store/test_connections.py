@@ -23,23 +23,28 @@ def one(tx: Tx) -> int:
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_thread_that_advances_does_everything_over_one_connection(store: Store) -> None:
     """Single statements, transactions, reads, and the sessions of its steps; the second is for renewing leases."""
-    ids = {store.transact(one, single=True), store.transact(one), store.read(one), store.attempt(one)}
+    ids = {
+        store.transact(one, is_single_statement=True),
+        store.transact(one),
+        store.read(one),
+        store.transact_once(one),
+    }
     session = store.open_session()
     ids.add(session_id(session.connection()))
     type(session).close(session)
-    ids |= {store.transact(one, single=True), store.transact(one)}
+    ids |= {store.transact(one, is_single_statement=True), store.transact(one)}
     assert len(ids) == 1
     assert store.engine.pool.checkedout() == 1
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_kept_connection_that_had_a_transaction_is_in_autocommit_again(store: Store) -> None:
-    store.transact(one, single=True)
+    store.transact(one, is_single_statement=True)
     with pytest.raises(ZeroDivisionError):
         store.transact(lambda _: 1 / 0)
     for _ in range(2):
         assert len(set(store.transact(transactions))) == 1
-        assert len(set(store.transact(transactions, single=True))) == 2
+        assert len(set(store.transact(transactions, is_single_statement=True))) == 2
 
 
 def transactions(tx: Tx) -> list[str]:
@@ -49,7 +54,7 @@ def transactions(tx: Tx) -> list[str]:
 
 def idle(store: Store) -> None:
     """What the watchdog's thread does when a minute has passed."""
-    store._connections.tidy(steady() + IDLE_SECONDS + 1)
+    store._connections.close_idle(steady() + IDLE_SECONDS + 1)
 
 
 def has_ended(store: Store, session: int) -> bool:
@@ -67,12 +72,12 @@ def has_ended(store: Store, session: int) -> bool:
 @on_servers
 @pytest.mark.parametrize("single", [True, False])
 def test_what_is_idle_for_a_minute_is_closed_and_made_again_when_it_is_needed(store: Store, single: bool) -> None:
-    before = store.transact(one, single=single)
-    store._connections.tidy(steady())
-    assert store.transact(one, single=single) == before
+    before = store.transact(one, is_single_statement=single)
+    store._connections.close_idle(steady())
+    assert store.transact(one, is_single_statement=single) == before
     idle(store)
     assert has_ended(store, before)
-    assert store.transact(one, single=single) != before
+    assert store.transact(one, is_single_statement=single) != before
 
 
 @on_servers
@@ -95,7 +100,7 @@ def test_the_connections_of_an_engine_of_the_applications_are_its_own(store: Sto
         stack.callback(engine.dispose)
         shared = Store(engine=engine)
         ways: list[Callable[[], int]] = [
-            lambda: shared.transact(one, single=True),
+            lambda: shared.transact(one, is_single_statement=True),
             lambda: shared.transact(one),
             lambda: shared.read(one),
         ]

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
-from celery_durable.store.watchdog import Bound
+from celery_durable.store.watchdog import Timeouts
 from tests.conftest import MovableRuntime
 from tests.engine.test_no_writes import read_only
 from tests.smoke.fault_proxy import FaultProxy, Mode
@@ -87,12 +87,14 @@ def test_a_server_that_says_nothing_more_is_given_up(driven: Store, url: sa.URL)
     proxy = FaultProxy((url.host, url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=Runtime())
     try:
-        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True) == 1
+        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True) == 1
         proxy.set(Mode.BLACKHOLE)
         with pytest.raises(sa.exc.OperationalError):
-            store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True, bound=Bound(0.4, 0.8))
+            store.transact(
+                lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True, timeouts=Timeouts(0.4, 0.8)
+            )
         proxy.set(Mode.PASS)
-        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), single=True) == 1
+        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True) == 1
     finally:
         store.close()
         proxy.close()
@@ -102,7 +104,7 @@ def test_a_server_that_says_nothing_more_is_given_up(driven: Store, url: sa.URL)
 def test_a_server_that_takes_no_writes_is_named_in_one_line(driven: Store, caplog: pytest.LogCaptureFixture) -> None:
     world = World(driven)
     with read_only(driven.engine.url.set(drivername="postgresql+psycopg")), caplog.at_level(logging.WARNING):
-        driven._connections.renew()
+        driven._connections.reconnect()
         with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
             world.create()
     assert "The database takes no writes now: cannot execute INSERT in a read-only transaction" in caplog.messages

@@ -21,7 +21,7 @@ DISPATCHER = HeartbeatUpdate(
 
 
 def beat(world: World, update: HeartbeatUpdate) -> None:
-    world.store.attempt(lambda tx: heartbeats.upsert(tx, update))
+    world.store.transact_once(lambda tx: heartbeats.upsert(tx, update))
 
 
 def read(world: World) -> tuple[Heartbeat, ...]:
@@ -98,7 +98,7 @@ def test_a_process_is_live_until_it_has_missed_three_heartbeats(world: World) ->
 def test_a_process_that_ends_takes_its_row_with_it(world: World) -> None:
     beat(world, WORKER)
     beat(world, DISPATCHER)
-    world.store.attempt(lambda tx: heartbeats.delete(tx, "id-1"))
+    world.store.transact_once(lambda tx: heartbeats.delete(tx, "id-1"))
     assert [found.id for found in read(world)] == ["id-2"]
 
 
@@ -107,7 +107,7 @@ def test_rows_of_the_dead_are_removed_after_an_hour(world: World) -> None:
     world.advance(1)
     beat(world, DISPATCHER)
     world.advance(3599.5)
-    world.store.attempt(heartbeats.delete_old)
+    world.store.transact_once(heartbeats.delete_old)
     assert [found.id for found in read(world)] == ["id-2"]
 
 
@@ -128,5 +128,5 @@ def test_an_attempt_is_made_once(store: Store) -> None:
         raise sa.exc.OperationalError("x", None, Exception("gone"), connection_invalidated=True)
 
     with pytest.raises(sa.exc.OperationalError):
-        store.attempt(lost)
+        store.transact_once(lost)
     assert tries == [1]

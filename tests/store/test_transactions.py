@@ -163,7 +163,7 @@ def test_connections_that_died_in_a_shared_pool_are_replaced(world: World) -> No
     def read(tx: Tx) -> str:
         return instances.read(tx, ref.workflow, ref.instance_id).instance_id
 
-    for use in (store.transact, store.read, lambda work: store.transact(work, single=True)):
+    for use in (store.transact, store.read, lambda work: store.transact(work, is_single_statement=True)):
         with engine.connect() as one, engine.connect() as two:
             ids = [session_id(one), session_id(two)]
         for victim in ids:
@@ -215,7 +215,7 @@ def test_a_sessions_commit_in_doubt_is_known_to_be_in_doubt(world: World, when: 
     with cut_commit(world.store, when=when), pytest.raises(Exception) as caught:
         world.store.transact_session(session, _send(ref, []))
     world.store.close_session(session)
-    assert world.store.is_unknown(caught.value)
+    assert world.store.is_commit_in_doubt(caught.value)
     assert len(world.everything()["workflow_event"]) == (when == "after")
 
 
@@ -225,7 +225,7 @@ def test_a_server_that_cannot_be_reached_is_tried_again_and_then_named(world: Wo
     with pytest.raises(sa.exc.OperationalError) as caught:
         store.transact(lambda tx: None)
     assert store.is_transient(caught.value)
-    assert not store.is_unknown(caught.value)
+    assert not store.is_commit_in_doubt(caught.value)
     store.close()
 
 
@@ -239,19 +239,19 @@ def test_single_statements_of_a_thread_share_its_kept_connection(world: World) -
     def id_of(tx: Tx) -> int:
         return session_id(tx.conn)
 
-    first, second = (world.store.transact(id_of, single=True) for _ in range(2))
+    first, second = (world.store.transact(id_of, is_single_statement=True) for _ in range(2))
     assert first == second
-    other = world.start(lambda: world.store.transact(id_of, single=True)).result()
+    other = world.start(lambda: world.store.transact(id_of, is_single_statement=True)).result()
     assert other != first
 
 
 @postgresql_only
 def test_a_kept_connection_that_was_killed_is_replaced_at_the_next_use(world: World) -> None:
     ref = world.create()
-    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), single=True))
+    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True))
     claim = world.try_claim(ref)
     assert claim is not None
-    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), single=True))
+    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True))
     world.commit(claim, step())
     assert [row.step_key for row in world.steps(claim)] == ["charge"]
 
@@ -281,7 +281,7 @@ def test_a_single_statement_in_doubt_is_looked_up(world: World, when: str) -> No
         found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
-    result = world.store.transact(work, resolve=resolve, single=True)
+    result = world.store.transact(work, resolve=resolve, is_single_statement=True)
     assert (result, calls) == {
         "before": ("worked", ["work", "resolve", "work"]),
         "after": ("found", ["work", "resolve"]),
@@ -295,13 +295,13 @@ def test_work_that_is_interrupted_gives_its_kept_connection_back(world: World) -
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        world.store.transact(work, single=True)
+        world.store.transact(work, is_single_statement=True)
     assert world.store.engine.pool.checkedout() == 0
 
 
 @postgresql_only
 def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World) -> None:
-    kept = world.start(lambda: world.store.transact(lambda tx: session_id(tx.conn), single=True)).result()
+    kept = world.start(lambda: world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True)).result()
     world.store.close()
     with sa.create_engine(world.store.engine.url, poolclass=sa.NullPool).connect() as connection:
         while connection.exec_driver_sql(f"SELECT 1 FROM pg_stat_activity WHERE pid = {kept}").first():
@@ -315,7 +315,7 @@ def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World
 def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(store: Store) -> None:
     world = World(store)  # no thread of it has been started
     ref = world.create()
-    with store.kept() as tx:
+    with store.kept_connection() as tx:
         tx.conn.exec_driver_sql("SELECT 1")
     fork = multiprocessing.get_context("fork")
     for n in range(3):
@@ -323,7 +323,7 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(store
         child.start()
         child.join(20)
         assert child.exitcode == 0
-        with store.kept() as tx:
+        with store.kept_connection() as tx:
             assert tx.conn.exec_driver_sql("SELECT 41 + 1").scalar_one() == 42
         world.send(ref, id=f"parent {n}")
     assert len(world.everything()["workflow_event"]) == 6
@@ -333,7 +333,7 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(store
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_child_says_nothing_over_its_parents_connections(store: Store) -> None:
     def questions() -> int:
-        with store.kept() as tx:
+        with store.kept_connection() as tx:
             return int(tx.conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
 
     before = questions()
@@ -347,7 +347,7 @@ def test_a_child_says_nothing_over_its_parents_connections(store: Store) -> None
 def _child(store: Store, ref: RunRef, n: int) -> None:
     gc.collect()  # whatever was inherited and is not held goes now, and must not speak to the server
     world = World(store)
-    with store.kept() as tx:
+    with store.kept_connection() as tx:
         assert tx.conn.exec_driver_sql("SELECT 40 + 1").scalar_one() == 41
     world.send(ref, id=f"child {n}")
     store.close()
@@ -433,7 +433,7 @@ def test_a_session_of_the_same_database_under_another_name_is_welcome(session_ur
         store_url = store_url.replace("postgresql:", "postgresql+psycopg:")
     store = Store(store_url)
     with Session(sa.create_engine(session_url)) as session:
-        store._check_place(session)
+        store._check_same_database(session)
 
 
 # --- after_commit -------------------------------------------------------------------------------
@@ -562,7 +562,7 @@ def test_a_constraint_of_ours_that_is_violated_means_superseded(world: World) ->
             step_rows.commit_step(tx, claim, step(), lease=LEASE)
 
     with pytest.raises(Superseded):
-        world.store.transact(work, single=True)
+        world.store.transact(work, is_single_statement=True)
     assert len(world.steps(claim)) == 1
 
 
@@ -583,7 +583,7 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
         in_a_step = session.execute(sa.text("SHOW lock_timeout")).scalar_one()
         store.close_session(session)
         in_a_transaction = store.transact(lock_timeout)
-        in_a_single_statement = store.transact(lock_timeout, single=True)
+        in_a_single_statement = store.transact(lock_timeout, is_single_statement=True)
         assert (in_a_step, in_a_transaction) == ("5s", "5s")
         assert in_a_single_statement == ("5s" if prepared else "0")
         assert store.read(lock_timeout) == in_a_single_statement

@@ -17,12 +17,12 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime, steady
 from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.watchdog import Bound, answer_within, line_of
+from celery_durable.store.watchdog import Timeouts, limit_database_time, watch_socket_of
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.cuts import session_id
 from tests.store.world import LEASE, World, step
 
-SHORT = Bound(2.0, 30.0)
+SHORT = Timeouts(2.0, 30.0)
 SLACK_SECONDS = 15.0
 """For machines that have other things to do. A hung read would last for ever."""
 
@@ -82,16 +82,16 @@ def took(work: Callable[[], object]) -> float:
 def test_a_statement_that_gets_no_answer_is_given_up(
     detoured: Store, proxy: FaultProxy, mode: Mode, single: bool
 ) -> None:
-    detoured.transact(one, single=single)
+    detoured.transact(one, is_single_statement=single)
     proxy.set(mode)
 
     def fails() -> None:
         with pytest.raises(sa.exc.OperationalError):
-            detoured.transact(one, single=single, bound=Bound(0.4, 0.8))
+            detoured.transact(one, is_single_statement=single, timeouts=Timeouts(0.4, 0.8))
 
     assert took(fails) < SLACK_SECONDS
     proxy.set(Mode.PASS)
-    assert detoured.transact(one, single=single) == 1
+    assert detoured.transact(one, is_single_statement=single) == 1
 
 
 def test_a_read_that_gets_no_answer_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
@@ -100,19 +100,22 @@ def test_a_read_that_gets_no_answer_is_given_up(detoured: Store, proxy: FaultPro
 
     def fails() -> None:
         with pytest.raises(sa.exc.OperationalError):
-            detoured.read(one, bound=Bound(0.4, 0.8))
+            detoured.read(one, timeouts=Timeouts(0.4, 0.8))
 
     assert took(fails) < SLACK_SECONDS
 
 
 def test_after_a_fail_over_an_operation_goes_on_over_a_new_connection(detoured: Store, proxy: FaultProxy) -> None:
     for single in (True, False):
-        detoured.transact(one, single=single)
+        detoured.transact(one, is_single_statement=single)
         proxy.set(Mode.STALL_OLD)
-        assert took(lambda single=single: detoured.transact(one, single=single, bound=SHORT)) < SLACK_SECONDS
+        assert (
+            took(lambda is_single_statement=single: detoured.transact(one, is_single_statement=single, timeouts=SHORT))
+            < SLACK_SECONDS
+        )
     detoured.read(one)
     proxy.set(Mode.STALL_OLD)
-    assert took(lambda: detoured.read(one, bound=SHORT)) < SLACK_SECONDS
+    assert took(lambda: detoured.read(one, timeouts=SHORT)) < SLACK_SECONDS
 
 
 def test_a_server_that_accepts_and_says_nothing_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
@@ -121,7 +124,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up(detoured: Store, pro
 
     def fails() -> None:
         with pytest.raises(sa.exc.OperationalError):
-            detoured.read(one, bound=Bound(1, 1))
+            detoured.read(one, timeouts=Timeouts(1, 1))
 
     assert took(fails) < 3 + SLACK_SECONDS
 
@@ -152,7 +155,7 @@ def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
         found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
-    assert detoured.transact(work, resolve=resolve, bound=SHORT) == "found"
+    assert detoured.transact(work, resolve=resolve, timeouts=SHORT) == "found"
     assert calls == ["work", "resolve"]
     assert len(world.steps(claim)) == 1
 
@@ -162,16 +165,16 @@ def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
 
 def test_what_has_no_bound_waits_as_long_as_it_takes(detoured: Store, proxy: FaultProxy) -> None:
     """An author's statements, a migration, an export: longer than any bound of ours, and never cut."""
-    ids = [detoured.transact(lambda tx: session_id(tx.conn), bound=None)]
+    ids = [detoured.transact(lambda tx: session_id(tx.conn), timeouts=None)]
     proxy.set(Mode.STALL)
     threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
-    with answer_within(0.1):
+    with limit_database_time(0.1):
         pass  # an answer that was wanted before is nobody's business
-    ids.append(detoured.transact(lambda tx: session_id(tx.conn), bound=None))
+    ids.append(detoured.transact(lambda tx: session_id(tx.conn), timeouts=None))
     proxy.set(Mode.STALL)
     threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
-    with answer_within(None):
-        ids.append(detoured.transact(lambda tx: session_id(tx.conn), bound=Bound(0.1, 0.1)))
+    with limit_database_time(None):
+        ids.append(detoured.transact(lambda tx: session_id(tx.conn), timeouts=Timeouts(0.1, 0.1)))
     assert len(set(ids)) == 1
 
 
@@ -181,7 +184,7 @@ def test_an_authors_session_is_never_cut(detoured: Store, proxy: FaultProxy) -> 
             each.execute(sa.text("SELECT 1"))
         proxy.set(Mode.STALL)
         threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
-        with answer_within(0.1):
+        with limit_database_time(0.1):
             assert session.execute(sa.text("SELECT 2")).scalar_one() == 2
         type(session).close(session)
 
@@ -194,7 +197,7 @@ def test_an_answer_that_comes_too_late_is_not_waited_for(detoured: Store, proxy:
     proxy.set(Mode.BLACKHOLE)
 
     def fails() -> None:
-        with answer_within(0.5):
+        with limit_database_time(0.5):
             with pytest.raises(sa.exc.OperationalError):
                 detoured.transact(one)
             with pytest.raises(StoreUnavailable, match="The database does not answer"):
@@ -208,23 +211,23 @@ def test_an_answer_that_comes_too_late_is_not_waited_for(detoured: Store, proxy:
 
 def test_what_has_ended_is_never_cut(detoured: Store) -> None:
     with detoured.engine.connect() as connection:
-        line = line_of(connection.connection.driver_connection)
-        assert line is not None
+        watched_socket = watch_socket_of(connection.connection.driver_connection)
+        assert watched_socket is not None
         for _ in range(1000):
-            line.begin(steady() - 1)  # late from the start: whoever takes it out first has it
-            if line.end():
-                assert not line.cut_if_late(steady())  # the watchdog's next look, which comes every 0.25 s
+            watched_socket.arm(steady() - 1)  # late from the start: whoever takes it out first has it
+            if watched_socket.disarm():
+                assert not watched_socket.cut_if_late(steady())  # the watchdog's next look, which comes every 0.25 s
                 assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
                 continue
             with pytest.raises(sa.exc.OperationalError):
                 connection.exec_driver_sql("SELECT 1")
             break
-        line.close()
+        watched_socket.close()
 
 
 def test_closed_connections_leave_no_descriptor_behind(detoured: Store) -> None:
     def work() -> None:
-        detoured.transact(one, single=True)
+        detoured.transact(one, is_single_statement=True)
         detoured.transact(one)
         detoured.read(one)
         detoured.close()
@@ -240,15 +243,15 @@ def test_closed_connections_leave_no_descriptor_behind(detoured: Store) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_a_watchdog_of_its_own(detoured: Store, proxy: FaultProxy) -> None:
-    detoured.transact(one, single=True)
+    detoured.transact(one, is_single_statement=True)
     (read, write), (silent, go) = os.pipe(), os.pipe()
 
     def child() -> None:
-        detoured.transact(one, single=True)
+        detoured.transact(one, is_single_statement=True)
         os.write(write, b"r")
         os.read(silent, 1)
         with pytest.raises(sa.exc.OperationalError):
-            detoured.transact(one, single=True, bound=Bound(0.4, 0.8))
+            detoured.transact(one, is_single_statement=True, timeouts=Timeouts(0.4, 0.8))
 
     proc = multiprocessing.get_context("fork").Process(target=lambda: (child(), os._exit(7)))
     proc.start()
@@ -258,6 +261,6 @@ def test_a_fork_has_a_watchdog_of_its_own(detoured: Store, proxy: FaultProxy) ->
     proc.join(10)
     assert proc.exitcode == 7
     proxy.set(Mode.PASS)
-    assert detoured.transact(one, single=True) == 1
+    assert detoured.transact(one, is_single_statement=True) == 1
     for end in (read, write, silent, go):
         os.close(end)

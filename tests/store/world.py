@@ -93,7 +93,7 @@ class World:
     def try_claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
         token = f"token-{next(_tokens)}"
         return self.store.transact(
-            lambda tx: claims.claim(tx, ref, token=token, claimed_by=by, lease=lease), single=True
+            lambda tx: claims.claim(tx, ref, token=token, claimed_by=by, lease=lease), is_single_statement=True
         )
 
     def claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
@@ -102,14 +102,16 @@ class World:
         return claim
 
     def load(self, claim: Claim) -> RunState:
-        return self.store.transact(lambda tx: step_rows.load(tx, claim), single=True)
+        return self.store.transact(lambda tx: step_rows.load(tx, claim), is_single_statement=True)
 
     def steps(self, claim: Claim) -> tuple[StepRow, ...]:
         return self.load(claim).steps
 
     def commit(self, claim: Claim, write: StepWrite) -> Written:
         """A plain boundary, in the form that is fastest on this database."""
-        return self.store.transact(lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), single=True)
+        return self.store.transact(
+            lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), is_single_statement=True
+        )
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
         """A boundary of several statements."""
@@ -136,7 +138,7 @@ class World:
         )
 
     def settle(self, claim: Claim, run_outcome: RunOutcome) -> None:
-        self.store.transact(lambda tx: claims.end_run(tx, claim, run_outcome), single=True)
+        self.store.transact(lambda tx: claims.end_run(tx, claim, run_outcome), is_single_statement=True)
 
     # --- the sweep ------------------------------------------------------------------------------
 

@@ -99,12 +99,12 @@ class InventoryReporter(ForkSafeThread):
     def _report(self, row: str) -> None:
         received_markers, store = self._held.received_markers(), self._store()
         if received_markers != self._written:
-            store.attempt(lambda tx: inventories.note_passed(tx, row, received_markers))
+            store.transact_once(lambda tx: inventories.note_passed(tx, row, received_markers))
             self._written = received_markers
-        number = store.attempt(lambda tx: inventories.beat(tx, row))
+        number = store.transact_once(lambda tx: inventories.beat(tx, row))
         answer = self._answer
         if answer is not None and answer[0] > self._answered:
-            store.attempt(lambda tx: inventories.answer(tx, row, *answer))
+            store.transact_once(lambda tx: inventories.answer(tx, row, *answer))
             self._answered = answer[0]
         if number > self._answered:
             self._ask(number)

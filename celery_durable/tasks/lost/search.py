@@ -141,7 +141,7 @@ class LostTasks:
         if now - self._looked_at > _GAP_SECONDS:
             self._seen_from = now
         try:
-            peers = self._store.attempt(lambda tx: inventories.stand(tx, row))
+            peers = self._store.transact_once(lambda tx: inventories.stand(tx, row))
             if not _is_first(row, peers):
                 self._state = _State()
             else:
@@ -256,7 +256,7 @@ class LostTasks:
             self._state.slow.at, self._state.slow.after = now, None
 
     def _call(self, row: str, searching: Sequence[Destination], now: float) -> None:
-        number = self._store.attempt(lambda tx: inventories.call(tx, row))
+        number = self._store.transact_once(lambda tx: inventories.call(tx, row))
         for to in searching if number is not None else ():
             opened = self._state.searches[to]
             opened.search, opened.called_at = detection.with_inventory_request(opened.search, number or 0), now

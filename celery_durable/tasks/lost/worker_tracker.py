@@ -92,7 +92,7 @@ class WorkerLossTracker:
         if reference is None:
             return
         try:
-            self._store().attempt(lambda tx: note(tx, reference) if store_id(tx) == reference.store_id else None)
+            self._store().transact_once(lambda tx: note(tx, reference) if store_id(tx) == reference.store_id else None)
         except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
             logger.warning("That a task of %s goes on by itself cannot be noted: %s", reference.ref, exc)
 
