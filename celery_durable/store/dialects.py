@@ -91,7 +91,7 @@ class Fault(Enum):
     NO_WRITES = auto()  # a standby, a read-only server, or a full disk: nothing was applied
     CONNECTION_LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
     UNIQUE = auto()  # a unique constraint was violated
-    # Another constraint was violated, or an earlier error in the transaction was ignored. The transaction cannot commit.
+    # Another constraint was violated, or an earlier error was ignored. The transaction cannot commit.
     CONSTRAINT = auto()
     MISSING_TABLE = auto()
     OTHER = auto()

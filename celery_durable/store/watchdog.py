@@ -120,7 +120,7 @@ class WatchedSocket:
 
     def __init__(self, fd: int, *, closes_after_cut: bool = False) -> None:
         self.closes_after_cut = closes_after_cut
-        """Whether the watchdog calls `close` after a cut. True while a connection is being made: it has no owner yet."""
+        """Whether the watchdog closes it after a cut. True while the connection is being made: it has no owner yet."""
         # Any address family will do, because shutdown() does not use it.
         was_blocking = os.get_blocking(fd)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=os.dup(fd))
