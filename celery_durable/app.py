@@ -90,7 +90,7 @@ class Durable:
         self.workflows = Workflows(self)
         self.handlers: dict[str, Handler] = {}
         self.stop_flag = StopFlag()
-        self._is_from_outside = stopped_from_outside(self.stop_flag.is_set)
+        self._stops_process = stopped_from_outside(self.stop_flag.is_set)
         self.unsupported_pool: str | None = None
         """The pool of the worker that this is, where workflows do not run on it."""
         self.named_queues: frozenset[str] = frozenset()
@@ -178,12 +178,12 @@ class Durable:
     @functools.cached_property
     def outbox(self) -> Outbox:
         """What sends the tasks and outbound events of steps."""
-        return Outbox(self.store, self.settings, self.publisher.send, self._is_from_outside)
+        return Outbox(self.store, self.settings, self.publisher.send, self._stops_process)
 
     @functools.cached_property
     def deliveries(self) -> Deliveries:
         """What hands outbound events to their handlers."""
-        return Deliveries(self.store, self.settings, self.runtime, self.handlers, self._is_from_outside)
+        return Deliveries(self.store, self.settings, self.runtime, self.handlers, self._stops_process)
 
     @functools.cached_property
     def answers(self) -> Answers:
@@ -209,7 +209,7 @@ class Durable:
             post=self.outbox.post,
             # Run eagerly there is nobody to hand on to, whatever a worker of this process was told before.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
-            is_from_outside=self._is_from_outside,
+            stops_process=self._stops_process,
         )
 
     @functools.cached_property

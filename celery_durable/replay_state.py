@@ -27,10 +27,13 @@ class ReplayStep:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """Run the body as this attempt. ``precount``: commit a pending row that counts the attempt before the body runs."""
+    """Run the body as this attempt.
+
+    ``count_in_advance``: commit a pending row that counts the attempt before the body runs.
+    """
 
     attempt: int
-    precount: bool
+    count_in_advance: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +87,17 @@ class ReplayState:
         self._rows = {row.step_key: row for row in rows}
         self._workflow, self._crash_count, self._max_steps = workflow, crash_count, max_steps
         self._recorded_seqs = {row.seq for row in self._rows.values()}
-        self._last_recorded = max(self._recorded_seqs, default=0)
-        self._last_seq = self._last_replayed = 0
+        self._last_recorded_seq = max(self._recorded_seqs, default=0)
+        self._last_seq = self._last_replayed_seq = 0
         self._called: dict[str, tuple[StepType, Any, int]] = {}
         self._occurrences: dict[str, int] = {}
         self._reserved: set[str] = set()
-        self._counted = sum(_counts_toward_limit(row) for row in self._rows.values())
+        self._counted_steps = sum(_counts_toward_limit(row) for row in self._rows.values())
 
     @property
     def is_replaying(self) -> bool:
         """Whether the code has not yet reached the last step that an earlier pass recorded."""
-        return self._last_replayed < self._last_recorded
+        return self._last_replayed_seq < self._last_recorded_seq
 
     @property
     def last_seq(self) -> int:
@@ -113,26 +116,26 @@ class ReplayState:
 
         Raises StepNameReused, StepTypeMismatch, StepLimitExceeded.
         """
-        key = self._key(name, repeat=repeat)
+        key = self._build_key(name, repeat=repeat)
         if key in self._reserved:
             raise StepNameReused(name, concurrently=True)
         row = self._rows.get(key)
-        before = self._called.get(key)
-        recorded_type = row.type if row is not None else before[0] if before is not None else type_
+        earlier_call = self._called.get(key)
+        recorded_type = row.type if row is not None else earlier_call[0] if earlier_call is not None else type_
         if recorded_type is not type_:
             raise StepTypeMismatch(name, recorded_type.value, type_.value)
-        if before is not None and before[1] != identity:
+        if earlier_call is not None and earlier_call[1] != identity:
             raise StepNameReused(name)
-        if before is None and row is None and type_ is not StepType.SLEEP:
-            if self._counted >= self._max_steps:
+        if earlier_call is None and row is None and type_ is not StepType.SLEEP:
+            if self._counted_steps >= self._max_steps:
                 raise StepLimitExceeded(self._workflow, self._max_steps)
-            self._counted += 1
+            self._counted_steps += 1
         if row is not None and row.seq in self._recorded_seqs:
-            self._last_replayed = max(self._last_replayed, row.seq)
-        seq = row.seq if row is not None else before[2] if before is not None else self._next_seq()
+            self._last_replayed_seq = max(self._last_replayed_seq, row.seq)
+        seq = row.seq if row is not None else earlier_call[2] if earlier_call is not None else self._next_seq()
         self._last_seq = max(self._last_seq, seq)
         self._called[key] = (type_, identity, seq)
-        return StepEntry(key=key, name=name, seq=seq, row=row, is_repeated=before is not None)
+        return StepEntry(key=key, name=name, seq=seq, row=row, is_repeated=earlier_call is not None)
 
     def reserve_name(self, key: str) -> None:
         """Reserve the key of a submitted branch: its name cannot be called again until `release_name`."""
@@ -145,7 +148,7 @@ class ReplayState:
     def record(self, row: StepRow) -> None:
         """Note a committed row. It resets the crash count, unless it only counts an attempt in advance."""
         if row.status is StepStatus.CANCELLED and not row.is_timer_step:
-            self._counted -= 1
+            self._counted_steps -= 1
         self._rows[row.step_key] = row
         if row.status is not StepStatus.PENDING:
             self._crash_count = 0
@@ -155,24 +158,24 @@ class ReplayState:
         return self._rows.get(key)
 
     def decide_do(
-        self, row: StepRow | None, *, max_attempts: int | None, alone: bool, now: datetime
+        self, row: StepRow | None, *, max_attempts: int | None, is_only_open: bool, now: datetime
     ) -> ReplayStep | RunAttempt | AttemptsExhausted | WaitUntil:
         """Decide about a `do` call.
 
-        ``alone``: no other step is open, so the crashes since the last commit count as attempts of this step.
+        ``is_only_open``: no other step is open, so the crashes since the last commit count as attempts of this step.
         """
         if row is not None and row.is_finished:
             return ReplayStep(row)
         if row is not None and row.next_retry_at is not None and row.next_retry_at > now:
             return WaitUntil(row.next_retry_at)
         attempts = 0 if row is None else row.attempts
-        is_precounted = row is not None and row.status is StepStatus.PENDING
-        if alone and not is_precounted:  # the row of a precounted attempt includes it already
+        is_counted = row is not None and row.status is StepStatus.PENDING
+        if is_only_open and not is_counted:  # the row of a precounted attempt includes it already
             attempts += self._crash_count
         if max_attempts is not None and attempts >= max_attempts:
             # Workers that died before the body started do not count beyond the last attempt.
             return AttemptsExhausted(max(0 if row is None else row.attempts, max_attempts))
-        return RunAttempt(attempts + 1, precount=is_precounted or not alone)
+        return RunAttempt(attempts + 1, count_in_advance=is_counted or not is_only_open)
 
     @staticmethod
     def decide_timer(row: StepRow | None, *, now: datetime) -> ReplayStep | FinishTimer | WaitUntil | RecordNew:
@@ -188,12 +191,16 @@ class ReplayState:
     def decide_remote(row: StepRow | None, *, now: datetime) -> ReplayStep | RunAttempt | WaitUntil | AwaitAnswer:
         """Decide about a step that runs elsewhere. A row with a retry time has no attempt in flight."""
         if row is None:
-            return RunAttempt(1, precount=False)
+            return RunAttempt(1, count_in_advance=False)
         if row.is_finished:
             return ReplayStep(row)
         if row.next_retry_at is None:
             return AwaitAnswer(row)
-        return WaitUntil(row.next_retry_at) if row.next_retry_at > now else RunAttempt(row.attempts + 1, precount=False)
+        return (
+            WaitUntil(row.next_retry_at)
+            if row.next_retry_at > now
+            else RunAttempt(row.attempts + 1, count_in_advance=False)
+        )
 
     def _next_seq(self) -> int:
         """The next number above the last call that no recorded row has.
@@ -205,12 +212,12 @@ class ReplayState:
             seq += 1
         return seq
 
-    def _key(self, name: str, *, repeat: bool) -> str:
+    def _build_key(self, name: str, *, repeat: bool) -> str:
         if not repeat:
             self._occurrences.setdefault(name, 1)
             return name
-        nth = self._occurrences[name] = self._occurrences.get(name, 0) + 1
-        return name if nth == 1 else f"{name}{_REPEAT_SEPARATOR}{nth}"
+        occurrence = self._occurrences[name] = self._occurrences.get(name, 0) + 1
+        return name if occurrence == 1 else f"{name}{_REPEAT_SEPARATOR}{occurrence}"
 
 
 def _counts_toward_limit(row: StepRow) -> bool:

@@ -52,7 +52,7 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
         assert id is not None
         durable = open_durable(ctx)
         durable.app.loader.import_default_modules()
-        records = [durable.runner.recorded(workflow, id, run=run)]
+        records = [durable.runner.read_recorded_run(workflow, id, run=run)]
     console, matches = Console.of(ctx), True
     for recorded in records:
         found = durable.runner.check_replay(recorded)

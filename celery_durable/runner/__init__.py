@@ -27,8 +27,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import Claim, DueRun, Kind, OutboxMessage, RunRef, Status, WorkflowEvent
 from celery_durable.replay_state import ReplayState
-from celery_durable.runner.branches import ProcessStopping
-from celery_durable.runner.completion import CompletionMessages
+from celery_durable.runner.completion_messages import CompletionMessages
 from celery_durable.runner.execution import Environment, ExecutionContext
 from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
@@ -39,6 +38,7 @@ from celery_durable.runner.replay_check import DryRunCommitter, ReplayCheck, Rep
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import current_attempt
 from celery_durable.runner.step_commit import Committer
+from celery_durable.runner.step_execution import ProcessStopping
 from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.step import Step
@@ -49,15 +49,15 @@ from celery_durable.store.watchdog import LOAD, PASS
 
 logger = logging.getLogger("celery_durable.runner")
 
-NOT_DUE = "noop: not due, or another worker is at it"
-STOPPING = "noop: this worker stops, the run is left to the next"
+NOT_DUE = "noop: not due, or claimed by another worker"
+STOPPING = "noop: this worker is stopping, and leaves the run to another worker"
 
 
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
     ``should_stop`` is called before each claim and at every step call; it is true while the worker shuts down.
-    ``is_from_outside`` says whether an exception stops the process, and is not a failure of the code that raised it.
+    ``stops_process`` says whether an exception stops the process, and is not a failure of the code that raised it.
     After a commit, ``wake`` receives the runs that are due and ``post`` the messages that it left in the outbox.
     A sweep finds what they miss.
     """
@@ -72,9 +72,9 @@ class Runner:
         *,
         post: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
-        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
+        stops_process: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
-        self._env = Environment(store, settings, runtime, wake, post, should_stop, is_from_outside)
+        self._env = Environment(store, settings, runtime, wake, post, should_stop, stops_process)
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
@@ -88,24 +88,24 @@ class Runner:
         """
         definition = self._registry.find(ref.workflow)
         if definition is None:
-            return self._leave_unknown(ref)
+            return self._postpone_unknown_workflow(ref)
         if self._env.should_stop():
-            return self._leave(ref)
+            return self._postpone_for_shutdown(ref)
         requested_at = self._runtime.monotonic()
         claim = self._claim(ref, claimed_by, definition.kind)
         if claim is None:
             return NOT_DUE
         self._runtime.checkpoint("claimed")
         lease = Lease(claim, self._settings.lease, self._runtime, requested_at=requested_at)
-        outer = current_attempt.set(None)  # with task_always_eager, a step's body may have started this run
+        outer_attempt = current_attempt.set(None)  # with task_always_eager, a step's body may have started this run
         try:
             with self._renewer.hold(lease), notify.around_pass(claim):
-                self._watermark.claimed(claim)
-                return self._pass(definition, lease, max_steps)
+                self._watermark.record_claim(claim)
+                return self._run_pass(definition, lease, max_steps)
         except Superseded:
             return "superseded: the instance was taken over, restarted or ended meanwhile"
         finally:
-            current_attempt.reset(outer)
+            current_attempt.reset(outer_attempt)
 
     def check_replay(self, recorded: RecordedRun) -> ReplayResult:
         """Replay a recorded run with the current code, as far as the record goes. Runs no body and writes nothing.
@@ -135,20 +135,20 @@ class Runner:
             ancestry=run_state.ancestry,
         )
         replay = ReplayCheck(definition, context)
-        outer = current_attempt.set(None)
+        outer_attempt = current_attempt.set(None)
         try:
             self._replay(definition, replay, context, run_state.params)
         finally:
-            current_attempt.reset(outer)
+            current_attempt.reset(outer_attempt)
         return compare(recorded, replay_state, replay, committer.run_outcome)
 
-    def recorded(self, workflow: str, instance_id: str, *, run: int | None = None) -> RecordedRun:
+    def read_recorded_run(self, workflow: str, instance_id: str, *, run: int | None = None) -> RecordedRun:
         """Read a run from the store, by default the current one; raises InstanceNotFound and RunNotFound."""
         return self._store.read(lambda tx: read_run(tx, workflow, instance_id, run))
 
     # --- claim and load -------------------------------------------------------------------------
 
-    def leave_to_other_pools(self, ref: RunRef, *, pool: str) -> str:
+    def postpone_for_other_pools(self, ref: RunRef, *, pool: str) -> str:
         """Postpone a run that this worker's pool cannot run. Another worker of the same queue may claim it."""
         self._postpone(ref)
         logger.warning(
@@ -164,7 +164,7 @@ class Runner:
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=delay))
 
-    def _leave_unknown(self, ref: RunRef) -> str:
+    def _postpone_unknown_workflow(self, ref: RunRef) -> str:
         self._postpone(ref)
         logger.warning(
             "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "
@@ -174,7 +174,7 @@ class Runner:
         )
         return f"noop: workflow {ref.workflow!r} is unknown to this worker"
 
-    def _leave(self, ref: RunRef) -> str:
+    def _postpone_for_shutdown(self, ref: RunRef) -> str:
         """Leave the run to the sweep: its message is consumed, and this stopping worker could receive another one."""
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
@@ -188,7 +188,7 @@ class Runner:
             timeouts=PASS,
         )
 
-    def _pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
+    def _run_pass(self, definition: Definition, lease: Lease, max_steps: int | None) -> str:
         claim = lease.claim
         run_state = self._store.transact(lambda tx: step_rows.load(tx, claim), is_single_statement=True, timeouts=LOAD)
         run_limits = RunLimits(definition, claim, run_state)
@@ -197,11 +197,11 @@ class Runner:
             self._settings,
             lease,
             run_limits,
-            PublishedValues(self._store, self._settings, lease, is_from_outside=self._env.is_from_outside),
+            PublishedValues(self._store, self._settings, lease, stops_process=self._env.stops_process),
             has_started=run_state.has_started,
             remaining_logs=self._settings.max_logs - run_state.logs,
             run_created_at=run_state.created_at,
-            is_from_outside=self._env.is_from_outside,
+            stops_process=self._env.stops_process,
             completion=CompletionMessages(definition, claim, self._settings.limits),
             post=self._env.post,
             wake=self._env.wake,
@@ -210,8 +210,8 @@ class Runner:
             return LinearPass(definition, self._env, lease, committer, run_state, max_commits=max_steps).run()
         assert isinstance(definition, WorkflowDefinition)
         if claim.crash_count >= self._settings.max_crashes:
-            committer.end_run(run_outcome := _error_outcome(WorkerCrashLoop(claim.crash_count)), [])
-            return _sentence(run_outcome)
+            committer.end_run(run_outcome := _build_error_outcome(WorkerCrashLoop(claim.crash_count)), [])
+            return _describe_outcome(run_outcome)
         if definition.is_limited and (reason := self._store.read(run_limits.termination_reason)) is not None:
             committer.terminate(reason)
             return f"terminated: {reason}"
@@ -241,15 +241,15 @@ class Runner:
             output = self._call_workflow(definition, replay, context, params)
         except BaseException as error:
             if isinstance(error, Interruption) and (context.interruption is not None or isinstance(error, Superseded)):
-                return self._after_interruption(replay, context, context.interruption or error)
-            if self._env.is_from_outside(error):
+                return self._end_after_interruption(replay, context, context.interruption or error)
+            if self._env.stops_process(error):
                 self._release_for_shutdown(context)
                 raise
             if context.interruption is not None:
-                return self._after_swallowed(definition, replay, context, context.interruption)
-            return _end_run(context, _error_outcome(error))
+                return self._end_after_swallowing(definition, replay, context, context.interruption)
+            return _end_run(context, _build_error_outcome(error))
         if context.interruption is not None:
-            return self._after_swallowed(definition, replay, context, context.interruption)
+            return self._end_after_swallowing(definition, replay, context, context.interruption)
         return self._complete(definition, context, output)
 
     def _call_workflow(
@@ -274,17 +274,17 @@ class Runner:
 
     def _complete(self, definition: WorkflowDefinition, context: ExecutionContext, output: Any) -> str:
         try:
-            text = definition.output.encode(
+            output_text = definition.output.encode(
                 output, what=f"Output of workflow {definition.name!r}", limits=self._settings.limits
             )
-            definition.output.decode(text)
+            definition.output.decode(output_text)
         except values.ValidationFailed as exc:
-            return _end_run(context, _error_outcome(WorkflowOutputInvalid(definition.name, exc.problems)))
+            return _end_run(context, _build_error_outcome(WorkflowOutputInvalid(definition.name, exc.problems)))
         except DurableError as exc:
-            return _end_run(context, _error_outcome(exc))
-        return _end_run(context, RunOutcome(Status.COMPLETE, output=text))
+            return _end_run(context, _build_error_outcome(exc))
+        return _end_run(context, RunOutcome(Status.COMPLETE, output=output_text))
 
-    def _after_interruption(self, replay: ReplayContext, context: ExecutionContext, reason: Interruption) -> str:
+    def _end_after_interruption(self, replay: ReplayContext, context: ExecutionContext, reason: Interruption) -> str:
         """End the pass after an interruption: a suspension, a lost claim, a stopping process or a broken pass."""
         match reason:
             case Suspend():
@@ -302,35 +302,35 @@ class Runner:
                 raise reason
 
     def _suspend(self, replay: ReplayContext, context: ExecutionContext) -> str:
-        if context.deferred_commit is not None:
-            committed = context.commit_deferred(context.deferred_commit)
+        if context.pending_suspension is not None:
+            committed = context.commit_suspension(context.pending_suspension)
             released, until = committed.released, committed.until
         else:
             released = context.committer.release(context.logs, replay.waits)
             until = min((wait.due_at for wait in replay.waits), default=None)
             if released is ReleaseOutcome.DUE:
-                self._wake_self(context.lease.claim)
+                self._wake_this_run(context.lease.claim)
         match released:
             case ReleaseOutcome.WAITING | None:
                 return "waiting" if until is None else f"waiting until {until:%Y-%m-%d %H:%M:%S} UTC"
             case ReleaseOutcome.PAUSED:
                 return "paused"
             case ReleaseOutcome.DUE:
-                return "handed on: due again"
+                return "released: due again"
 
     def _release_for_shutdown(self, context: ExecutionContext) -> None:
         """Release the claim because the worker is stopping, so that another worker continues. It counts as no crash."""
         try:
-            if context.deferred_commit is not None:  # the function was already unwinding: its wait is decided
-                context.commit_deferred(context.deferred_commit)
-            elif context.committer.release(context.logs, [], context.attempt_rollbacks()) is ReleaseOutcome.DUE:
-                self._wake_self(context.lease.claim)
+            if context.pending_suspension is not None:  # the function was already unwinding: its wait is decided
+                context.commit_suspension(context.pending_suspension)
+            elif context.committer.release(context.logs, [], context.build_uncount_writes()) is ReleaseOutcome.DUE:
+                self._wake_this_run(context.lease.claim)
         except Superseded:
             logger.info("%s was taken over before it could be handed on", context.lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
             logger.warning("%s could not be handed on, its lease will end: %s", context.lease.claim.ref, exc)
 
-    def _after_swallowed(
+    def _end_after_swallowing(
         self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, reason: Interruption
     ) -> str:
         """End the pass of a function that swallowed its interruption.
@@ -339,38 +339,38 @@ class Runner:
         had been raised.
         """
         if not isinstance(reason, Suspend):
-            return self._after_interruption(replay, context, reason)
-        return _end_run(context, _error_outcome(SuspensionSwallowed(definition.name)))
+            return self._end_after_interruption(replay, context, reason)
+        return _end_run(context, _build_error_outcome(SuspensionSwallowed(definition.name)))
 
-    def _wake_self(self, claim: Claim) -> None:
+    def _wake_this_run(self, claim: Claim) -> None:
         self._env.wake([DueRun(claim.ref, claim.queue)])
 
 
 def _end_run(context: ExecutionContext, run_outcome: RunOutcome) -> str:
     context.committer.end_run(run_outcome, context.logs)
-    return _sentence(run_outcome)
+    return _describe_outcome(run_outcome)
 
 
-def _sentence(run_outcome: RunOutcome) -> str:
+def _describe_outcome(run_outcome: RunOutcome) -> str:
     return (
         str(run_outcome.status) if run_outcome.error_name is None else f"{run_outcome.status}: {run_outcome.error_name}"
     )
 
 
-def _error_outcome(error: BaseException) -> RunOutcome:
+def _build_error_outcome(error: BaseException) -> RunOutcome:
     """The outcome of a run with an uncaught error, under its name; a StepFailed has the name of the step's error."""
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:
         name, message = values.described(error)
     name, message = values.storable_error(name, message)
-    failure = _step_failure(error)
+    failure = _find_step_failure(error)
     return RunOutcome(
         Status.ERRORED, error_name=name, error_message=message, failure=None if failure is None else failure.text
     )
 
 
-def _step_failure(error: BaseException | None) -> RunFailure | None:
+def _find_step_failure(error: BaseException | None) -> RunFailure | None:
     """Find the failed step in an error's chain of causes; None if no step caused it."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:

@@ -19,19 +19,19 @@ from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend,
 from celery_durable.model import DueRun, LogLevel, LogLine, OutboxMessage, StepRow, StepStatus, StepType
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner import step_attempt
-from celery_durable.runner.branches import ProcessStopping, Race, RaceWon, StepExecution
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
+from celery_durable.runner.step_execution import ProcessStopping, Race, RaceWon, StepExecution
 from celery_durable.runtime import Runtime
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
 from celery_durable.store.engine import Store
 from celery_durable.store.step_rows import StepWrite
 
-TYPES: dict[type[StepCall], StepType] = {
+STEP_TYPES: dict[type[StepCall], StepType] = {
     BodyCall: StepType.DO,
     SleepCall: StepType.SLEEP,
     WaitCall: StepType.WAIT,
@@ -52,11 +52,11 @@ class Environment:
     wake: Callable[[list[DueRun]], None]
     post: Callable[[list[OutboxMessage]], None]
     should_stop: Callable[[], bool]
-    is_from_outside: Callable[[BaseException], bool]
+    stops_process: Callable[[BaseException], bool]
     """Whether an exception stops the process, and is not a failure of the code that raised it."""
 
 
-def log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
+def encode_log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
     """Encode the data of a log line as JSON text, None if it has none.
 
     Raises for an invalid category, and for data that is not JSON or too large.
@@ -88,9 +88,9 @@ class ExecutionContext:
         self.logs: list[LogLine] = []
         self.interruption: Interruption | None = None
         """Why no further step may run, once the function is interrupted."""
-        self.deferred_commit: Callable[[], Committed] | None = None
+        self.pending_suspension: Callable[[], Committed] | None = None
         """Records the function's wait and releases the instance in one commit. It runs after the function unwound."""
-        self.precounted: list[StepExecution] = []
+        self.counted_in_advance: list[StepExecution] = []
         """Branches whose attempts this pass counted before they started."""
         self._thread = threading.get_ident()
         self._started = env.runtime.monotonic()
@@ -137,7 +137,7 @@ class ExecutionContext:
 
     def build_write(
         self,
-        branch: StepExecution,
+        execution: StepExecution,
         status: StepStatus,
         *,
         error: tuple[str, str] | None = None,
@@ -151,18 +151,18 @@ class ExecutionContext:
         ran_for: timedelta | None = None,
     ) -> StepWrite:
         """Build the row of a branch; ``error``: name and message."""
-        row = self.replay_state.row(branch.key)
-        is_tried = isinstance(branch.call, (BodyCall, TaskCall, MapCall))
+        row = self.replay_state.row(execution.key)
+        is_tried = isinstance(execution.call, (BodyCall, TaskCall, MapCall))
         return StepWrite(
-            key=branch.key,
-            seq=branch.entry.seq,
-            name=branch.name,
-            type=TYPES[type(branch.call)],
+            key=execution.key,
+            seq=execution.entry.seq,
+            name=execution.name,
+            type=STEP_TYPES[type(execution.call)],
             status=status,
             replaces=None if row is None else row.commit_id,
             commit_id=commit_id or self.env.runtime.new_token(),
-            max_attempts=branch.policy.max_attempts if is_tried else None,
-            timeout=branch.policy.timeout if is_tried else None,
+            max_attempts=execution.policy.max_attempts if is_tried else None,
+            timeout=execution.policy.timeout if is_tried else None,
             error_name=None if error is None else error[0],
             error_message=None if error is None else error[1],
             attempts=attempts,
@@ -174,13 +174,13 @@ class ExecutionContext:
             ran_for=ran_for,
         )
 
-    def commit_step(self, branch: StepExecution, write: StepWrite) -> None:
+    def commit_step(self, execution: StepExecution, write: StepWrite) -> None:
         """Commit one row of a branch, and the race that it decides; raises RaceWon inside a race."""
-        also = self.race_writes(branch, write.commit_id) if write.is_finished else []
-        step_commit = StepCommit([write, *also], self.drain_logs())
-        self.apply_to(branch, self.or_interrupt(lambda: self.committer.commit(step_commit)))
+        race_writes = self.build_race_writes(execution, write.commit_id) if write.is_finished else []
+        step_commit = StepCommit([write, *race_writes], self.drain_logs())
+        self.apply_to(execution, self.run_or_interrupt(lambda: self.committer.commit(step_commit)))
 
-    def defer_commit(self, step_commit: StepCommit) -> None:
+    def defer_suspension(self, step_commit: StepCommit) -> None:
         """Record the wait and release the instance in one commit, after the function unwound.
 
         Use it only if nothing else is open.
@@ -190,11 +190,11 @@ class ExecutionContext:
             step_commit.logs += self.drain_logs()  # lines logged while the function unwound
             return self.committer.commit(step_commit)
 
-        self.deferred_commit = commit
+        self.pending_suspension = commit
 
-    def commit_deferred(self, deferred_commit: Callable[[], Committed]) -> Committed:
+    def commit_suspension(self, pending_suspension: Callable[[], Committed]) -> Committed:
         """Run the deferred commit and report it. Call it after the function unwound."""
-        committed = deferred_commit()
+        committed = pending_suspension()
         committed.notify(self.lease.claim)
         if committed.released is not None:
             notify.suspended(self.lease.claim, committed.released, committed.until)
@@ -203,25 +203,25 @@ class ExecutionContext:
             self.env.post(list(committed.messages))
         return committed
 
-    def attempt_rollbacks(self) -> list[StepWrite]:
+    def build_uncount_writes(self) -> list[StepWrite]:
         """The rows that undo the attempts that were counted in advance and then stopped without a crash."""
-        rows = [(branch, self.replay_state.row(branch.key)) for branch in self.precounted]
+        rows = [(execution, self.replay_state.row(execution.key)) for execution in self.counted_in_advance]
         return [
-            self.build_write(branch, StepStatus.PENDING, attempts=row.attempts - 1)
-            for branch, row in rows
+            self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1)
+            for execution, row in rows
             if row is not None and row.status is StepStatus.PENDING
         ]
 
-    def apply_to(self, branch: StepExecution, committed: Committed) -> None:
+    def apply_to(self, execution: StepExecution, committed: Committed) -> None:
         """Apply a commit, and set the row or the wait of its branch; raises RaceWon if the branch won a race."""
         self.apply(committed)
-        branch.row = self.finished_row(branch)
-        row = self.replay_state.row(branch.key)
-        if branch.row is None and row is not None:
+        execution.row = self.find_finished_row(execution)
+        row = self.replay_state.row(execution.key)
+        if execution.row is None and row is not None:
             due_at = row.next_retry_at or row.wake_at
             if due_at is not None:
-                branch.wait = OpenWait(due_at, row.wait_event_type)
-        if branch.row is not None and self.race is not None:
+                execution.wait = OpenWait(due_at, row.wait_event_type)
+        if execution.row is not None and self.race is not None:
             raise RaceWon
 
     def apply(self, committed: Committed) -> None:
@@ -238,7 +238,7 @@ class ExecutionContext:
         if committed.messages:
             self.env.post(list(committed.messages))
 
-    def or_interrupt(self, commit: Callable[[], Any]) -> Any:
+    def run_or_interrupt(self, commit: Callable[[], Any]) -> Any:
         """Run a commit and return its result; if it fails outside the author's code, interrupt the pass.
 
         Raises StepEffectFailed and BodyRerunRequired unchanged. An outage must not look like a failed step.
@@ -250,7 +250,7 @@ class ExecutionContext:
         except Interruption as exc:
             raise self.interrupt(exc) from None
         except Exception as exc:
-            if self.env.is_from_outside(exc):
+            if self.env.stops_process(exc):
                 raise self.interrupt(ProcessStopping(exc)) from exc
             raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
 
@@ -271,14 +271,14 @@ class ExecutionContext:
     def publish(self, key: str, value: Any) -> None:
         """Publish a value, unless the function is replaying steps of an earlier pass."""
         published, body = self.committer.published, step_attempt.current_attempt.get()
-        text = published.checked(key, value)
+        text = published.encode_value(key, value)
         if body is not None:
             body.check_not_abandoned()
             published.publish(key, text)
         elif self.interruption is not None:
             raise self.interruption
         elif not self.replay_state.is_replaying:
-            self.or_interrupt(lambda: published.publish(key, text))
+            self.run_or_interrupt(lambda: published.publish(key, text))
 
     def drain_logs(self, body: StepAttempt | None = None) -> list[LogLine]:
         """Take the log lines of the workflow function, and add those of ``body``."""
@@ -286,7 +286,7 @@ class ExecutionContext:
         self.logs.clear()
         return lines
 
-    def race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
+    def build_race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
         """The rows that decide the race: the winner's key, and each open loser as cancelled.
 
         They are written in the commit that finishes the winner, with its ``commit_id``. By that id a later run knows
@@ -307,10 +307,10 @@ class ExecutionContext:
             attempts=1,
             result=result,
         )
-        losers = [branch for branch in race.branches if branch is not winner and self.finished_row(branch) is None]
+        losers = [branch for branch in race.branches if branch is not winner and self.find_finished_row(branch) is None]
         return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
 
-    def finished_row(self, branch: StepExecution) -> StepRow | None:
+    def find_finished_row(self, execution: StepExecution) -> StepRow | None:
         """The current row of a branch if the step has finished, else None."""
-        row = self.replay_state.row(branch.key)
+        row = self.replay_state.row(execution.key)
         return row if row is not None and row.is_finished else None

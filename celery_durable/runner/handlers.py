@@ -13,7 +13,7 @@ from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
 from celery_durable.linear import LinearContext, TaskType
 from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
 from celery_durable.runner.body_runner import idempotency_key
-from celery_durable.runner.execution import Environment, log_data
+from celery_durable.runner.execution import Environment, encode_log_data
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
@@ -35,20 +35,20 @@ class Handlers:
         run_state: RunState,
         published: PublishedValues,
     ) -> None:
-        self._definition, self._env, self._lease, self._loaded = definition, env, lease, run_state
+        self._definition, self._env, self._lease, self._run_state = definition, env, lease, run_state
         self._published = published
 
-    def knows(self, row: StepRow) -> bool:
+    def has_handler(self, row: StepRow) -> bool:
         """Whether this code has a handler for the row's step."""
         return row.name in self._definition.handlers
 
-    def body(self, row: StepRow, rows: Sequence[StepRow]) -> StepAttempt:
+    def build_attempt(self, row: StepRow, rows: Sequence[StepRow]) -> StepAttempt:
         """Build the next attempt of a step; ``rows``: all rows of the run."""
         attempt, ref, handler = row.attempts + 1, self._lease.claim.ref, self._definition.handlers[row.name]
 
         def run() -> Any:
             return self._env.runtime.attempt(
-                lambda: handler(self._context(row, rows, body)),
+                lambda: handler(self._build_context(row, rows, body)),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
                 step=row.name,
@@ -62,24 +62,24 @@ class Handlers:
             buffer=TxBuffer(),
             close_session=self.close_session,
             abandon_session=self._abandon_session,
-            is_from_outside=self._env.is_from_outside,
+            stops_process=self._env.stops_process,
             monotonic=self._env.runtime.monotonic,
             lease=self._lease,
         )
         return body
 
-    def tx_of(self, row: StepRow, body: StepAttempt) -> StepTx:
+    def build_tx(self, row: StepRow, body: StepAttempt) -> StepTx:
         """The transaction of this attempt."""
         # A step that waits commits several times, so the ids of its messages must differ from wait to wait.
-        turn = ""
+        suffix = ""
         if row.event_seq is not None:
-            turn = f"/event {row.event_seq}"
+            suffix = f"/event {row.event_seq}"
         elif row.wake_at is not None:
-            turn = f"/timeout {to_us(row.wake_at)}"
+            suffix = f"/timeout {to_us(row.wake_at)}"
         return StepTx(
             name=row.name,
             attempt=body.attempt,
-            idempotency_key=idempotency_key(self._loaded.ancestry, row.step_key, turn),
+            idempotency_key=idempotency_key(self._run_state.ancestry, row.step_key, suffix),
             buffer=body.buffer,
             open_session=lambda: self._open_session(body),
             limits=self._env.settings.limits,
@@ -100,8 +100,8 @@ class Handlers:
         if buffer.session is not None:
             self._env.store.abandon_session(buffer.session)
 
-    def _context(self, row: StepRow, rows: Sequence[StepRow], body: StepAttempt) -> LinearContext:
-        ref, event = self._lease.claim.ref, self._event(row)
+    def _build_context(self, row: StepRow, rows: Sequence[StepRow], body: StepAttempt) -> LinearContext:
+        ref, event = self._lease.claim.ref, self._read_event(row)
         if event is not None:
             task_type = TaskType.EVENT
         else:
@@ -111,31 +111,31 @@ class Handlers:
             step=row.name,
             seq=row.seq,
             attempt=body.attempt,
-            params=self._params(),
+            params=self._decode_params(),
             results={each.name: _PLAIN.decode(each.result or "null") for each in rows if each.seq < row.seq},
             event=event,
             workflow=ref.workflow,
             instance_id=ref.instance_id,
             run_number=ref.run_number,
-            version=self._loaded.version or 0,
-            tx=self.tx_of(row, body),
-            log=StepLog(_Log(self._env.settings, body)),
+            version=self._run_state.version or 0,
+            tx=self.build_tx(row, body),
+            log=StepLog(_HandlerLog(self._env.settings, body)),
             publish=functools.partial(self._publish, body),
         )
 
     def _publish(self, body: StepAttempt, key: str, value: Any) -> None:
-        text = self._published.checked(key, value)
+        text = self._published.encode_value(key, value)
         body.check_not_abandoned()
         self._published.publish(key, text)
 
-    def _params(self) -> Any:
+    def _decode_params(self) -> Any:
         try:
-            return self._definition.params.decode(self._loaded.params)
+            return self._definition.params.decode(self._run_state.params)
         except values.ValidationFailed as exc:
             error = WorkflowParamsInvalid(self._definition.name, exc.problems)
             raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
 
-    def _event(self, row: StepRow) -> ReceivedEvent[Any] | None:
+    def _read_event(self, row: StepRow) -> ReceivedEvent[Any] | None:
         """Read the event that the row has for its handler; None if it has none."""
         if row.event_seq is None:
             return None
@@ -144,14 +144,14 @@ class Handlers:
         return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
 
 
-class _Log:
+class _HandlerLog:
     """Collects a handler's log lines for its commit."""
 
     def __init__(self, settings: Settings, body: StepAttempt) -> None:
         self._settings, self._body = settings, body
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
-        text = log_data(self._settings, message, category, data)
+        text = encode_log_data(self._settings, message, category, data)
         message = values.storable(message, self._settings.max_log_message)
         body = self._body
         body.logs.append(LogLine(level, category, message, text, body.step_key, body.attempt, is_replay=False))

@@ -67,25 +67,25 @@ class Lease:
         self._last_progress_at = self._runtime.monotonic()
         return self._last_progress_at
 
-    def stalled_for(self, limit: float) -> float | None:
+    def measure_stall(self, limit: float) -> float | None:
         """For how many seconds engine code has made no progress, if more than ``limit``; otherwise None."""
         if self._user_code_owners:
             return None
         stalled = self._runtime.monotonic() - self._last_progress_at
         return stalled if stalled > limit else None
 
-    def renewed(self, *, requested_at: float) -> None:
+    def extend(self, *, requested_at: float) -> None:
         """Extend the validity after a renewal that was requested at ``requested_at``. It never gets shorter."""
         self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
 
-    def check(self, store: Store) -> None:
+    def ensure_held(self, store: Store) -> None:
         """Make sure, before a body starts, that the claim is still held; raises Superseded if it is not."""
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
             requested_at = self._runtime.monotonic()
             store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), timeouts=PASS)
-            self.renewed(requested_at=requested_at)
+            self.extend(requested_at=requested_at)
 
 
 class LeaseRenewer:
@@ -131,10 +131,10 @@ class LeaseRenewer:
                 self._is_running = False
                 return False
         stalled_leases = {
-            token: stalled for token, lease in held.items() if (stalled := lease.stalled_for(self._stall_seconds))
+            token: stalled for token, lease in held.items() if (stalled := lease.measure_stall(self._stall_seconds))
         }
-        if moving := {token: lease for token, lease in held.items() if token not in stalled_leases}:
-            self._renew(moving)
+        if active_leases := {token: lease for token, lease in held.items() if token not in stalled_leases}:
+            self._renew(active_leases)
         started = self._runtime.monotonic()
         for token, stalled in stalled_leases.items():
             if not held[token].is_lost and self._runtime.monotonic() - started < self._length.total_seconds() / 6:
@@ -160,16 +160,18 @@ class LeaseRenewer:
 
     def _renew(self, held: dict[str, Lease]) -> None:
         requested_at = self._runtime.monotonic()
-        wanted = [lease.claim for lease in held.values()]
+        claims_to_renew = [lease.claim for lease in held.values()]
         try:
-            found = self._store.transact(lambda tx: claims.renew(tx, wanted, lease=self._length), timeouts=LOOP)
+            renewal = self._store.transact(
+                lambda tx: claims.renew(tx, claims_to_renew, lease=self._length), timeouts=LOOP
+            )
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
             return
         for token, lease in held.items():
-            if token in found.renewed:
-                lease.renewed(requested_at=requested_at)
-            elif token not in found.held:
+            if token in renewal.renewed:
+                lease.extend(requested_at=requested_at)
+            elif token not in renewal.held:
                 lease.is_lost = True
             # Otherwise another transaction has locked the row, and the next round tries again.
 

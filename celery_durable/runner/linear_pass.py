@@ -31,7 +31,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
 )
-from celery_durable.runner.body_runner import SESSION_RERUNS
+from celery_durable.runner.body_runner import MAX_BODY_RERUNS
 from celery_durable.runner.execution import Environment
 from celery_durable.runner.handlers import Handlers
 from celery_durable.runner.lease import Lease
@@ -66,43 +66,43 @@ class LinearPass:
         self._definition, self._env, self._lease, self._committer = definition, env, lease, committer
         self._handlers = Handlers(definition, env, lease, run_state, committer.published)
         self._max_commits = max_commits
-        self._loaded, self._rows = run_state, list(run_state.steps)
+        self._run_state, self._rows = run_state, list(run_state.steps)
         self._now = lease.claim.claimed_at  # never ahead of the database's time
-        self._began, self._commits, self._pause_requested = env.runtime.monotonic(), 0, False
+        self._started_at, self._commits, self._pause_requested = env.runtime.monotonic(), 0, False
         self._summary: str | None = None
         self._logs: list[LogLine] = []
 
     def run(self) -> str:
         """Run steps until the run waits, ends or is released; returns a short sentence for people."""
-        crashes, standing = self._lease.claim.crash_count, self._current_step()
-        if crashes >= self._env.settings.max_crashes and standing is not None:
+        crashes, current_step = self._lease.claim.crash_count, self._current_step()
+        if crashes >= self._env.settings.max_crashes and current_step is not None:
             error = WorkerCrashLoop(crashes)
-            self._fail_run(standing, (type(error).__name__, str(error)))
+            self._fail_run(current_step, (type(error).__name__, str(error)))
         else:
-            notify.pass_started(self._lease.claim, has_started=self._loaded.has_started)
+            notify.pass_started(self._lease.claim, has_started=self._run_state.has_started)
         while self._summary is None:
             row = self._current_step()
             if row is None:
-                self._finish()
+                self._complete_run()
             elif row.status is StepStatus.RUNNING:
-                self._recover(row)
+                self._recover_step(row)
             elif self._should_stop():
                 self._release([])
-            elif not self._handlers.knows(row):
-                self._leave(row)
+            elif not self._handlers.has_handler(row):
+                self._release_without_handler(row)
             elif row.status is StepStatus.LINEAR_WAITING:
                 self._check_wait(row)
             elif row.next_retry_at is not None and row.next_retry_at > self._now:
                 self._release([OpenWait(row.next_retry_at)])
             else:
-                self._run_step(self._commit(StepCommit([self._running_write(row)])).rows[0])
+                self._run_step(self._commit(StepCommit([self._build_running_write(row)])).rows[0])
         return self._summary
 
     def _current_step(self) -> StepRow | None:
         """The first step that is not done; None if all are done."""
         return next((row for row in self._rows if row.status is not StepStatus.DONE), None)
 
-    def _finish(self) -> None:
+    def _complete_run(self) -> None:
         """Complete the run: all steps are done, since the last one was completed by hand.
 
         Or another worker took the run over after this pass's claim and before it read the rows. Then the claim's token
@@ -113,17 +113,17 @@ class LinearPass:
         self._summary = str(run_outcome.status)
 
     def _should_stop(self) -> bool:
-        has_had_its_time = (
-            self._commits and self._env.runtime.monotonic() - self._began > self._env.settings.pass_seconds
+        is_out_of_time = (
+            self._commits and self._env.runtime.monotonic() - self._started_at > self._env.settings.pass_seconds
         )
-        has_had_its_turns = self._max_commits is not None and self._commits >= self._max_commits
-        return bool(self._pause_requested or self._env.should_stop() or has_had_its_time or has_had_its_turns)
+        has_reached_max_commits = self._max_commits is not None and self._commits >= self._max_commits
+        return bool(self._pause_requested or self._env.should_stop() or is_out_of_time or has_reached_max_commits)
 
     # --- arrows ---------------------------------------------------------------------------------
 
-    def _write(self, row: StepRow, status: StepStatus, **changes: Any) -> StepWrite:
+    def _build_write(self, row: StepRow, status: StepStatus, **changes: Any) -> StepWrite:
         """Build the row with another status and other changes. The rest stays the same, except its times."""
-        kept: dict[str, Any] = {
+        unchanged: dict[str, Any] = {
             "attempts": row.attempts,
             "max_attempts": row.max_attempts,
             "timeout": row.timeout,
@@ -141,20 +141,22 @@ class LinearPass:
             status=status,
             replaces=row.commit_id,
             commit_id=self._env.runtime.new_token(),
-            **(kept | changes),
+            **(unchanged | changes),
         )
 
-    def _running_write(self, row: StepRow) -> StepWrite:
-        return self._write(row, StepStatus.RUNNING, ran_for=_NOW)
+    def _build_running_write(self, row: StepRow) -> StepWrite:
+        return self._build_write(row, StepStatus.RUNNING, ran_for=_NOW)
 
-    def _recover(self, row: StepRow) -> None:
+    def _recover_step(self, row: StepRow) -> None:
         """Record that the step's worker died during its attempt: the step is retried, or the run fails."""
         if self._is_last_attempt(row):
             self._fail_run(row, (LEASE_EXPIRED, "the last attempt ended with its worker"))
         else:
             text = "the attempt ended with its worker"
-            again: dict[str, Any] = {"attempts": row.attempts + 1, "retry_in": _NOW}
-            write = self._write(row, StepStatus.READY, **again, error_name=LEASE_EXPIRED, error_message=text)
+            next_attempt: dict[str, Any] = {"attempts": row.attempts + 1, "retry_in": _NOW}
+            write = self._build_write(
+                row, StepStatus.READY, **next_attempt, error_name=LEASE_EXPIRED, error_message=text
+            )
             self._commit(StepCommit([write]))
 
     def _check_wait(self, row: StepRow) -> None:
@@ -172,19 +174,19 @@ class LinearPass:
             event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=due_at)
             if event is not None:
                 step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
-                return [replace(self._ready_write(row, event.seq), commit_id=commit_id)]
-            return [replace(self._running_write(row), commit_id=commit_id)] if due_at <= guard_result.now else []
+                return [replace(self._build_ready_write(row, event.seq), commit_id=commit_id)]
+            return [replace(self._build_running_write(row), commit_id=commit_id)] if due_at <= guard_result.now else []
 
-        def sleep(rows: list[StepRow]) -> list[OpenWait]:
+        def waits_after_commit(rows: list[StepRow]) -> list[OpenWait]:
             return [] if rows else [OpenWait(due_at, type_)]
 
-        placeholder = replace(self._running_write(row), commit_id=commit_id)
-        committed = self._commit(StepCommit([placeholder], decide=decide, sleep=sleep))
+        placeholder = replace(self._build_running_write(row), commit_id=commit_id)
+        committed = self._commit(StepCommit([placeholder], decide=decide, waits_after_commit=waits_after_commit))
         if committed.rows and committed.rows[0].status is StepStatus.RUNNING:
             self._run_step(committed.rows[0])
 
-    def _ready_write(self, row: StepRow, event_seq: int) -> StepWrite:
-        return self._write(
+    def _build_ready_write(self, row: StepRow, event_seq: int) -> StepWrite:
+        return self._build_write(
             row,
             StepStatus.READY,
             event_seq=event_seq,
@@ -200,7 +202,7 @@ class LinearPass:
 
     def _fail_run(self, row: StepRow, error: tuple[str, str], body: StepAttempt | None = None) -> None:
         name, message = values.storable_error(*error)
-        write = self._write(
+        write = self._build_write(
             row,
             StepStatus.DEAD,
             attempts=row.attempts + 1,
@@ -209,32 +211,37 @@ class LinearPass:
             ran_for=None if body is None else body.duration,
         )
         run_outcome = RunOutcome(Status.ERRORED, error_name=name, error_message=message)
-        undo = () if body is None else tuple(body.buffer.on_terminal_error)
-        step_commit = StepCommit([write], self._pending_logs(body), user_writes=undo, run_outcome=run_outcome)
+        terminal_writes = () if body is None else tuple(body.buffer.on_terminal_error)
+        step_commit = StepCommit(
+            [write], self._pending_logs(body), user_writes=terminal_writes, run_outcome=run_outcome
+        )
         try:
             self._commit(step_commit)
         except StepEffectFailed as exc:  # `on_terminal_error` failed: record the end anyway, and log this error
             text = f"on_terminal_error of step {row.name!r} failed: {exc.error!r}"
-            step_commit.user_writes, step_commit.logs = (), [*step_commit.logs, self._line(LogLevel.ERROR, text, row)]
+            step_commit.user_writes, step_commit.logs = (
+                (),
+                [*step_commit.logs, self._build_log_line(LogLevel.ERROR, text, row)],
+            )
             self._commit(step_commit)
 
     # --- running a step: the pass calls the handler and records its outcome ---------------------
 
     def _run_step(self, row: StepRow) -> None:
         notify.attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
-        for left in reversed(range(SESSION_RERUNS + 1)):
-            body = self._handlers.body(row, self._rows)
+        for reruns_left in reversed(range(MAX_BODY_RERUNS + 1)):
+            body = self._handlers.build_attempt(row, self._rows)
             try:
                 self._record(row, body, self._run_body(row, body))
             except BodyRerunRequired as exc:
                 self._handlers.close_session(body.buffer)
-                if not left:
-                    times = SESSION_RERUNS + 1
+                if not reruns_left:
+                    times = MAX_BODY_RERUNS + 1
                     text = f"the step's transaction was lost {times} times, at last by: {exc}"
-                    self._retry(row, body, None, ("StepTransactionLost", text))
+                    self._retry_step(row, body, None, ("StepTransactionLost", text))
                     return
                 text = f"The transaction of step {row.name!r} was lost: {exc}"
-                self._logs.append(self._line(LogLevel.WARNING, text, row))
+                self._logs.append(self._build_log_line(LogLevel.WARNING, text, row))
             except BaseException:
                 body.abandon()
                 raise
@@ -243,7 +250,7 @@ class LinearPass:
 
     def _run_body(self, row: StepRow, body: StepAttempt) -> Any:
         """Run the body and return its outcome; None if it took too long."""
-        self._lease.check(self._env.store)
+        self._lease.ensure_held(self._env.store)
         self._env.runtime.checkpoint("before-body")
         if row.timeout is None or self._env.runtime.can_interrupt():
             outcome: Any = body.run_timed(row.timeout)
@@ -258,45 +265,47 @@ class LinearPass:
         match outcome:
             case Interrupted(error):
                 body.abandon()
-                self._hand_back(row)
+                self._release_for_shutdown(row)
                 raise error
             case TimedOut() | None:
                 body.abandon()
-                self._retry(row, body, None, ("StepTimeout", f"attempt {body.attempt} took longer than {row.timeout}"))
+                self._retry_step(
+                    row, body, None, ("StepTimeout", f"attempt {body.attempt} took longer than {row.timeout}")
+                )
             case Raised(error):
                 if body.buffer.session is not None and self._env.store.is_transient(error):
                     raise BodyRerunRequired(values.text_of(error)) from error
-                self._failed(row, body, self._as_step_error(row, body, error))
-            case Returned(answer):
+                self._handle_error(row, body, self._convert_to_step_error(row, body, error))
+            case Returned(returned):
                 try:
-                    self._answer(row, body, answer)
+                    self._apply_outcome(row, body, returned)
                 except StepEffectFailed as exc:
                     # An internal error says that the target does not exist or has ended: a retry would fail again.
-                    self._failed(row, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError))
+                    self._handle_error(row, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError))
                 except (ValueRefused, HandlerAnswerInvalid) as exc:
-                    self._failed(row, body, exc)
+                    self._handle_error(row, body, exc)
 
-    def _answer(self, row: StepRow, body: StepAttempt, answer: Outcome) -> None:
-        if not isinstance(answer, Outcome):
-            raise HandlerAnswerInvalid(row.name, answer)
-        match answer:
+    def _apply_outcome(self, row: StepRow, body: StepAttempt, outcome: Outcome) -> None:
+        if not isinstance(outcome, Outcome):
+            raise HandlerAnswerInvalid(row.name, outcome)
+        match outcome:
             case Completed(result):
-                self._complete(row, body, result)
+                self._complete_step(row, body, result)
             case Waiting():
-                self._wait(row, body, answer)
+                self._start_wait(row, body, outcome)
             case Retry(backoff, error):
                 self._handlers.close_session(body.buffer)
                 delay = None if backoff is None else values.duration(backoff, maximum=self._env.settings.max_sleep)
-                self._retry(row, body, delay, ("Retry", error))
+                self._retry_step(row, body, delay, ("Retry", error))
             case Dead(error):
                 self._handlers.close_session(body.buffer)
                 self._fail_run(row, ("Dead", error), body)
             case _:
-                assert_never(answer)
+                assert_never(outcome)
 
-    def _complete(self, row: StepRow, body: StepAttempt, result: Any) -> None:
+    def _complete_step(self, row: StepRow, body: StepAttempt, result: Any) -> None:
         text = values.encode(result, what=f"Result of step {row.name!r}", limits=self._env.settings.limits)
-        done = self._write(
+        done = self._build_write(
             row,
             StepStatus.DONE,
             result=text,
@@ -306,27 +315,29 @@ class LinearPass:
             error_name=None,
             error_message=None,
         )
-        following = next((each for each in self._rows if each.seq == row.seq + 1), None)
-        if following is None:
-            step_commit = self._boundary([done], body, run_outcome=RunOutcome(Status.COMPLETE, output=text))
+        next_row = next((each for each in self._rows if each.seq == row.seq + 1), None)
+        if next_row is None:
+            step_commit = self._build_handler_commit([done], body, run_outcome=RunOutcome(Status.COMPLETE, output=text))
         else:
-            step_commit = self._boundary([done, self._write(following, StepStatus.READY, retry_in=_NOW)], body)
+            step_commit = self._build_handler_commit(
+                [done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)], body
+            )
         self._commit(step_commit, body)
 
-    def _wait(self, row: StepRow, body: StepAttempt, answer: Waiting) -> None:
+    def _start_wait(self, row: StepRow, body: StepAttempt, outcome: Waiting) -> None:
         """Record the step as WAITING, or as READY if its event is there already."""
         settings = self._env.settings
-        type_ = values.event_type(answer.event_type, settings.max_event_type)
-        length = values.duration(answer.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+        type_ = values.event_type(outcome.event_type, settings.max_event_type)
+        wait_length = values.duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
         workflow = self._lease.claim.ref.workflow
-        length = self._env.runtime.wait_duration(length, purpose="event", workflow=workflow, step=row.name)
-        tx = self._handlers.tx_of(row, body)
-        for name, payload in answer.outbound_events:
+        wait_length = self._env.runtime.wait_duration(wait_length, purpose="event", workflow=workflow, step=row.name)
+        tx = self._handlers.build_tx(row, body)
+        for name, payload in outcome.outbound_events:
             tx.send_outbound(name, payload)
-        waiting = self._write(
+        waiting_write = self._build_write(
             row,
             StepStatus.LINEAR_WAITING,
-            wake_in=length,
+            wake_in=wait_length,
             wake_at=None,
             event_type=type_,
             event_seq=None,
@@ -336,23 +347,27 @@ class LinearPass:
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + length)
+            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + wait_length)
             if event is None:
-                return [waiting]
+                return [waiting_write]
             step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
-            return [replace(self._ready_write(row, event.seq), commit_id=waiting.commit_id)]
+            return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]
 
-        self._commit(self._boundary([waiting], body, decide=decide, sleep=_event_waits), body)
+        self._commit(
+            self._build_handler_commit([waiting_write], body, decide=decide, waits_after_commit=_event_waits), body
+        )
 
-    def _failed(self, row: StepRow, body: StepAttempt, error: BaseException, *, is_non_retryable: bool = False) -> None:
+    def _handle_error(
+        self, row: StepRow, body: StepAttempt, error: BaseException, *, is_non_retryable: bool = False
+    ) -> None:
         """Record an exception: the step is retried as its policy says, unless the error forbids a retry."""
         self._handlers.close_session(body.buffer)
         if is_non_retryable or values.forbids_retry(error):
             self._fail_run(row, values.described(error), body)
         else:
-            self._retry(row, body, None, values.described(error))
+            self._retry_step(row, body, None, values.described(error))
 
-    def _retry(self, row: StepRow, body: StepAttempt, backoff: timedelta | None, error: tuple[str, str]) -> None:
+    def _retry_step(self, row: StepRow, body: StepAttempt, backoff: timedelta | None, error: tuple[str, str]) -> None:
         if self._is_last_attempt(row):
             self._fail_run(row, error, body)
             return
@@ -361,7 +376,7 @@ class LinearPass:
             policy = self._definition.policy_of(row.name, self._env.settings.step_policy)
             backoff = policy.delay_after(row.attempts + 1)
         workflow = self._lease.claim.ref.workflow
-        write = self._write(
+        write = self._build_write(
             row,
             StepStatus.READY,
             attempts=row.attempts + 1,
@@ -370,17 +385,17 @@ class LinearPass:
             error_message=message,
             ran_for=body.duration,
         )
-        self._commit(StepCommit([write], self._pending_logs(body), sleep=_retry_waits))
+        self._commit(StepCommit([write], self._pending_logs(body), waits_after_commit=_retry_waits))
         self._commits += 1
 
-    def _as_step_error(self, row: StepRow, body: StepAttempt, error: BaseException) -> BaseException:
+    def _convert_to_step_error(self, row: StepRow, body: StepAttempt, error: BaseException) -> BaseException:
         if body.buffer.session is not None and self._env.store.is_unique_violation(error):
             return StepCommitConflict(row.name, values.storable(values.text_of(error), 500))
         return error
 
     # --- commits --------------------------------------------------------------------------------
 
-    def _boundary(self, writes: list[StepWrite], body: StepAttempt, **how: Any) -> StepCommit:
+    def _build_handler_commit(self, writes: list[StepWrite], body: StepAttempt, **options: Any) -> StepCommit:
         """Build the commit of a handler that returned: ``writes``, its log lines and its buffered effects."""
         buffer = body.buffer
         return StepCommit(
@@ -392,7 +407,7 @@ class LinearPass:
             emissions=buffer.emissions,
             messages=buffer.messages,
             labels=buffer.labels,
-            **how,
+            **options,
         )
 
     def _commit(self, step_commit: StepCommit, body: StepAttempt | None = None) -> Committed:
@@ -423,18 +438,18 @@ class LinearPass:
         claim = self._lease.claim
         committed.notify(claim)
         if run_outcome is not None:
-            notify.run_ended(claim, run_outcome, lambda: self._lease.now - self._loaded.created_at)
+            notify.run_ended(claim, run_outcome, lambda: self._lease.now - self._run_state.created_at)
         elif committed.released is not None:
             notify.suspended(claim, committed.released, committed.until)
 
-    def _release(self, waits: list[OpenWait], writes: tuple[StepWrite, ...] = (), **how: Any) -> None:
-        released = self._committer.release(self._pending_logs(None), waits, writes, **how)
+    def _release(self, waits: list[OpenWait], writes: tuple[StepWrite, ...] = (), **options: Any) -> None:
+        released = self._committer.release(self._pending_logs(None), waits, writes, **options)
         if released is ReleaseOutcome.DUE:
             self._env.wake([DueRun(self._lease.claim.ref, self._lease.claim.queue)])
         until = min((wait.due_at for wait in waits), default=None)
         self._summary = _summarize(released, Committed([], until=until))
 
-    def _leave(self, row: StepRow) -> None:
+    def _release_without_handler(self, row: StepRow) -> None:
         """Release a run whose next step has no handler in this process. Another worker's code may have one."""
         delay = timedelta(seconds=self._env.settings.unknown_workflow_seconds)
         logger.warning(
@@ -445,13 +460,13 @@ class LinearPass:
         self._release([OpenWait(self._now + delay)], is_progress=False)
         self._summary = f"noop: step {row.name!r} has no handler in this worker"
 
-    def _hand_back(self, row: StepRow) -> None:
+    def _release_for_shutdown(self, row: StepRow) -> None:
         """Make the step READY again and release the run, because the worker is stopping.
 
         This counts as no attempt and no crash.
         """
         try:
-            self._release([], (self._write(row, StepStatus.READY, retry_in=_NOW),))
+            self._release([], (self._build_write(row, StepStatus.READY, retry_in=_NOW),))
         except Superseded:
             logger.info("%s was taken over before it could be handed on", self._lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
@@ -459,7 +474,7 @@ class LinearPass:
 
     # --- logs -----------------------------------------------------------------------------------
 
-    def _line(self, level: LogLevel, text: str, row: StepRow) -> LogLine:
+    def _build_log_line(self, level: LogLevel, text: str, row: StepRow) -> LogLine:
         message = values.storable(text, self._env.settings.max_log_message)
         return LogLine(level, "system", message, None, row.step_key, row.attempts + 1, is_replay=False)
 
@@ -484,4 +499,4 @@ def _summarize(released: ReleaseOutcome, committed: Committed) -> str:
         case ReleaseOutcome.PAUSED:
             return "paused"
         case ReleaseOutcome.DUE:
-            return "handed on: due again"
+            return "released: due again"

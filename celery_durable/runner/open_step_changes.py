@@ -12,11 +12,11 @@ from datetime import timedelta
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.model import StepRow, child_of, task_of, topic_of
-from celery_durable.runner.branches import StepExecution
-from celery_durable.runner.remote_steps import task_name
+from celery_durable.runner.remote_steps import find_task_name
+from celery_durable.runner.step_execution import StepExecution
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, TaskCall, WaitCall
 
-_SAME = timedelta(seconds=1)
+_TOLERANCE = timedelta(seconds=1)
 """Tolerance for a wait's length, computed from two times of its row."""
 
 
@@ -28,16 +28,16 @@ class Difference:
     remedy: str
 
 
-def open_step_changes(branch: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
+def find_open_step_changes(execution: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
     """Yield the changes of an open step."""
-    for was, now, remedy in _compared(branch, row, settings):
+    for was, now, remedy in _compare_call(execution, row, settings):
         yield Difference(
             f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", remedy
         )
 
 
-def _compared(branch: StepExecution, row: StepRow, settings: Settings) -> Iterator[tuple[str, str, str]]:
-    call = branch.call
+def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) -> Iterator[tuple[str, str, str]]:
+    call = execution.call
     match call:
         case WaitCall():
             topic = topic_of(row.wait_event_type)
@@ -45,16 +45,16 @@ def _compared(branch: StepExecution, row: StepRow, settings: Settings) -> Iterat
             now = f"{'topic' if call.is_topic else 'event'} {call.event_type!r}"
             if row.wait_event_type is not None and was != now:
                 yield was, now, "The wait keeps its deadline and is for the new one from the next pass on."
-            yield from _length(row, "timeout", values.duration(call.timeout))
+            yield from _compare_duration(row, "timeout", values.duration(call.timeout))
         case TaskCall() | MapCall():
-            name = task_name(call.signature if isinstance(call, TaskCall) else call.task)
+            name = find_task_name(call.signature if isinstance(call, TaskCall) else call.task)
             if (task := task_of(row.wait_event_type)) is not None and task != name:
                 yield (
                     f"task {task!r}",
                     f"task {name!r}",
                     "What is out still counts; only what is sent anew is the new one.",
                 )
-            yield from _timeout(branch, row)
+            yield from _compare_timeout(execution, row)
         case ChildCall():
             if (child := child_of(row.wait_event_type)) is not None:
                 workflow, instance_id = call.definition.name, call.instance_id or child[1]
@@ -62,27 +62,27 @@ def _compared(branch: StepExecution, row: StepRow, settings: Settings) -> Iterat
                     was, now = f"child {child[0]}/{child[1]}", f"child {workflow}/{instance_id}"
                     yield was, now, "The child that was created still counts; no other is created."
             timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
-            yield from _length(row, "timeout", timeout)
+            yield from _compare_duration(row, "timeout", timeout)
         case SleepCall(until=None):
-            yield from _length(row, "length", values.duration(call.duration))
+            yield from _compare_duration(row, "length", values.duration(call.duration))
         case SleepCall(until=until):
             if until is not None and row.wake_at is not None and values.aware(until, "sleep_until") != row.wake_at:
                 yield f"instant {row.wake_at}", f"instant {until}", "The sleep keeps the time that is recorded."
         case BodyCall():
-            yield from _timeout(branch, row)
+            yield from _compare_timeout(execution, row)
 
 
-def _length(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str, str]]:
+def _compare_duration(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str, str]]:
     """Yield the change of a length that the row records as a deadline."""
     if row.wake_at is None or row.created_at is None:
         return
     was = row.wake_at - row.created_at
-    if abs(was - now) > _SAME:
+    if abs(was - now) > _TOLERANCE:
         was = timedelta(seconds=round(was.total_seconds()))
         yield f"{what} {was}", f"{what} {now}", "What is open keeps its deadline."
 
 
-def _timeout(branch: StepExecution, row: StepRow) -> Iterator[tuple[str, str, str]]:
+def _compare_timeout(execution: StepExecution, row: StepRow) -> Iterator[tuple[str, str, str]]:
     """Yield the change of a timeout that applies to each attempt."""
-    if row.timeout != branch.policy.timeout:
-        yield f"timeout {row.timeout}", f"timeout {branch.policy.timeout}", "The next attempt has the new timeout."
+    if row.timeout != execution.policy.timeout:
+        yield f"timeout {row.timeout}", f"timeout {execution.policy.timeout}", "The next attempt has the new timeout."

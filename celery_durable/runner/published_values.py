@@ -33,7 +33,7 @@ class ValueVersion:
     text: str
 
 
-def checked(settings: Settings, key: str, value: Any) -> str:
+def encode_published_value(settings: Settings, key: str, value: Any) -> str:
     """Encode a value to publish as JSON text; raises NameInvalid, NotSerializable and PayloadTooLarge."""
     values.label("Published key", key, MAX_KEY_LENGTH)
     return values.encode(value, what=f"Published value {key!r}", limits=settings.limits)
@@ -43,10 +43,10 @@ class PublishedValues:
     """The published values of one pass. Bodies use it from their threads, the pass from its own."""
 
     def __init__(
-        self, store: Store, settings: Settings, lease: Lease, *, is_from_outside: Callable[[BaseException], bool]
+        self, store: Store, settings: Settings, lease: Lease, *, stops_process: Callable[[BaseException], bool]
     ) -> None:
         self._store, self._settings, self._lease = store, settings, lease
-        self._is_from_outside = is_from_outside
+        self._stops_process = stops_process
         self._lock = threading.Lock()
         """Protects the fields below. It is never held during a database call."""
         self._pending: dict[str, ValueVersion] = {}
@@ -58,9 +58,9 @@ class PublishedValues:
         """Whether the next commit has values to write."""
         return bool(self._pending)
 
-    def checked(self, key: str, value: Any) -> str:
+    def encode_value(self, key: str, value: Any) -> str:
         """Encode ``value`` as JSON text; raises NameInvalid, NotSerializable and PayloadTooLarge."""
-        return checked(self._settings, key, value)
+        return encode_published_value(self._settings, key, value)
 
     def publish(self, key: str, text: str) -> None:
         """Write a value now, or keep it if its key was just written or the write fails; raises Superseded."""
@@ -82,7 +82,7 @@ class PublishedValues:
             self._lease.is_lost = True
             raise
         except Exception as exc:
-            if self._is_from_outside(exc):
+            if self._stops_process(exc):
                 raise
             # The error must not become the body's failure.
             why = getattr(exc, "orig", None) or exc  # SQLAlchemy's own text would contain the value
@@ -97,7 +97,7 @@ class PublishedValues:
         if self._pending:
             self._flushing = self._write_pending(tx)
 
-    def flushed(self) -> None:
+    def mark_flushed(self) -> None:
         """Forget the values that `flush` wrote: their commit has succeeded."""
         self._mark_written(self._flushing)
         self._flushing = {}

@@ -33,7 +33,7 @@ from celery_durable.store import history, instances, step_rows
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState
 
-_LARGEST_RUN = 2**31 - 1
+_MAX_RUN_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> Rec
     """Read a run from the store; ``number`` None is the current run. Raises InstanceNotFound and RunNotFound."""
     row = instances.read(tx, workflow, instance_id)
     number = row.run_number if number is None else number
-    run = history.run(tx, row.pk, number) if number <= _LARGEST_RUN else None
+    run = history.run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
     if run is None:
         raise RunNotFound(workflow, instance_id, number, row.run_number)
-    claim = _claim(row.pk, RunRef(workflow, instance_id, number), row.created_at, run.created_at)
-    return _recorded(claim, step_rows.load(tx, claim), history.past_status(row, run), run.error_name)
+    claim = _build_claim(row.pk, RunRef(workflow, instance_id, number), row.created_at, run.created_at)
+    return _build_recorded_run(claim, step_rows.load(tx, claim), history.past_status(row, run), run.error_name)
 
 
 def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:
@@ -82,7 +82,7 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
             next_retry_at=step.next_retry_at,
             wake_at=step.wake_at,
             timeout=step.timeout,
-            wait_event_type=_awaited(step, position),
+            wait_event_type=_get_awaited_type(step, position),
             result=json.dumps(step.result),
             error_name=None if step.error is None else step.error.name,
             error_message=None if step.error is None else step.error.message,
@@ -101,13 +101,13 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
         ancestry=Ancestry.parse(None, ref=ref, created_at=history.created_at),
         steps=tuple(rows),
     )
-    claim = _claim(0, ref, history.created_at if created_at is None else created_at, history.created_at)
+    claim = _build_claim(0, ref, history.created_at if created_at is None else created_at, history.created_at)
     error = history.status.error
-    found = _recorded(claim, run_state, history.status.status, None if error is None else error.name)
-    return replace(found, is_partial=history.origin is not None)
+    recorded = _build_recorded_run(claim, run_state, history.status.status, None if error is None else error.name)
+    return replace(recorded, is_partial=history.origin is not None)
 
 
-def _awaited(step: StepRecord, position: int) -> str | None:
+def _get_awaited_type(step: StepRecord, position: int) -> str | None:
     """The event type that the step's row waits for."""
     if step.wait_topic is not None:
         return topic_type(step.wait_topic, position)
@@ -118,74 +118,85 @@ def _awaited(step: StepRecord, position: int) -> str | None:
     return step.wait_event_type
 
 
-def from_export(said: Any) -> RecordedRun:
+def from_export(exported: Any) -> RecordedRun:
     """Build a run from the parsed output of `export`; raises ValueRefused."""
-    if not isinstance(said, Mapping) or said.get("version") != EXPORT_VERSION or "steps" not in said:
+    if not isinstance(exported, Mapping) or exported.get("version") != EXPORT_VERSION or "steps" not in exported:
         raise ValueRefused(f"This is no run that `export` printed, or one of another version than {EXPORT_VERSION}.")
     try:
-        return from_history(_history(said), created_at=_maybe(said.get("instance_created_at")))
+        return from_history(_parse_history(exported), created_at=_parse_time(exported.get("instance_created_at")))
     except (KeyError, TypeError, ValueError) as exc:
         raise ValueRefused(f"This is not all of what `export` printed of a run: {type(exc).__name__}: {exc}.") from exc
 
 
-def _history(said: Mapping[str, Any]) -> History:
+def _parse_history(exported: Mapping[str, Any]) -> History:
     """The history as far as a replay needs it."""
-    origin = said.get("origin")
+    origin = exported.get("origin")
     return History(
-        workflow=said["workflow"],
-        instance_id=said["instance_id"],
-        run_number=said["run_number"],
-        status=InstanceStatus(Status(said["status"]["status"]), _error(said["status"]), said["status"]["output"]),
-        params=said["params"],
-        created_at=datetime.fromisoformat(said["created_at"]),
-        started_at=_maybe(said["started_at"]),
-        completed_at=_maybe(said["completed_at"]),
-        reason=said["reason"],
-        steps=tuple(_step(each) for each in said["steps"]),
+        workflow=exported["workflow"],
+        instance_id=exported["instance_id"],
+        run_number=exported["run_number"],
+        status=InstanceStatus(
+            Status(exported["status"]["status"]), _parse_error(exported["status"]), exported["status"]["output"]
+        ),
+        params=exported["params"],
+        created_at=datetime.fromisoformat(exported["created_at"]),
+        started_at=_parse_time(exported["started_at"]),
+        completed_at=_parse_time(exported["completed_at"]),
+        reason=exported["reason"],
+        steps=tuple(_parse_step(each) for each in exported["steps"]),
         events=(),
         origin=None if origin is None else Origin(**origin),
     )
 
 
-def _step(said: Mapping[str, Any]) -> StepRecord:
+def _parse_step(exported: Mapping[str, Any]) -> StepRecord:
     return StepRecord(
-        step_key=said["step_key"],
-        name=said["name"],
-        type=StepType(said["type"]),
-        status=StepStatus(said["status"]),
-        attempts=said["attempts"],
-        max_attempts=said["max_attempts"],
-        timeout=None if said["timeout"] is None else timedelta(seconds=said["timeout"]),
-        next_retry_at=_maybe(said["next_retry_at"]),
-        wake_at=_maybe(said["wake_at"]),
-        wait_event_type=said["wait_event_type"],
-        result=said["result"],
-        error=_error(said),
-        created_at=_maybe(said["created_at"]),
-        started_at=_maybe(said["started_at"]),
-        finished_at=_maybe(said["finished_at"]),
-        wait_topic=said.get("wait_topic"),
-        task=said.get("task"),
-        child=None if said.get("child") is None else Child(**said["child"]),
+        step_key=exported["step_key"],
+        name=exported["name"],
+        type=StepType(exported["type"]),
+        status=StepStatus(exported["status"]),
+        attempts=exported["attempts"],
+        max_attempts=exported["max_attempts"],
+        timeout=None if exported["timeout"] is None else timedelta(seconds=exported["timeout"]),
+        next_retry_at=_parse_time(exported["next_retry_at"]),
+        wake_at=_parse_time(exported["wake_at"]),
+        wait_event_type=exported["wait_event_type"],
+        result=exported["result"],
+        error=_parse_error(exported),
+        created_at=_parse_time(exported["created_at"]),
+        started_at=_parse_time(exported["started_at"]),
+        finished_at=_parse_time(exported["finished_at"]),
+        wait_topic=exported.get("wait_topic"),
+        task=exported.get("task"),
+        child=None if exported.get("child") is None else Child(**exported["child"]),
     )
 
 
-def _error(said: Mapping[str, Any]) -> ErrorInfo | None:
-    return None if said["error"] is None else ErrorInfo(**said["error"])
+def _parse_error(exported: Mapping[str, Any]) -> ErrorInfo | None:
+    return None if exported["error"] is None else ErrorInfo(**exported["error"])
 
 
-def _maybe(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _claim(pk: int, ref: RunRef, created_at: datetime, began: datetime) -> Claim:
+def _build_claim(pk: int, ref: RunRef, created_at: datetime, run_created_at: datetime) -> Claim:
     return Claim(
-        pk=pk, ref=ref, token="", queue="", crash_count=0, created_at=created_at, claimed_at=began, run_at=began
+        pk=pk,
+        ref=ref,
+        token="",
+        queue="",
+        crash_count=0,
+        created_at=created_at,
+        claimed_at=run_created_at,
+        run_at=run_created_at,
     )
 
 
-def _recorded(claim: Claim, run_state: RunState, status: Status, error_name: str | None) -> RecordedRun:
+def _build_recorded_run(claim: Claim, run_state: RunState, status: Status, error_name: str | None) -> RecordedRun:
     """Build the record. Steps that terminate() cancelled are open again, as the code left them."""
-    cut = {row.step_key for row in ancestry.cancelled_by_terminate(run_state.steps)}
-    steps = [replace(row, status=StepStatus.WAITING) if row.step_key in cut else row for row in run_state.steps]
+    cancelled_keys = {row.step_key for row in ancestry.cancelled_by_terminate(run_state.steps)}
+    steps = [
+        replace(row, status=StepStatus.WAITING) if row.step_key in cancelled_keys else row for row in run_state.steps
+    ]
     return RecordedRun(claim, replace(run_state, steps=tuple(steps)), status, error_name)

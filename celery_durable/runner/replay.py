@@ -31,11 +31,11 @@ from celery_durable.errors import (
 from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.body_runner import BodyRunner
-from celery_durable.runner.branches import CallFingerprint, Race, RaceWon, StepExecution, decode_result
-from celery_durable.runner.execution import TYPES, ExecutionContext, log_data
+from celery_durable.runner.execution import STEP_TYPES, ExecutionContext, encode_log_data
 from celery_durable.runner.map_steps import MapSteps
 from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
 from celery_durable.runner.step_commit import StepCommit
+from celery_durable.runner.step_execution import CallFingerprint, Race, RaceWon, StepExecution, decode_result
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
@@ -45,7 +45,8 @@ V = TypeVar("V", bound=Callable[..., Any])
 _SHORTEST_WAIT = timedelta(seconds=1)
 _ERRORED = StepStatus.ERRORED
 _FAILURES: dict[str, type[StepFailed]] = {
-    kind.__name__: kind for kind in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
+    error_class.__name__: error_class
+    for error_class in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
 }
 
 
@@ -72,7 +73,7 @@ class ReplayContext:
         self._waits, self._body_runner = WaitSteps(context), BodyRunner(context)
         self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
         self._policy = context.env.settings.step_policy.over(definition.step_defaults)
-        self._last_end = EPOCH
+        self._last_finished_at = EPOCH
         self._random_calls = 0
         self._submitted: dict[str, StepExecution] = {}
         self.waits: list[OpenWait] = []
@@ -80,15 +81,15 @@ class ReplayContext:
     @_engine_code
     def call(self, call: StepCall) -> Any:
         self._context.check_running()
-        branch = self._identify(call)
-        self._advance([branch])
-        if branch.row is None:
-            self._suspend([branch])
-        return self._result(branch)
+        execution = self._start_step(call)
+        self._advance([execution])
+        if execution.row is None:
+            self._suspend([execution])
+        return self._decode_result(execution)
 
     def submit(self, call: StepCall) -> StepFuture[Any]:
         self._context.check_running()
-        branch = self._identify(call)
+        branch = self._start_step(call)
         self._context.replay_state.reserve_name(branch.key)
         self._submitted[branch.key] = branch
         return StepFuture(self, branch.name, branch.key, branch)
@@ -96,7 +97,7 @@ class ReplayContext:
     @_engine_code
     def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
         self._context.check_running()
-        branches = self._claim_branches(futures)
+        branches = self._take_branches(futures)
         self._advance(branches)
         open_ = [branch for branch in branches if branch.row is None]
         if open_:
@@ -107,7 +108,7 @@ class ReplayContext:
             self._advance_clock(branch)
         for branch in branches:
             try:
-                results.append(self._result(branch, failed))
+                results.append(self._decode_result(branch, failed))
             except (StepFailed, NonRetryableError) as exc:
                 if not return_exceptions:
                     raise
@@ -119,7 +120,7 @@ class ReplayContext:
         self._context.check_running()
         if not futures:
             raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
-        branches = self._claim_branches(futures)
+        branches = self._take_branches(futures)
         self._check_name(name)
         entry = self._context.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
         by_key = {branch.key: branch for branch in branches}
@@ -133,7 +134,7 @@ class ReplayContext:
         if row is None:
             # A branch has finished, but the verdict is not in memory: their commit was in doubt, and only the branch's
             # row was read back. The next pass reads the verdict.
-            is_over = any(self._context.finished_row(branch) for branch in branches)
+            is_over = any(self._context.find_finished_row(branch) for branch in branches)
             self._suspend([] if is_over else branches)
             raise AssertionError("unreachable")
         key = Codec().decode(row.result or "null")
@@ -144,10 +145,12 @@ class ReplayContext:
             )
         winner = by_key[key]
         winner.row = self._context.replay_state.row(winner.key)
-        return self._result(winner, [winner.key, entry.key])
+        return self._decode_result(winner, [winner.key, entry.key])
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
-        self._context.add_log(level, message, category, log_data(self._context.env.settings, message, category, data))
+        self._context.add_log(
+            level, message, category, encode_log_data(self._context.env.settings, message, category, data)
+        )
 
     def publish(self, key: str, value: Any) -> None:
         self._context.publish(key, value)
@@ -158,7 +161,7 @@ class ReplayContext:
 
     def _now(self) -> datetime:
         """When the last step ended whose result the code received; before the first, when the run was created."""
-        return max(self._last_end, self._context.current_ancestor.created_at)
+        return max(self._last_finished_at, self._context.current_ancestor.created_at)
 
     def chance(self) -> random.Random:
         self._context.check_running()
@@ -172,17 +175,19 @@ class ReplayContext:
         if self._submitted:
             raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
 
-    def _suspend(self, branches: list[StepExecution]) -> None:
+    def _suspend(self, executions: list[StepExecution]) -> None:
         """Record what the open branches wait for, and interrupt the pass with Suspend."""
-        self.waits = [branch.wait for branch in branches if branch.row is None and branch.wait is not None]
+        self.waits = [
+            execution.wait for execution in executions if execution.row is None and execution.wait is not None
+        ]
         raise self._context.interrupt(Suspend())
 
     def _check_name(self, name: str) -> None:
         values.label("Step name", name, self._context.env.settings.max_step_name)
 
-    def _identify(self, call: StepCall) -> StepExecution:
+    def _start_step(self, call: StepCall) -> StepExecution:
         """Find a call's step, check its arguments, and log a warning if its name is used again in this pass."""
-        fn, policy, name, type_ = None, self._policy, call.name, TYPES[type(call)]
+        fn, policy, name, type_ = None, self._policy, call.name, STEP_TYPES[type(call)]
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
             policy, name = policy.over(fn.config).over(call.config), fn.name if name is None else name
@@ -190,7 +195,7 @@ class ReplayContext:
             policy = TASK_POLICY.over(call.config)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
-        identity = self._identity(call)
+        identity = self._identify_arguments(call)
         self._check_name(name)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
@@ -208,7 +213,7 @@ class ReplayContext:
             )
         return StepExecution(call, entry, policy, fn)
 
-    def _identity(self, call: StepCall) -> Any:
+    def _identify_arguments(self, call: StepCall) -> Any:
         """What a call does, as a value to compare with an earlier call of the same name. Checks its arguments."""
         settings = self._context.env.settings
         match call:
@@ -224,21 +229,21 @@ class ReplayContext:
                     values.topic(call.event_type)
                 else:
                     values.event_type(call.event_type, settings.max_event_type)
-                return call.event_type, call.is_topic, self._wait(call.timeout)
+                return call.event_type, call.is_topic, self._parse_timeout(call.timeout)
             case TaskCall():
                 return call.signature, call.config
             case MapCall():
                 return call.task, call.items, call.config, call.max_concurrency
             case ChildCall():
-                timeout = None if call.timeout is None else self._wait(call.timeout)
+                timeout = None if call.timeout is None else self._parse_timeout(call.timeout)
                 return call.definition.name, call.params, call.instance_id, timeout
             case _:
                 assert_never(call)
 
-    def _wait(self, timeout: Duration) -> timedelta:
+    def _parse_timeout(self, timeout: Duration) -> timedelta:
         return values.duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
-    def _claim_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
+    def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """The branches of these futures. Their names may be used again from here on."""
         branches = []
         for future in futures:
@@ -249,105 +254,108 @@ class ReplayContext:
                 raise StepNameReused(branch.name, concurrently=True)
             self._submitted.pop(branch.key, None)
             self._context.replay_state.release_name(branch.key)
-            branch.row = self._context.finished_row(branch)
+            branch.row = self._context.find_finished_row(branch)
             branches.append(branch)
         return branches
 
-    def _advance_clock(self, branch: StepExecution) -> None:
-        if branch.row is not None and branch.row.finished_at is not None:
-            self._last_end = max(self._last_end, branch.row.finished_at)
+    def _advance_clock(self, execution: StepExecution) -> None:
+        if execution.row is not None and execution.row.finished_at is not None:
+            self._last_finished_at = max(self._last_finished_at, execution.row.finished_at)
 
-    def _result(self, branch: StepExecution, failed: Sequence[str] = ()) -> Any:
+    def _decode_result(self, execution: StepExecution, failed: Sequence[str] = ()) -> Any:
         """Return or raise the recorded result of a finished branch: the same in the first pass as in every later one.
 
         ``failed``: the keys of the rows to drop if the failure is tried again, by default this branch's.
         """
-        self._advance_clock(branch)
-        row = branch.row
+        self._advance_clock(execution)
+        row = execution.row
         assert row is not None
         if row.status is StepStatus.CANCELLED:
-            raise StepCancelled(branch.name)
+            raise StepCancelled(execution.name)
         if row.status is StepStatus.ERRORED:
-            kind = _FAILURES.get(row.error_name or "", StepFailed)
-            failure = kind(branch.name, row.error_name or "", row.error_message or "", row.attempts)
+            error_class = _FAILURES.get(row.error_name or "", StepFailed)
+            failure = error_class(execution.name, row.error_name or "", row.error_message or "", row.attempts)
             failure.failed_keys, failure.failed_at_seq = (
-                tuple(failed) or (branch.key,),
+                tuple(failed) or (execution.key,),
                 self._context.replay_state.last_seq,
             )
-            raise failure from branch.cause
-        match branch.call:
+            raise failure from execution.cause
+        match execution.call:
             case SleepCall():
                 return None
             case WaitCall(schema=schema):
-                return _received(branch.name, row, Codec(schema))
+                return _decode_event(execution.name, row, Codec(schema))
             case TaskCall():
                 return Codec().decode(row.result or "null")
             case MapCall():
-                return self._results(branch, branch.call, row)
+                return self._decode_map_results(execution, execution.call, row)
             case ChildCall(definition=definition):
-                return decode_result(branch.name, definition.output, row.result or "null")
+                return decode_result(execution.name, definition.output, row.result or "null")
             case BodyCall():
-                assert branch.fn is not None
-                return decode_result(branch.name, branch.fn.result, row.result or "null")
+                assert execution.fn is not None
+                return decode_result(execution.name, execution.fn.result, row.result or "null")
 
-    def _results(self, branch: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
+    def _decode_map_results(self, execution: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
         """The results of a map's items. For a failed item, the list has the failure if the call returns exceptions."""
         results: list[Any] = []
-        for place, (answer, attempts) in enumerate(self._map_steps.answers(branch, row)):
+        for index, (answer, attempts) in enumerate(self._map_steps.read_item_answers(execution, row)):
             error = values.error_in(answer)
             if error is None:
                 results.append(values.output_in(answer))
                 continue
-            kind = _FAILURES.get(error.name, StepFailed)
-            failure = kind(f"{branch.name}[{place}]", error.name, error.message, attempts)
+            error_class = _FAILURES.get(error.name, StepFailed)
+            failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
             if not call.return_exceptions:  # the call returned exceptions when the map was recorded
-                failure.failed_keys, failure.failed_at_seq = (branch.key,), self._context.replay_state.last_seq
+                failure.failed_keys, failure.failed_at_seq = (execution.key,), self._context.replay_state.last_seq
                 raise failure
             results.append(failure)
         return results
 
-    def _advance(self, branches: list[StepExecution]) -> None:
+    def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each branch until it is finished or has a wait."""
-        sole = len(branches) == 1
+        may_suspend = len(executions) == 1
         # A waiting step is open too: the commits that check it reset the crash count.
-        alone = sum(branch.row is None for branch in branches) == 1
+        is_only_open = sum(execution.row is None for execution in executions) == 1
         ready: list[StepExecution] = []
-        for branch in branches:
-            if branch.row is not None:
+        for execution in executions:
+            if execution.row is not None:
                 continue
-            match branch.call:
+            match execution.call:
                 case SleepCall():
-                    self._waits.sleep(branch, branch.call, sole=sole)
+                    self._waits.advance_sleep(execution, execution.call, may_suspend=may_suspend)
                 case WaitCall():
-                    self._waits.wait(branch, branch.call, sole=sole)
+                    self._waits.advance_wait(execution, execution.call, may_suspend=may_suspend)
                 case TaskCall():
-                    self._remote_steps.task(branch, branch.call, sole=sole)
+                    self._remote_steps.advance_task(execution, execution.call, may_suspend=may_suspend)
                 case MapCall():
-                    self._map_steps.map(branch, branch.call, sole=sole)
+                    self._map_steps.advance(execution, execution.call, may_suspend=may_suspend)
                 case ChildCall():
-                    self._remote_steps.child(branch, branch.call, sole=sole)
+                    self._remote_steps.advance_child(execution, execution.call, may_suspend=may_suspend)
                 case BodyCall():
-                    ready.append(branch)
-        self._body_runner.advance(ready, alone=alone, sole=sole)
+                    ready.append(execution)
+        self._body_runner.advance(ready, is_only_open=is_only_open, may_suspend=may_suspend)
 
     def _decide_race(self, race: Race) -> None:
-        ended = [branch for branch in race.branches if branch.row is not None]
+        finished = [branch for branch in race.branches if branch.row is not None]
         # A branch that lost an earlier race wins this one only if every other branch lost one too.
-        able = [branch for branch in ended if branch.row is not None and branch.row.status is not StepStatus.CANCELLED]
-        if able or len(ended) == len(race.branches):  # the winner finished before the race started
-            settled = (able or ended)[0]
+        candidates = [
+            branch for branch in finished if branch.row is not None and branch.row.status is not StepStatus.CANCELLED
+        ]
+        if candidates or len(finished) == len(race.branches):  # the winner finished before the race started
+            winner = (candidates or finished)[0]
             step_commit = StepCommit(
-                self._context.race_writes(settled, self._context.env.runtime.new_token()), self._context.drain_logs()
+                self._context.build_race_writes(winner, self._context.env.runtime.new_token()),
+                self._context.drain_logs(),
             )
-            self._context.apply(self._context.or_interrupt(lambda: self._context.committer.commit(step_commit)))
+            self._context.apply(self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit)))
             return
         with suppress(RaceWon):
             self._advance(race.branches)
 
 
-def _received(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
-    stored = Codec().decode(row.result or "null")
-    payload = stored["payload"]
+def _decode_event(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
+    event = Codec().decode(row.result or "null")
+    payload = event["payload"]
     if schema.is_typed:
         payload = decode_result(step, schema, values.encode(payload, what="Event payload", limits=values.CHECKED))
-    return ReceivedEvent(type=stored["type"], payload=payload, timestamp=from_us(stored["at"]))
+    return ReceivedEvent(type=event["type"], payload=payload, timestamp=from_us(event["at"]))

@@ -14,18 +14,18 @@ from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
 from celery_durable.model import LogLine, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
-from celery_durable.runner.branches import Race, StepExecution
 from celery_durable.runner.execution import ExecutionContext
-from celery_durable.runner.open_step_changes import Difference, open_step_changes
-from celery_durable.runner.published_values import checked
+from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
+from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.recorded_run import RecordedRun
 from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.step_commit import Committer
+from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.step import StepCall
 from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
 from celery_durable.store.step_rows import StepWrite
 
-_KEEP = (
+_KEEP_STEPS = (
     "Keep the recorded steps and their names until no run with them is left, or give the changed workflow a new name."
 )
 
@@ -85,46 +85,46 @@ class ReplayCheck(ReplayContext):
 
     def publish(self, key: str, value: Any) -> None:
         """Check the value without publishing it."""
-        checked(self._context.env.settings, key, value)
+        encode_published_value(self._context.env.settings, key, value)
         if self._context.interruption is not None:
             raise self._context.interruption
 
-    def _identify(self, call: StepCall) -> StepExecution:
+    def _start_step(self, call: StepCall) -> StepExecution:
         try:
-            return super()._identify(call)
+            return super()._start_step(call)
         except (StepTypeMismatch, StepNameReused) as exc:
-            self._differs(exc.step, exc)
+            self._add_difference(exc.step, exc)
             raise
 
-    def _result(self, branch: StepExecution, failed: Sequence[str] = ()) -> Any:
+    def _decode_result(self, execution: StepExecution, failed: Sequence[str] = ()) -> Any:
         try:
-            return super()._result(branch, failed)
+            return super()._decode_result(execution, failed)
         except StepResultInvalid as exc:
             remedy = "Let the annotation take what is recorded until no run with it is left."
-            self.differences.setdefault(branch.name, Difference(str(exc), remedy))
+            self.differences.setdefault(execution.name, Difference(str(exc), remedy))
             raise
 
-    def _differs(self, step: str, error: Exception) -> None:
+    def _add_difference(self, step: str, error: Exception) -> None:
         sentence, _, remedy = str(error).partition(". ")
         self.differences.setdefault(step, Difference(f"{sentence}.", remedy))
 
-    def _advance(self, branches: list[StepExecution]) -> None:
+    def _advance(self, executions: list[StepExecution]) -> None:
         """Stop at the branches that the record does not finish, instead of running them."""
-        for branch in branches:
-            branch.row = branch.row or self._context.finished_row(branch)
-        next_steps = [branch for branch in branches if branch.row is None]
+        for execution in executions:
+            execution.row = execution.row or self._context.find_finished_row(execution)
+        next_steps = [execution for execution in executions if execution.row is None]
         if next_steps:
-            self._stop(next_steps)
+            self._stop_before(next_steps)
 
     def _decide_race(self, race: Race) -> None:
-        self._stop(race.branches)
+        self._stop_before(race.branches)
 
-    def _stop(self, branches: list[StepExecution]) -> NoReturn:
-        self.next_steps = tuple(branches)
-        for branch in branches:
-            row = self._context.replay_state.row(branch.key)
+    def _stop_before(self, executions: list[StepExecution]) -> NoReturn:
+        self.next_steps = tuple(executions)
+        for execution in executions:
+            row = self._context.replay_state.row(execution.key)
             if row is not None and not row.is_finished:
-                self.open_step_changes += open_step_changes(branch, row, self._context.env.settings)
+                self.open_step_changes += find_open_step_changes(execution, row, self._context.env.settings)
         raise self._context.interrupt(Suspend())
 
 
@@ -132,74 +132,76 @@ def compare(
     recorded: RecordedRun, replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None
 ) -> ReplayResult:
     """Compare the record with the replay that has ended, and return the result."""
-    unseen = replay_state.uncalled
-    uncalled = [row for row in unseen if row.name not in replay.differences]
-    replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in unseen]
-    found = list(replay.differences.values())
-    if not found and (difference := _difference(recorded, replay_state, replay, run_outcome, uncalled)) is not None:
-        found.append(difference)
+    not_called = replay_state.uncalled
+    uncalled = [row for row in not_called if row.name not in replay.differences]
+    replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in not_called]
+    differences = list(replay.differences.values())
+    if not differences:
+        difference = _find_difference(recorded, replay_state, replay, run_outcome, uncalled)
+        differences += [] if difference is None else [difference]
     return ReplayResult(
         ref=recorded.ref,
         replayed=tuple(replayed),
-        next_steps=tuple(branch.name for branch in replay.next_steps),
+        next_steps=tuple(execution.name for execution in replay.next_steps),
         uncalled=tuple(uncalled),
-        end=_end(replay_state, replay, run_outcome),
-        differences=tuple(found),
+        end=_describe_end(replay_state, replay, run_outcome),
+        differences=tuple(differences),
         open_step_changes=tuple(replay.open_step_changes),
     )
 
 
-def _difference(
+def _find_difference(
     recorded: RecordedRun,
     replay_state: ReplayState,
     replay: ReplayCheck,
     run_outcome: RunOutcome | None,
     uncalled: Sequence[StepRow],
 ) -> Difference | None:
-    does = _does(replay_state, replay, run_outcome)
+    does = _describe_behavior(replay_state, replay, run_outcome)
     if uncalled:
         others = f", and {len(uncalled) - 1} more" if len(uncalled) > 1 else ""
-        return Difference(f"The code {does}, where the record has {_step(uncalled[0])}{others}.", _KEEP)
+        return Difference(f"The code {does}, where the record has {_format_step(uncalled[0])}{others}.", _KEEP_STEPS)
     fails = run_outcome is not None and run_outcome.status is Status.ERRORED
     match recorded.status:
         case Status.COMPLETE if run_outcome is None or fails:
-            return Difference(f"The code {does}, where the record is complete.", _KEEP)
+            return Difference(f"The code {does}, where the record is complete.", _KEEP_STEPS)
         case Status.ERRORED if fails and run_outcome is not None and run_outcome.error_name != recorded.error_name:
             sentence = f"The code {does}, where the record ends errored with {recorded.error_name}."
         case Status.ACTIVE | Status.WAITING | Status.PAUSED | Status.TERMINATED if fails:
             sentence = f"The code {does}, where the record does not end."
         case Status.ACTIVE | Status.WAITING | Status.PAUSED if replay.next_steps and run_outcome is not None:
-            sentence = f"The code {does}, where the record waits at {_names(replay.next_steps)}."
+            sentence = f"The code {does}, where the record waits at {_format_names(replay.next_steps)}."
         case _:
             return None
     return Difference(sentence, "Fix the code before it is deployed: running instances would do the same.")
 
 
-def _does(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
+def _describe_behavior(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
     if run_outcome is None:
         kind = "open" if _is_open(replay_state, replay) else "not recorded"
-        return f"calls {_names(replay.next_steps)}, {'which is' if len(replay.next_steps) == 1 else 'which are'} {kind}"
+        verb = "is" if len(replay.next_steps) == 1 else "are"
+        return f"calls {_format_names(replay.next_steps)}, which {verb} {kind}"
     if run_outcome.status is Status.ERRORED:
         return f"ends errored with {run_outcome.error_name}: {run_outcome.error_message}".rstrip(": .")
     return "returns"
 
 
-def _end(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
+def _describe_end(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:
     if run_outcome is not None:
-        return f"The code {_does(replay_state, replay, run_outcome)}."
+        return f"The code {_describe_behavior(replay_state, replay, run_outcome)}."
     if _is_open(replay_state, replay):
-        return f"The record is open at {_names(replay.next_steps)}."
-    return f"The record ends before {_names(replay.next_steps)}."
+        return f"The record is open at {_format_names(replay.next_steps)}."
+    return f"The record ends before {_format_names(replay.next_steps)}."
 
 
 def _is_open(replay_state: ReplayState, replay: ReplayCheck) -> bool:
-    return all(replay_state.row(branch.key) for branch in replay.next_steps)
+    return all(replay_state.row(execution.key) for execution in replay.next_steps)
 
 
-def _names(branches: Sequence[StepExecution]) -> str:
-    names = ", ".join(repr(branch.name) for branch in branches)
-    return f"step {names}" if len(branches) == 1 else f"steps {names}"
+def _format_names(executions: Sequence[StepExecution]) -> str:
+    names = ", ".join(repr(execution.name) for execution in executions)
+    return f"step {names}" if len(executions) == 1 else f"steps {names}"
 
 
-def _step(row: StepRow) -> str:
+def _format_step(row: StepRow) -> str:
     return f"step {row.name!r} ({row.type})"

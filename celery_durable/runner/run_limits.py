@@ -21,7 +21,7 @@ class RunLimits:
         started_at, limit = run_state.started_at or claim.claimed_at, definition.max_run_duration
         self.ends_at = None if limit is None else started_at + limit
         """When the run reaches `max_run_duration`; None if it has no limit."""
-        self._suspended_since = max((waiting_since(row) for row in self._open), default=None)
+        self._suspended_since = max((find_waiting_start(row) for row in self._open), default=None)
 
     def reset_suspension(self) -> None:
         """Start a new suspension: the pass recorded something, so the next wait counts from its own start."""
@@ -66,7 +66,7 @@ class RunLimits:
         return step_rows.oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
 
 
-def waiting_since(row: StepRow) -> datetime:
+def find_waiting_start(row: StepRow) -> datetime:
     """When an open step started to wait: when its last attempt ended, or when it was recorded."""
     since = row.finished_at or row.created_at
     assert since is not None

@@ -42,7 +42,7 @@ class Interrupted:
     error: BaseException
 
 
-Outcome = Returned | Raised | TimedOut | Interrupted
+AttemptOutcome = Returned | Raised | TimedOut | Interrupted
 
 current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
     "celery_durable_body", default=None
@@ -62,7 +62,7 @@ class StepAttempt:
         buffer: TxBuffer,
         close_session: Callable[[TxBuffer], None],
         abandon_session: Callable[[TxBuffer], None],
-        is_from_outside: Callable[[BaseException], bool],
+        stops_process: Callable[[BaseException], bool],
         monotonic: Callable[[], float],
         lease: Lease,
     ) -> None:
@@ -70,37 +70,37 @@ class StepAttempt:
         self.logs: list[LogLine] = []
         self._call = call
         self._close_session, self._abandon_session = close_session, abandon_session
-        self._is_from_outside = is_from_outside
+        self._stops_process = stops_process
         self._monotonic, self._lease = monotonic, lease
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = False
-        self._began: float | None = None
-        self._took: timedelta | None = None
+        self._started_at: float | None = None
+        self._duration: timedelta | None = None
 
     @property
     def duration(self) -> timedelta:
         """How long the body ran, or has run so far."""
-        if self._took is not None:
-            return self._took
-        return timedelta(0) if self._began is None else timedelta(seconds=self._monotonic() - self._began)
+        if self._duration is not None:
+            return self._duration
+        return timedelta(0) if self._started_at is None else timedelta(seconds=self._monotonic() - self._started_at)
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         """Call the step's function on this thread and return the outcome, which holds what the function raised."""
         token = current_attempt.set(self)
-        self._began = self._monotonic()
+        self._started_at = self._monotonic()
         self._lease.enter_user_code(self)
         if self._is_abandoned:  # `abandon` may have run before this thread started
             self._lease.exit_user_code(self)
         try:
-            outcome: Outcome = Returned(self._call())
+            outcome: AttemptOutcome = Returned(self._call())
         except StepInterrupted:
             outcome = TimedOut()
         except Superseded as exc:
             outcome = Interrupted(exc)
         except BaseException as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure (LAW 9)
-            outcome = Interrupted(exc) if self._is_from_outside(exc) else Raised(exc)
+            outcome = Interrupted(exc) if self._stops_process(exc) else Raised(exc)
         finally:
-            self._took = timedelta(seconds=self._monotonic() - self._began)
+            self._duration = timedelta(seconds=self._monotonic() - self._started_at)
             self._lease.exit_user_code(self)
             current_attempt.reset(token)
         with self._lock:
@@ -109,7 +109,7 @@ class StepAttempt:
                 self._close_session(self.buffer)
         return outcome
 
-    def run_timed(self, timeout: timedelta | None) -> Outcome:
+    def run_timed(self, timeout: timedelta | None) -> AttemptOutcome:
         """Like `run`, on the main thread, with a timer signal that interrupts Python code and system calls."""
         if timeout is None:
             return self.run()

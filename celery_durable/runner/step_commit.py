@@ -21,8 +21,8 @@ from celery_durable.errors import (
     TooManyLabels,
 )
 from celery_durable.model import Claim, DueRun, LogLine, OutboxMessage, RunRef, Status, StepRow, StepStatus, StepType
-from celery_durable.runner import completion, step_effects
-from celery_durable.runner.completion import CompletionMessages
+from celery_durable.runner import step_effects
+from celery_durable.runner.completion_messages import CompletionMessages, build_child_answer
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.run_limits import RunLimits
@@ -44,8 +44,10 @@ class StepCommit:
     """The content of one commit.
 
     ``writes``: at least one, in order. ``decide``: returns, under the lock, the writes that replace them. These have
-    the same key and commit id; an empty list leaves the row unchanged. ``sleep``: returns the waits for which the
-    commit suspends the instance; with none the pass continues. ``run_outcome``: the commit ends the run with it.
+    the same key and commit id; an empty list leaves the row unchanged.
+
+    ``waits_after_commit``: returns the waits for which the commit suspends the instance; with none the pass continues.
+    ``run_outcome``: the commit ends the run with it.
     """
 
     writes: list[StepWrite]
@@ -57,7 +59,7 @@ class StepCommit:
     messages: Sequence[OutboxMessage] = ()
     labels: Mapping[str, str | None] = field(default_factory=dict)
     decide: Callable[[Tx, GuardResult], list[StepWrite]] | None = None
-    sleep: Callable[[list[StepRow]], list[OpenWait]] | None = None
+    waits_after_commit: Callable[[list[StepRow]], list[OpenWait]] | None = None
     run_outcome: RunOutcome | None = None
 
     @property
@@ -70,7 +72,7 @@ class StepCommit:
         return (
             len(self.writes) == 1
             and not (self.logs or self.user_writes or self.instances or self.events or self.emissions or self.messages)
-            and self.sleep is None
+            and self.waits_after_commit is None
             and self.decide is None
             and self.run_outcome is None
             and not self.labels
@@ -126,7 +128,7 @@ class Committer:
         has_started: bool,
         remaining_logs: int,
         run_created_at: datetime,
-        is_from_outside: Callable[[BaseException], bool],
+        stops_process: Callable[[BaseException], bool],
         completion: CompletionMessages,
         post: Callable[[list[OutboxMessage]], None],
         wake: Callable[[list[DueRun]], None],
@@ -134,7 +136,7 @@ class Committer:
         self._store, self._settings, self._lease, self._run_limits = store, settings, lease, run_limits
         self.published = published
         self._run_created_at, self._completion, self._post, self._wake = run_created_at, completion, post, wake
-        self._is_from_outside = is_from_outside
+        self._stops_process = stops_process
         self._has_started, self._remaining_logs = has_started, remaining_logs
         self._grace = timedelta(seconds=settings.grace_seconds)
         self._effects = StepEffects(settings, store.runtime, lease.claim)
@@ -156,8 +158,8 @@ class Committer:
         else:
             committed = self._commit_retryable(step_commit)
         self._remaining_logs -= len(step_commit.logs)
-        self.published.flushed()
-        self._lease.renewed(requested_at=requested_at)
+        self.published.mark_flushed()
+        self._lease.extend(requested_at=requested_at)
         if committed.released is not None:
             self._has_started = True
         return committed
@@ -178,7 +180,7 @@ class Committer:
                 written = step_rows.commit_step(tx, self.claim, step_commit.writes[0], lease=self._lease.length)
             return Committed([written.row], pause_requested=written.pause_requested, writes=step_commit.writes)
 
-        resolve = self._resolver(step_commit)
+        resolve = self._build_resolve(step_commit)
         try:
             return self._store.transact(work, resolve=resolve, is_single_statement=True, timeouts=PASS)
         except Superseded:
@@ -195,7 +197,7 @@ class Committer:
         With the guard first, this would deadlock with a web transaction that updates its own row, then sends an event.
         """
         self._run_user_writes(tx, step_commit, session)
-        event_targets = step_effects.event_targets(tx, step_commit.events, made=step_commit.instances)
+        event_targets = step_effects.find_event_targets(tx, step_commit.events, new_instances=step_commit.instances)
         if step_commit.run_outcome is not None:
             event_targets = sorted({*event_targets, *answers.waiting_parent(tx, self.claim.parent)})
         # Lock order: rows with a lower id before the guard, which locks this instance, and the others after it.
@@ -225,7 +227,7 @@ class Committer:
         due_runs = [*created, *self._effects.send(tx, step_commit.events, received)]
         self._effects.emit(tx, step_commit.emissions)
         released, until = None, None
-        if step_commit.sleep is not None and (waits := step_commit.sleep(rows)):
+        if step_commit.waits_after_commit is not None and (waits := step_commit.waits_after_commit(rows)):
             until = min(wait.due_at for wait in waits)
             released = self._suspend(tx, guard_result, waits)
         messages = tuple(step_commit.messages)
@@ -270,11 +272,11 @@ class Committer:
             if step_commit.user_writes:
                 self._store.run_author_writes(tx, step_commit.user_writes, session)
         except BaseException as exc:
-            if self._store.is_transient(exc) or isinstance(exc, Superseded) or self._is_from_outside(exc):
+            if self._store.is_transient(exc) or isinstance(exc, Superseded) or self._stops_process(exc):
                 raise
-            raise self._as_effect_failure(step_commit, exc) from exc
+            raise self._convert_to_effect_failure(step_commit, exc) from exc
 
-    def _as_effect_failure(self, step_commit: StepCommit, exc: BaseException) -> StepEffectFailed:
+    def _convert_to_effect_failure(self, step_commit: StepCommit, exc: BaseException) -> StepEffectFailed:
         if self._store.is_unique_violation(exc):
             return StepEffectFailed(
                 StepCommitConflict(step_commit.writes[0].name, values.storable(values.text_of(exc), 500))
@@ -285,17 +287,17 @@ class Committer:
         try:
             return self._store.transact(
                 lambda tx: self._write_in_lock_order(tx, step_commit, None),
-                resolve=self._resolver(step_commit),
+                resolve=self._build_resolve(step_commit),
                 timeouts=None if step_commit.user_writes else PASS,
             )
         except Exception as exc:
             if step_commit.user_writes and self._store.is_rejection(exc):  # a deferred constraint, refused at COMMIT
-                raise self._as_effect_failure(step_commit, exc) from exc
+                raise self._convert_to_effect_failure(step_commit, exc) from exc
             raise
 
     def _commit_session(self, step_commit: StepCommit, session: Session) -> Committed:
         """Commit in the body's own transaction; raises BodyRerunRequired if the transaction did not happen."""
-        resolve = self._resolver(step_commit)
+        resolve = self._build_resolve(step_commit)
         try:
             return self._store.transact_session(session, lambda tx: self._write_in_lock_order(tx, step_commit, session))
         except StepEffectFailed:
@@ -306,12 +308,12 @@ class Committer:
                 if found is not None:
                     return found
             elif self._store.is_rejection(exc):  # a deferred constraint, or an error that the body ignored
-                raise self._as_effect_failure(step_commit, exc) from exc
+                raise self._convert_to_effect_failure(step_commit, exc) from exc
             elif not self._store.is_transient(exc):
                 raise
             raise BodyRerunRequired(str(exc)) from exc
 
-    def _resolver(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
+    def _build_resolve(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
         """Make the check that runs after a commit in doubt: it reads the rows with these commit ids.
 
         It locks the instance first, so the commit in doubt is decided before it reads the rows.
@@ -325,7 +327,9 @@ class Committer:
             ]
             found = [row for row in rows if row is not None]
             if len(found) == len(step_commit.writes):
-                is_released = step_commit.sleep is not None and not (is_held and step_commit.decide is not None)
+                is_released = step_commit.waits_after_commit is not None and not (
+                    is_held and step_commit.decide is not None
+                )
                 return Committed(
                     found, released=ReleaseOutcome.WAITING if is_released else None, writes=step_commit.writes
                 )
@@ -347,13 +351,13 @@ class Committer:
         logs: list[LogLine],
         key: str,
         commit_id: str,
-        sleeps: bool,
+        suspends: bool,
         message_id_to_cancel: str | None = None,
     ) -> Committed:
         """Read the oldest event under the lock and record its result, in one transaction.
 
         ``write`` returns the rows for the event or for a passed deadline; an empty list leaves the wait unchanged.
-        ``topic``: the topic that the step waits on, if its events are emitted. ``sleeps``: nothing else is open, so
+        ``topic``: the topic that the step waits on, if its events are emitted. ``suspends``: nothing else is open, so
         an unsatisfied wait suspends the instance in the same commit. ``message_id_to_cancel``: an outbox message to
         delete once the deadline has passed.
         """
@@ -380,7 +384,7 @@ class Committer:
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
-            if sleeps:  # an event that arrived since the unlocked check makes it due now; the next pass returns it
+            if suspends:  # an event that arrived since the unlocked check makes it due now; the next pass returns it
                 waits = [OpenWait(until, event_type)]
                 if rows:
                     until = rows[0].next_retry_at or until
@@ -402,8 +406,8 @@ class Committer:
         requested_at = self._lease.mark_progress()
         committed = self._store.transact(work, resolve=resolve, timeouts=PASS)
         self._remaining_logs -= len(logs)
-        self.published.flushed()
-        self._lease.renewed(requested_at=requested_at)
+        self.published.mark_flushed()
+        self._lease.extend(requested_at=requested_at)
         return committed
 
     # --- the end of a pass ----------------------------------------------------------------------
@@ -492,7 +496,7 @@ class Committer:
         self,
         work: Callable[[Tx], _EndResult],
         messages: list[OutboxMessage],
-        notify: Callable[[], None],
+        on_committed: Callable[[], None],
         *,
         is_single_statement: bool = False,
     ) -> None:
@@ -502,7 +506,7 @@ class Committer:
         )
         if not ended.is_certain:  # sweeps find the messages to send and the runs to wake
             return
-        notify()
+        on_committed()
         if messages:
             self._post(messages)
         if ended.due_runs:
@@ -515,7 +519,7 @@ class Committer:
         """
         if self.claim.parent is None:
             return []
-        payload = completion.child_answer(self.claim.ref, run_outcome, reason=reason)
+        payload = build_child_answer(self.claim.ref, run_outcome, reason=reason)
         event_id = self._store.runtime.new_id()
         return answers.answer_parent(tx, self.claim.parent, payload=payload, event_id=event_id, grace=self._grace)
 

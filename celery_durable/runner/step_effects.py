@@ -29,13 +29,15 @@ class StepEffectFailed(Exception):
         super().__init__(values.text_of(error))
 
 
-def event_targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInstance]) -> list[tuple[int, str, str]]:
+def find_event_targets(
+    tx: Tx, events: Sequence[NewEvent], *, new_instances: Sequence[NewInstance]
+) -> list[tuple[int, str, str]]:
     """The instances that receive events: (database id, workflow, instance id), by ascending database id.
 
     The caller locks them in this order. Instances created in the same transaction are left out: nothing else can hold
     their locks. Raises StepEffectFailed if an instance does not exist.
     """
-    request = {(each.definition.name, each.instance_id) for each in made}
+    created = {(each.definition.name, each.instance_id) for each in new_instances}
     found = set()
     for event in events:
         try:
@@ -46,7 +48,7 @@ def event_targets(tx: Tx, events: Sequence[NewEvent], *, made: Sequence[NewInsta
         pk = instances.find_pk(tx, event.workflow, event.instance_id)
         if pk is not None:
             found.add((pk, event.workflow, event.instance_id))
-        elif (event.workflow, event.instance_id) not in request:
+        elif (event.workflow, event.instance_id) not in created:
             raise StepEffectFailed(InstanceNotFound(event.workflow, event.instance_id))
     return sorted(found)
 

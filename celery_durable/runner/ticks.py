@@ -23,7 +23,7 @@ from celery_durable.store.instances import RESUMING, STARTING
 
 logger = logging.getLogger("celery_durable.runner")
 
-_CLAIMS = 100
+_MAX_RELEASED_CLAIMS = 100
 """The most claims of dead workers that one tick releases, for each queue and priority."""
 
 
@@ -43,28 +43,30 @@ class Ticker:
         ``durable_pass_seconds``.
         """
         started, passes = self._runtime.monotonic(), 0
-        for due in self._found():
+        for due in self._take_due_runs():
             passes += self._advance(due, max_steps)
             if passes >= max_instances or self._runtime.monotonic() - started > self._settings.pass_seconds:
                 break
         return passes
 
-    def _found(self) -> Iterator[DueRun]:
-        taken: list[int] = []  # a released run is due again, but each run is advanced once per tick
+    def _take_due_runs(self) -> Iterator[DueRun]:
+        taken_pks: list[int] = []  # a released run is due again, but each run is advanced once per tick
         while go_on_emitting(self._store):
             pass
         for priority in (RESUMING, STARTING):
-            yield from self._store.transact(functools.partial(self._release_dead, priority=priority))
+            yield from self._store.transact(functools.partial(self._release_dead_claims, priority=priority))
             early, again = self._settings.grace, self._redispatch
             while True:
-                take = functools.partial(sweeps.take, priority=priority, early=early, redispatch=again, without=taken)
+                take = functools.partial(
+                    sweeps.take, priority=priority, early=early, redispatch=again, without=taken_pks
+                )
                 if (found := self._store.transact(take)) is None:
                     break
                 pk, due = found
-                taken.append(pk)
+                taken_pks.append(pk)
                 yield due
 
-    def _release_dead(self, tx: Tx, *, priority: int) -> list[DueRun]:
+    def _release_dead_claims(self, tx: Tx, *, priority: int) -> list[DueRun]:
         return [
             due
             for queue in schedule.read(tx).in_order(priority)
@@ -72,7 +74,7 @@ class Ticker:
                 tx,
                 queue=queue,
                 priority=priority,
-                limit=_CLAIMS,
+                limit=_MAX_RELEASED_CLAIMS,
                 redispatch=self._redispatch,
                 lease=self._settings.lease,
             )
@@ -86,10 +88,10 @@ class Ticker:
         """
         name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
         try:
-            said = self._advance_run(due.ref, claimed_by=name, max_steps=max_steps)
+            summary = self._advance_run(due.ref, claimed_by=name, max_steps=max_steps)
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise
             logger.warning("A tick could not advance %s, it is tried again later: %s", due.ref, exc)
             return 0
-        return 0 if said.startswith("noop") else 1
+        return 0 if summary.startswith("noop") else 1

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, topic_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
-from celery_durable.runner.branches import StepExecution
 from celery_durable.runner.execution import ExecutionContext
 from celery_durable.runner.step_commit import Committed, StepCommit
+from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
 from celery_durable.store import step_rows
@@ -50,41 +50,46 @@ class WaitSteps:
     def __init__(self, context: ExecutionContext) -> None:
         self._context = context
 
-    def sleep(self, branch: StepExecution, call: SleepCall, *, sole: bool) -> None:
-        """Advance a sleep. ``sole``: nothing else is waited for, so the wait's commit may suspend the instance."""
-        match self._context.replay_state.decide_timer(branch.entry.row, now=self._context.now):
+    def advance_sleep(self, execution: StepExecution, call: SleepCall, *, may_suspend: bool) -> None:
+        """Advance a sleep.
+
+        ``may_suspend``: no other step is waited for, so the commit of this wait may also suspend the instance.
+        """
+        match self._context.replay_state.decide_timer(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
-                branch.row = row
+                execution.row = row
             case WaitUntil(until):
-                branch.wait = OpenWait(until)
+                execution.wait = OpenWait(until)
             case FinishTimer(row):
                 self._context.commit_step(
-                    branch, self._context.build_write(branch, StepStatus.COMPLETED, wake_at=row.wake_at)
+                    execution, self._context.build_write(execution, StepStatus.COMPLETED, wake_at=row.wake_at)
                 )
             case RecordNew():
-                self._start_sleep(branch, call, sole=sole)
+                self._start_sleep(execution, call, may_suspend=may_suspend)
 
-    def _start_sleep(self, branch: StepExecution, call: SleepCall, *, sole: bool) -> None:
+    def _start_sleep(self, execution: StepExecution, call: SleepCall, *, may_suspend: bool) -> None:
         """Record the wake time, for this and every later pass. If it has passed already, the sleep ends at once."""
         wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
-        wake_in = self.wait_duration(branch, values.duration(call.duration), "sleep") if wake_at is None else None
+        wake_in = self.wait_duration(execution, values.duration(call.duration), "sleep") if wake_at is None else None
         left = (
             wake_in
             if wake_at is None
-            else self.wait_duration(branch, max(wake_at - self._context.now, timedelta(0)), "sleep")
+            else self.wait_duration(execution, max(wake_at - self._context.now, timedelta(0)), "sleep")
         )
         status = StepStatus.WAITING if left else StepStatus.COMPLETED
-        write = self._context.build_write(branch, status, wake_at=wake_at, wake_in=wake_in)
-        if left and sole:
-            self._context.defer_commit(StepCommit([write], self._context.drain_logs(), sleep=recorded_waits))
+        write = self._context.build_write(execution, status, wake_at=wake_at, wake_in=wake_in)
+        if left and may_suspend:
+            self._context.defer_suspension(
+                StepCommit([write], self._context.drain_logs(), waits_after_commit=recorded_waits)
+            )
         else:
-            self._context.commit_step(branch, write)
+            self._context.commit_step(execution, write)
 
-    def wait(self, branch: StepExecution, call: WaitCall, *, sole: bool) -> None:
-        """Advance a wait for an event or a topic. ``sole``: as in `sleep`."""
-        row, schema = branch.entry.row, Codec(call.schema)
+    def advance_wait(self, execution: StepExecution, call: WaitCall, *, may_suspend: bool) -> None:
+        """Advance a wait for an event or a topic. ``may_suspend``: as in `advance_sleep`."""
+        row, schema = execution.entry.row, Codec(call.schema)
         # On a topic each wait receives its own copy of an emission, under a type that no other wait consumes.
-        event_type = topic_type(call.event_type, branch.entry.seq) if call.is_topic else call.event_type
+        event_type = topic_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
         def on_timeout(build_write: BuildWrite) -> StepWrite:
             text = f"{_timeout_reason(call)} within {values.duration(call.timeout)}"
@@ -92,18 +97,18 @@ class WaitSteps:
 
         wait = WaitSpec(
             event_type,
-            self.wait_duration(branch, values.duration(call.timeout), "event"),
-            on_event=lambda event, build_write: _received(build_write, branch.name, call, event, schema),
+            self.wait_duration(execution, values.duration(call.timeout), "event"),
+            on_event=lambda event, build_write: _build_event_write(build_write, execution.name, call, event, schema),
             on_timeout=on_timeout,
             # A deploy may have changed the type, and `send_event` finds the wait by its recorded type.
             has_same_type=row is not None and row.wait_event_type == event_type,
             topic=call.event_type if call.is_topic else None,
         )
-        self.check(branch, wait, sole=sole)
+        self.check_wait(execution, wait, may_suspend=may_suspend)
 
-    def check(self, branch: StepExecution, wait: WaitSpec, *, sole: bool) -> None:
+    def check_wait(self, execution: StepExecution, wait: WaitSpec, *, may_suspend: bool) -> None:
         """Record the event that arrived, or the timeout; otherwise keep waiting."""
-        row, commit_id, event_type = branch.entry.row, self._context.env.runtime.new_token(), wait.event_type
+        row, commit_id, event_type = execution.entry.row, self._context.env.runtime.new_token(), wait.event_type
 
         def deadline(guard_result: GuardResult) -> datetime:
             return row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
@@ -111,44 +116,47 @@ class WaitSteps:
         def write(guard_result: GuardResult, event: PendingEvent | None) -> list[StepWrite]:
             until = deadline(guard_result)
             build_write = functools.partial(
-                self._context.build_write, branch, wake_at=until, event_type=event_type, commit_id=commit_id
+                self._context.build_write, execution, wake_at=until, event_type=event_type, commit_id=commit_id
             )
             if event is None and until > guard_result.now:
                 return [] if wait.has_same_type else [build_write(StepStatus.WAITING)]
-            made = wait.on_timeout(build_write) if event is None else wait.on_event(event, build_write)
-            return [made, *(self._context.race_writes(branch, commit_id) if made.is_finished else ())]
+            write_row = wait.on_timeout(build_write) if event is None else wait.on_event(event, build_write)
+            return [
+                write_row,
+                *(self._context.build_race_writes(execution, commit_id) if write_row.is_finished else ()),
+            ]
 
-        def commit(*, sleeps: bool) -> Committed:
+        def commit(*, suspends: bool) -> Committed:
             return self._context.committer.commit_wait(
                 event_type=event_type,
                 topic=wait.topic,
                 deadline=deadline,
                 write=write,
                 logs=self._context.drain_logs(),
-                key=branch.key,
+                key=execution.key,
                 commit_id=commit_id,
-                sleeps=sleeps,
+                suspends=suspends,
                 message_id_to_cancel=wait.message_id_to_cancel,
             )
 
         wake_at = None if row is None else row.wake_at
         if (wake_at is None or wake_at > self._context.now) and not self._peek_event(event_type):
-            if sole:
-                self._context.deferred_commit = lambda: commit(sleeps=True)
+            if may_suspend:
+                self._context.pending_suspension = lambda: commit(suspends=True)
                 return
             if wait.has_same_type and wake_at is not None:  # the suspension checks again, under the lock
-                branch.wait = OpenWait(wake_at, event_type)
+                execution.wait = OpenWait(wake_at, event_type)
                 return
-        committed = self._context.or_interrupt(lambda: commit(sleeps=False))
+        committed = self._context.run_or_interrupt(lambda: commit(suspends=False))
         if not committed.rows:
             assert committed.until is not None
-            branch.wait = OpenWait(committed.until, event_type)
-        self._context.apply_to(branch, committed)
+            execution.wait = OpenWait(committed.until, event_type)
+        self._context.apply_to(execution, committed)
 
-    def wait_duration(self, branch: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
+    def wait_duration(self, execution: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
         """How long a step waits: ``length``, unless the runtime shortens it."""
         workflow = self._context.lease.claim.ref.workflow
-        return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=branch.name)
+        return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=execution.name)
 
     def _peek_event(self, event_type: str) -> bool:
         """Check for an event without the lock: if one is there, the pass records it now, not when it suspends.
@@ -157,7 +165,7 @@ class WaitSteps:
         """
         claim = self._context.lease.claim
         check = self._context.env.store.transact
-        found = self._context.or_interrupt(
+        found = self._context.run_or_interrupt(
             lambda: check(
                 lambda tx: step_rows.oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
                 is_single_statement=True,
@@ -172,7 +180,9 @@ def _timeout_reason(call: WaitCall) -> str:
     return f"No event {call.event_type!r} came"
 
 
-def _received(build_write: BuildWrite, name: str, call: WaitCall, event: PendingEvent, schema: Codec) -> StepWrite:
+def _build_event_write(
+    build_write: BuildWrite, name: str, call: WaitCall, event: PendingEvent, schema: Codec
+) -> StepWrite:
     try:
         schema.decode(event.payload)
     except ValidationFailed as exc:

@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_durable.runner")
 
 
 @dataclass(slots=True)
-class _Newest:
+class _QueueWatermark:
     sent_at: datetime
     write_at: float = -math.inf
     is_known: bool = False
@@ -32,25 +32,25 @@ class Watermark:
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
-        self._newest: dict[str, _Newest] = {}
+        self._by_queue: dict[str, _QueueWatermark] = {}
 
-    def claimed(self, claim: Claim) -> None:
+    def record_claim(self, claim: Claim) -> None:
         """Note that a hint led to this claim. Errors of the database are logged, not raised."""
         if claim.sent_at is None:
             return
-        newest = self._newest.setdefault(claim.queue, _Newest(claim.sent_at))
-        newest.sent_at = max(newest.sent_at, claim.sent_at)
+        watermark = self._by_queue.setdefault(claim.queue, _QueueWatermark(claim.sent_at))
+        watermark.sent_at = max(watermark.sent_at, claim.sent_at)
         now = self._runtime.monotonic()
-        if now < newest.write_at:
+        if now < watermark.write_at:
             return
-        newest.write_at = now + SLACK.total_seconds()  # set first, so that other threads do not write too
+        watermark.write_at = now + SLACK.total_seconds()  # set first, so that other threads do not write too
         try:
-            self._write(claim.queue, newest)
+            self._write(claim.queue, watermark)
         except Exception as exc:  # noqa: BLE001  # the pass does not depend on this write
             logger.info("How far queue %r has come could not be recorded: %s", claim.queue, exc)
 
-    def _write(self, queue: str, newest: _Newest) -> None:
-        sent_at, write = newest.sent_at, queues.advance if newest.is_known else queues.insert
+    def _write(self, queue: str, watermark: _QueueWatermark) -> None:
+        sent_at, write = watermark.sent_at, queues.advance if watermark.is_known else queues.insert
         self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
-        if not newest.is_known:
-            newest.is_known, newest.write_at = True, -math.inf
+        if not watermark.is_known:
+            watermark.is_known, watermark.write_at = True, -math.inf

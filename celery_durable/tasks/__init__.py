@@ -115,7 +115,7 @@ def install_tasks(app: Celery, parts: TaskDependencies) -> None:
         if ref is None:
             return MALFORMED
         if parts.unsupported_pool is not None and not self.request.is_eager:
-            return parts.runner.leave_to_other_pools(ref, pool=parts.unsupported_pool)
+            return parts.runner.postpone_for_other_pools(ref, pool=parts.unsupported_pool)
         return parts.runner.advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)

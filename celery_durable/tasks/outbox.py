@@ -46,16 +46,16 @@ class Turn:
 
 
 class Outbox:
-    """Sends the messages in the outbox. ``is_from_outside``: whether an exception stops the process."""
+    """Sends the messages in the outbox. ``stops_process``: whether an exception stops the process."""
 
     def __init__(
         self,
         store: Store,
         settings: Settings,
         send: Send,
-        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
+        stops_process: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
-        self._store, self._settings, self._send, self._is_from_outside = store, settings, send, is_from_outside
+        self._store, self._settings, self._send, self._stops_process = store, settings, send, stops_process
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -68,7 +68,7 @@ class Outbox:
         try:
             self._post(messages)
         except Exception as exc:
-            if self._is_from_outside(exc):
+            if self._stops_process(exc):
                 raise
             # The step is committed, and the rows are still in the outbox.
             logger.warning("The outbox could not be emptied, the sweep tries again: %s", exc)
@@ -143,10 +143,10 @@ class Deliveries:
         settings: Settings,
         runtime: Runtime,
         handlers: Mapping[str, Handler],
-        is_from_outside: Callable[[BaseException], bool] = is_ctrl_c,
+        stops_process: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
         self._store, self._settings, self._runtime, self._handlers = store, settings, runtime, handlers
-        self._is_from_outside = is_from_outside
+        self._stops_process = stops_process
 
     def deliver(self, id_: str) -> str:
         """Deliver one event if it is due, and return a short text for the log; a superfluous call changes nothing."""
@@ -158,7 +158,7 @@ class Deliveries:
             resolve=lambda tx: outbox.find(tx, id_, token=token),
         )
         if delivery is None:
-            return "noop: delivered, not due, or another worker is at it"
+            return "noop: delivered, not due, or claimed by another worker"
         handler = self._handlers.get(delivery.name)
         if handler is None:
             return self._leave(delivery)
@@ -167,7 +167,7 @@ class Deliveries:
         try:
             handler.fn(_event(delivery))
         except BaseException as exc:
-            if self._is_from_outside(exc):
+            if self._stops_process(exc):
                 self._give_back(delivery, retry_in=timedelta(0), counts=False)
                 raise
             return self._failed(delivery, handler, exc)

@@ -21,7 +21,7 @@ def stopped_from_outside(is_stopping: Callable[[], bool]) -> Callable[[BaseExcep
     ``is_stopping``: whether this worker shuts down.
     """
 
-    def is_from_outside(error: BaseException) -> bool:
+    def stops_process(error: BaseException) -> bool:
         if _has_been_terminated():  # this process ends, even if the code turned the SystemExit into another exception
             return True
         match error:
@@ -34,7 +34,7 @@ def stopped_from_outside(is_stopping: Callable[[], bool]) -> Callable[[BaseExcep
             case _:
                 return False
 
-    return is_from_outside
+    return stops_process
 
 
 def _has_been_terminated() -> bool:

@@ -111,7 +111,7 @@ class RunnerProcess(Process):
             wake,
             post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).post,
             should_stop=lambda: self.should_stop,
-            is_from_outside=lambda error: ends_the_process(error) or isinstance(error, interruptions),
+            stops_process=lambda error: ends_the_process(error) or isinstance(error, interruptions),
         )
 
     def _passing(self, send: Send) -> Send:

@@ -178,9 +178,9 @@ def test_a_message_that_makes_no_sense_changes_nothing(app: Celery, durable: Dur
     instance = workflow.create(id="i-1")
     advance = app.tasks[ADVANCE]
     assert advance.apply(args=("one", 7, "x")).get() == "noop: malformed message"
-    assert advance.apply(args=("one", "i-1", 2)).get() == "noop: not due, or another worker is at it"
-    assert advance.apply(args=("one", "nobody", 1)).get() == "noop: not due, or another worker is at it"
+    assert advance.apply(args=("one", "i-1", 2)).get() == "noop: not due, or claimed by another worker"
+    assert advance.apply(args=("one", "nobody", 1)).get() == "noop: not due, or claimed by another worker"
     assert advance.apply(args=("two", "i-1", 1)).get() == "noop: workflow 'two' is unknown to this worker"
     assert instance.status().status == "active"
     assert advance.apply(args=("one", "i-1", 1)).get() == "complete"
-    assert advance.apply(args=("one", "i-1", 1)).get() == "noop: not due, or another worker is at it"
+    assert advance.apply(args=("one", "i-1", 1)).get() == "noop: not due, or claimed by another worker"

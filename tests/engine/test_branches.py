@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import NonRetryableError, StepCancelled, StepNameReused
-from celery_durable.runner.branches import SessionLock
+from celery_durable.runner.step_execution import SessionLock
 from celery_durable.step import TxBuffer
 from tests.engine.world import World, on_one_database
 

@@ -254,7 +254,7 @@ def test_a_worker_that_hands_on_in_between_does_not_clear_the_count_of_deaths(wo
         world.sweeper.sweep()
         world.advance(60)
         leaving.append(world.new_worker())
-        assert leaving[-1].advance(instance.ref) == "handed on: due again"  # the next is told to stop before it begins
+        assert leaving[-1].advance(instance.ref) == "released: due again"  # the next is told to stop before it begins
         world.new_worker()
     world.run_until_idle()
     assert attempts == [1, 2, 3]

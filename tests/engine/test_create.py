@@ -232,7 +232,7 @@ def test_params_that_no_longer_fit_the_code_end_the_instance_errored(world: Worl
 def test_a_start_can_be_put_off(world: World, order) -> None:
     instance = order.create(GOOD, run_at=START + timedelta(hours=1))
     assert (instance.status, world.messages) == ("waiting", [])
-    assert instance.advance() == "noop: not due, or another worker is at it"
+    assert instance.advance() == "noop: not due, or claimed by another worker"
     world.run_after(3599.999999)
     assert instance.status == "waiting"
     world.run_after(0.000001)
@@ -319,7 +319,7 @@ def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, or
         savepoint.rollback()
         session.commit()
     assert ids(world) == ["kept"]
-    assert sorted(world.tick()) == ["complete", "noop: not due, or another worker is at it"]  # a message too many
+    assert sorted(world.tick()) == ["complete", "noop: not due, or claimed by another worker"]  # a message too many
 
 
 def test_an_existing_id_does_not_hurt_the_callers_transaction(world: World, order) -> None:

@@ -27,7 +27,7 @@ def test_what_came_due_while_paused_ends_on_resume_whatever_the_wake_up_was_for(
     instance = order.run()
     instance.pause()
     world.advance(3600)
-    assert instance.advance() == "noop: not due, or another worker is at it"  # the wake-up, consumed without effect
+    assert instance.advance() == "noop: not due, or claimed by another worker"  # the wake-up, consumed without effect
     instance.resume()
     world.run_until_idle()
     assert instance.output == "rested"

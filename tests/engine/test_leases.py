@@ -274,7 +274,7 @@ def test_a_renewal_counts_from_before_it_was_asked_for(held: Held) -> None:
 def test_a_lease_that_was_made_sure_of_counts_from_before_it_was_asked_for(held: Held) -> None:
     held.clock.advance(28)
     held.runtime.at["before-commit"] = lambda: held.clock.advance(20)
-    held.lease.check(held.store)
+    held.lease.ensure_held(held.store)
     held.clock.advance(6.9)
     assert held.lease.is_valid
     held.clock.advance(0.2)
@@ -321,4 +321,4 @@ def test_a_lease_that_is_lost_cannot_be_made_sure_of(held: Held) -> None:
     held.lease.is_lost = True
     assert not held.lease.is_valid
     with pytest.raises(Superseded):
-        held.lease.check(held.store)
+        held.lease.ensure_held(held.store)

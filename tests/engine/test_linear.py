@@ -530,7 +530,7 @@ def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -
     line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), done(ctx))[1])
     instance = line.flow.create()
     stopping = world.new_worker()
-    assert stopping.advance(instance.ref) == "handed on: due again"
+    assert stopping.advance(instance.ref) == "released: due again"
     assert rows(instance) == ["DONE", "READY", "PENDING"]
     world.new_worker()
     world.run_until_idle()

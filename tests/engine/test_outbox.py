@@ -221,7 +221,7 @@ def post(world: World) -> Post:
 @everywhere
 def test_an_outbound_event_is_delivered_to_its_handler_once(world: World, post: Post) -> None:
     world.sent *= 2  # a message that comes twice
-    assert post.deliver() == ["delivered", "noop: delivered, not due, or another worker is at it"]
+    assert post.deliver() == ["delivered", "noop: delivered, not due, or claimed by another worker"]
     (event,) = post.got
     assert event == OutboundEvent("OrderShipped", {"order": 7}, event.id, "order", "i-1", 1, 1)
     assert outbox(world) == []

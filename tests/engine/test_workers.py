@@ -13,7 +13,7 @@ from celery_durable.definitions import Registry
 from celery_durable.model import RunRef
 from tests.engine.world import SerializationFailure, World
 
-NOT_DUE = "noop: not due, or another worker is at it"
+NOT_DUE = "noop: not due, or claimed by another worker"
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 SECONDS = 10
 
@@ -383,7 +383,7 @@ def test_a_pass_that_has_run_long_makes_room_at_its_next_boundary(make_world) ->
     while not instance.status.is_terminal:
         said += world.tick()
         assert len(said) < 9
-    assert said == ["handed on: due again", "complete"]
+    assert said == ["released: due again", "complete"]
     assert instance.row.crash_count == 0
 
 
@@ -417,7 +417,7 @@ def test_a_worker_that_is_to_stop_hands_its_run_on_at_the_next_boundary(world: W
 
     instance = order.create()
     world.messages.clear()
-    assert leaving.advance(instance.ref) == "handed on: due again"
+    assert leaving.advance(instance.ref) == "released: due again"
     assert [due.ref for due in world.messages] == [instance.ref]  # at once, not when the lease ends
     row = instance.row
     assert (row.status, row.claim_token, row.crash_count) == ("active", None, 0)
@@ -439,7 +439,7 @@ def test_a_worker_that_is_to_stop_claims_nothing_and_the_next_sweep_offers_it_to
     world.messages.clear()
     leaving.should_stop = True
     before = instance.row
-    assert leaving.advance(instance.ref) == "noop: this worker stops, the run is left to the next"
+    assert leaving.advance(instance.ref) == "noop: this worker is stopping, and leaves the run to another worker"
     assert world.messages == []  # they might come back to it
     assert (instance.row.claim_token, instance.row.version) == (None, before.version)
     world.sweeper.sweep()  # at once
@@ -456,7 +456,7 @@ def test_a_worker_that_is_to_stop_leaves_a_sleeper_its_alarm(world: World) -> No
     before = instance.row
     leaving = world.new_worker()
     leaving.should_stop = True
-    assert leaving.advance(instance.ref) == "noop: this worker stops, the run is left to the next"
+    assert leaving.advance(instance.ref) == "noop: this worker is stopping, and leaves the run to another worker"
     assert instance.row == before
 
 
@@ -597,7 +597,7 @@ def test_a_worker_that_runs_on_a_thread_does_all_the_same(world: World) -> None:
         thread = threading.Thread(target=lambda: said.append(worker.advance(ref)))
         thread.start()
         thread.join(SECONDS)
-    assert said == ["handed on: due again", "complete"]
+    assert said == ["released: due again", "complete"]
     assert instance.output == ["booked book three", 3]
     assert world.booked() == ["book one", "book two", "book three"]
 

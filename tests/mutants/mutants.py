@@ -33,7 +33,7 @@ def _m(name: str, *edits: tuple[str, str, str], caught_by: str | None = None) ->
 
 _LET_GO = "runner.step_commit:Committer.release"
 _WAIT = "runner.step_commit:Committer.commit_wait"
-_LINEAR_WAIT = "runner.linear_pass:LinearPass._wait"
+_LINEAR_WAIT = "runner.linear_pass:LinearPass._start_wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _POST = "tasks.outbox:Outbox._post_part"
 _MAPS = "tests/engine/test_maps.py::"
@@ -116,14 +116,18 @@ MUTANTS = (
     _m(
         "a commit in doubt is taken for done",
         (
-            "runner.step_commit:Committer._resolver",
+            "runner.step_commit:Committer._build_resolve",
             "return None",
             "return Committed([step_rows._as_row(w, step_rows._Times(0, 0, 0, None, 0)) for w in step_commit.writes])",
         ),
     ),
     _m(
         "a commit in doubt is taken for not done",
-        ("runner.step_commit:Committer._resolver", "if len(found) == len(step_commit.writes)", "if len(found) < 0"),
+        (
+            "runner.step_commit:Committer._build_resolve",
+            "if len(found) == len(step_commit.writes)",
+            "if len(found) < 0",
+        ),
     ),
     _m(
         "a restart in doubt is done again",
@@ -422,7 +426,7 @@ MUTANTS = (
         (
             "runner.step_commit:Committer._commit_end",
             "ended = self._store.transact(",
-            "notify(); ended = self._store.transact(",
+            "on_committed(); ended = self._store.transact(",
         ),
     ),
     _m(
@@ -452,13 +456,17 @@ MUTANTS = (
     ),
     _m(
         "a gather runs finished siblings again",
-        ("runner.replay:ReplayContext._advance", "if branch.row is not None:", "if branch.row is not None and sole:"),
-        ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and alone"),
+        (
+            "runner.replay:ReplayContext._advance",
+            "if execution.row is not None:",
+            "if execution.row is not None and may_suspend:",
+        ),
+        ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and is_only_open"),
     ),
     _m(
         "a race leaves its losers open",
         (
-            "runner.execution:ExecutionContext.race_writes",
+            "runner.execution:ExecutionContext.build_race_writes",
             "return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
             "for branch in losers)]",
             "return [verdict]",
@@ -499,22 +507,22 @@ MUTANTS = (
     ),
     _m(
         "an expired lease costs a linear step no attempt",
-        ("runner.linear_pass:LinearPass._recover", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
+        ("runner.linear_pass:LinearPass._recover_step", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
     ),
     _m(
         "an event that came before a linear step waits is consumed for nothing",
         (
             _LINEAR_WAIT,
-            "return [replace(self._ready_write(row, event.seq), commit_id=waiting.commit_id)]",
-            "return [waiting]",
+            "return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]",
+            "return [waiting_write]",
         ),
     ),
     _m(
         "all linear steps are made ready at once",
         (
-            "runner.linear_pass:LinearPass._complete",
-            "[done, self._write(following, StepStatus.READY, retry_in=_NOW)]",
-            "[done, *(self._write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
+            "runner.linear_pass:LinearPass._complete_step",
+            "[done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)]",
+            "[done, *(self._build_write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
         ),
     ),
     _m(
@@ -647,7 +655,7 @@ MUTANTS = (
     ),
     _m(
         "a task that is to be sent again waits for the answer that it had",
-        ("runner.remote_steps:RemoteSteps._answer_of_task", ", event_type=None", ""),
+        ("runner.remote_steps:RemoteSteps._build_task_wait", "event_type=None,\n", "\n"),
     ),
     _m(
         "a task that failed is sent again at once",
@@ -657,7 +665,7 @@ MUTANTS = (
     _m(
         "a task is sent once more than it may",
         (
-            "runner.remote_steps:RemoteSteps._answer_of_task",
+            "runner.remote_steps:RemoteSteps._build_task_wait",
             "row.attempts >= policy.max_attempts",
             "row.attempts > policy.max_attempts",
         ),
@@ -665,16 +673,16 @@ MUTANTS = (
     _m(
         "all attempts of a task have the time of the first",
         (
-            "runner.remote_steps:RemoteSteps._send",
+            "runner.remote_steps:RemoteSteps._send_task",
             "wake_in=timeout",
             "wake_in=timeout if attempt == 1 else None, "
-            "wake_at=None if attempt == 1 else branch.entry.row.created_at + branch.policy.timeout",
+            "wake_at=None if attempt == 1 else execution.entry.row.created_at + execution.policy.timeout",
         ),
     ),
     _m(
         "the letter of a task is not kept with its step",
         (
-            "runner.remote_steps:RemoteSteps._send",
+            "runner.remote_steps:RemoteSteps._send_task",
             "step_commit.messages = [message]",
             "self._context.env.post([message])",
         ),
@@ -728,7 +736,11 @@ MUTANTS = (
     ),
     _m(
         "a child that failed is taken for done",
-        ("runner.completion:child_answer", "case Status.COMPLETE:", "case Status.COMPLETE | Status.ERRORED:"),
+        (
+            "runner.completion_messages:build_child_answer",
+            "case Status.COMPLETE:",
+            "case Status.COMPLETE | Status.ERRORED:",
+        ),
     ),
     _m(
         "a child does not know which run has made it",
@@ -736,7 +748,7 @@ MUTANTS = (
     ),
     _m(
         "a retried step has the child that it had",
-        ("runner.remote_steps:RemoteSteps._create", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
+        ("runner.remote_steps:RemoteSteps._create_child", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
         caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
     ),
     # --- maps -----------------------------------------------------------------------------------
@@ -1141,17 +1153,17 @@ MUTANTS = (
         "a renewal is believed from after the answer",
         (
             "runner.lease:LeaseRenewer._renew",
-            "lease.renewed(requested_at=requested_at)",
-            "lease.renewed(requested_at=self._runtime.monotonic())",
+            "lease.extend(requested_at=requested_at)",
+            "lease.extend(requested_at=self._runtime.monotonic())",
         ),
         caught_by=_LEASES + "test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
     ),
     _m(
         "a lease that was made sure of is believed from after the answer",
         (
-            "runner.lease:Lease.check",
-            "self.renewed(requested_at=requested_at)",
-            "self.renewed(requested_at=self._runtime.monotonic())",
+            "runner.lease:Lease.ensure_held",
+            "self.extend(requested_at=requested_at)",
+            "self.extend(requested_at=self._runtime.monotonic())",
         ),
         caught_by=_LEASES + "test_a_lease_that_was_made_sure_of_counts_from_before_it_was_asked_for[sqlite]",
     ),
@@ -1159,25 +1171,29 @@ MUTANTS = (
         "a boundary is believed to renew the lease from after the answer",
         (
             "runner.step_commit:Committer.commit",
-            "self._lease.renewed(requested_at=requested_at)",
-            "self._lease.renewed(requested_at=self._lease.mark_progress())",
+            "self._lease.extend(requested_at=requested_at)",
+            "self._lease.extend(requested_at=self._lease.mark_progress())",
         ),
         caught_by=_LEASES + "test_a_boundary_renews_the_lease_from_before_it_was_asked_for[sqlite]",
     ),
     _m(
         "a worker begins a body though it knows that its lease is lost",
-        ("runner.lease:Lease.check", "if self.is_lost:", "if False:"),
-        ("runner.lease:Lease.check", "if not self.is_valid:", "if self._runtime.monotonic() >= self._valid_until:"),
+        ("runner.lease:Lease.ensure_held", "if self.is_lost:", "if False:"),
+        (
+            "runner.lease:Lease.ensure_held",
+            "if not self.is_valid:",
+            "if self._runtime.monotonic() >= self._valid_until:",
+        ),
         caught_by=_LEASES + "test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
     ),
     _m(
         "the lease of a pass that is stuck is renewed for ever",
-        ("runner.lease:Lease.stalled_for", "if self._user_code_owners:", "if True:"),
+        ("runner.lease:Lease.measure_stall", "if self._user_code_owners:", "if True:"),
         caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
     ),
     _m(
         "an author's code is taken for a pass that is stuck",
-        ("runner.lease:Lease.stalled_for", "if self._user_code_owners:", "if False:"),
+        ("runner.lease:Lease.measure_stall", "if self._user_code_owners:", "if False:"),
         caught_by=_LEASES + "test_an_authors_code_may_take_any_time_within_one_attempt[sqlite-body]",
     ),
     _m(

@@ -50,7 +50,7 @@ def sleep(status: StepStatus, wake_at: datetime) -> StepRow:
 
 
 def expected(
-    row: StepRow | None, *, crashes: int, max_attempts: int | None, alone: bool
+    row: StepRow | None, *, crashes: int, max_attempts: int | None, is_only_open: bool
 ) -> ReplayStep | RunAttempt | AttemptsExhausted | WaitUntil:
     """The rules, said once more and differently: who has used up how many attempts, and who may blame whom."""
     if row is not None and row.status in SETTLED:
@@ -60,11 +60,11 @@ def expected(
         return WaitUntil(row.next_retry_at)
     pending = row is not None and row.status is StepStatus.PENDING
     recorded = row.attempts if row is not None else 0
-    mine = crashes if alone and not pending else 0
+    mine = crashes if is_only_open and not pending else 0
     used = recorded + mine
     if max_attempts is not None and not used < max_attempts:
         return AttemptsExhausted(max(max_attempts, recorded))
-    return RunAttempt(used + 1, precount=pending or not alone)
+    return RunAttempt(used + 1, count_in_advance=pending or not is_only_open)
 
 
 @settings(deadline=None, max_examples=500)
@@ -72,40 +72,40 @@ def expected(
     row=st.none() | body_rows,
     crashes=st.integers(0, 6),
     max_attempts=st.none() | st.integers(1, 8),
-    alone=st.booleans(),
+    is_only_open=st.booleans(),
 )
 def test_every_combination_is_decided_as_the_rules_say(
-    row: StepRow | None, crashes: int, max_attempts: int | None, alone: bool
+    row: StepRow | None, crashes: int, max_attempts: int | None, is_only_open: bool
 ) -> None:
-    verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, alone=alone, now=NOW)
-    assert verdict == expected(row, crashes=crashes, max_attempts=max_attempts, alone=alone)
+    verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, is_only_open=is_only_open, now=NOW)
+    assert verdict == expected(row, crashes=crashes, max_attempts=max_attempts, is_only_open=is_only_open)
 
 
 @settings(deadline=None)
-@given(row=body_rows.filter(lambda row: row.is_finished), crashes=st.integers(0, 9), alone=st.booleans())
-def test_a_settled_step_is_replayed_whatever_else_is_true(row: StepRow, crashes: int, alone: bool) -> None:
-    assert replay_state(crashes).decide_do(row, max_attempts=1, alone=alone, now=NOW) == ReplayStep(row)
+@given(row=body_rows.filter(lambda row: row.is_finished), crashes=st.integers(0, 9), is_only_open=st.booleans())
+def test_a_settled_step_is_replayed_whatever_else_is_true(row: StepRow, crashes: int, is_only_open: bool) -> None:
+    assert replay_state(crashes).decide_do(row, max_attempts=1, is_only_open=is_only_open, now=NOW) == ReplayStep(row)
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     max_attempts=st.integers(1, 6),
     fates=st.lists(st.sampled_from(["fails", "dies"]), min_size=12, max_size=12),
-    alone=st.booleans(),
+    is_only_open=st.booleans(),
 )
 def test_no_history_of_failures_and_dead_workers_runs_a_step_too_often(
-    max_attempts: int, fates: list[str], alone: bool
+    max_attempts: int, fates: list[str], is_only_open: bool
 ) -> None:
     """One step through passes that each end in a recorded failure or with their worker."""
     row: StepRow | None = None
     crashes, ran = 0, []
     for fate in fates:
-        verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, alone=alone, now=NOW)
+        verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, is_only_open=is_only_open, now=NOW)
         if not isinstance(verdict, RunAttempt):
             assert isinstance(verdict, AttemptsExhausted)
             break
         ran.append(verdict.attempt)
-        if verdict.precount:
+        if verdict.count_in_advance:
             row = body(StepStatus.PENDING, verdict.attempt)
         if fate == "fails":
             row, crashes = body(StepStatus.WAITING, verdict.attempt, NOW), 0
@@ -115,53 +115,67 @@ def test_no_history_of_failures_and_dead_workers_runs_a_step_too_often(
 
 
 def test_a_first_call_runs_as_the_first_attempt() -> None:
-    assert replay_state().decide_do(None, max_attempts=1, alone=True, now=NOW) == RunAttempt(1, precount=False)
+    assert replay_state().decide_do(None, max_attempts=1, is_only_open=True, now=NOW) == RunAttempt(
+        1, count_in_advance=False
+    )
 
 
 def test_dead_workers_count_as_attempts_of_the_only_step_that_was_open() -> None:
-    assert replay_state(2).decide_do(None, max_attempts=6, alone=True, now=NOW) == RunAttempt(3, precount=False)
+    assert replay_state(2).decide_do(None, max_attempts=6, is_only_open=True, now=NOW) == RunAttempt(
+        3, count_in_advance=False
+    )
     failed_once = body(StepStatus.WAITING, 1, NOW)
-    assert replay_state(2).decide_do(failed_once, max_attempts=6, alone=True, now=NOW) == RunAttempt(4, precount=False)
+    assert replay_state(2).decide_do(failed_once, max_attempts=6, is_only_open=True, now=NOW) == RunAttempt(
+        4, count_in_advance=False
+    )
 
 
 def test_dead_workers_are_no_attempts_of_one_step_among_several() -> None:
-    assert replay_state(2).decide_do(None, max_attempts=6, alone=False, now=NOW) == RunAttempt(1, precount=True)
+    assert replay_state(2).decide_do(None, max_attempts=6, is_only_open=False, now=NOW) == RunAttempt(
+        1, count_in_advance=True
+    )
 
 
 def test_an_announced_attempt_is_counted_in_its_row_and_not_again() -> None:
     announced = body(StepStatus.PENDING, 2)
-    assert replay_state(1).decide_do(announced, max_attempts=6, alone=True, now=NOW) == RunAttempt(3, precount=True)
+    assert replay_state(1).decide_do(announced, max_attempts=6, is_only_open=True, now=NOW) == RunAttempt(
+        3, count_in_advance=True
+    )
 
 
 def test_attempts_used_up_by_dead_workers_end_the_step_without_running_it() -> None:
-    assert replay_state(3).decide_do(None, max_attempts=3, alone=True, now=NOW) == AttemptsExhausted(3)
-    assert replay_state(4).decide_do(None, max_attempts=3, alone=True, now=NOW) == AttemptsExhausted(3)
+    assert replay_state(3).decide_do(None, max_attempts=3, is_only_open=True, now=NOW) == AttemptsExhausted(3)
+    assert replay_state(4).decide_do(None, max_attempts=3, is_only_open=True, now=NOW) == AttemptsExhausted(3)
     assert replay_state(0).decide_do(
-        body(StepStatus.WAITING, 4), max_attempts=3, alone=True, now=NOW
+        body(StepStatus.WAITING, 4), max_attempts=3, is_only_open=True, now=NOW
     ) == AttemptsExhausted(4)
     assert replay_state(0).decide_do(
-        body(StepStatus.PENDING, 3), max_attempts=3, alone=False, now=NOW
+        body(StepStatus.PENDING, 3), max_attempts=3, is_only_open=False, now=NOW
     ) == AttemptsExhausted(3)
-    assert replay_state(99).decide_do(None, max_attempts=None, alone=True, now=NOW) == RunAttempt(100, precount=False)
+    assert replay_state(99).decide_do(None, max_attempts=None, is_only_open=True, now=NOW) == RunAttempt(
+        100, count_in_advance=False
+    )
 
 
 def test_a_step_waits_for_its_retry_and_runs_at_that_very_moment() -> None:
     due = NOW + SECOND
     waiting = body(StepStatus.WAITING, 1, due)
-    assert replay_state().decide_do(waiting, max_attempts=6, alone=True, now=due - MICROSECOND) == WaitUntil(due)
-    assert replay_state().decide_do(waiting, max_attempts=6, alone=True, now=due) == RunAttempt(2, precount=False)
+    assert replay_state().decide_do(waiting, max_attempts=6, is_only_open=True, now=due - MICROSECOND) == WaitUntil(due)
+    assert replay_state().decide_do(waiting, max_attempts=6, is_only_open=True, now=due) == RunAttempt(
+        2, count_in_advance=False
+    )
 
 
 def test_a_boundary_takes_the_blame_for_crashes_off_what_comes_after_it() -> None:
     book = replay_state(2)
     book.record(StepRow("other", 1, "other", StepType.DO, StepStatus.COMPLETED))
-    assert book.decide_do(None, max_attempts=2, alone=True, now=NOW) == RunAttempt(1, precount=False)
+    assert book.decide_do(None, max_attempts=2, is_only_open=True, now=NOW) == RunAttempt(1, count_in_advance=False)
 
 
 def test_announcing_an_attempt_takes_the_blame_for_crashes_off_nobody() -> None:
     book = replay_state(2)
     book.record(StepRow("other", 1, "other", StepType.DO, StepStatus.PENDING, attempts=1))
-    assert book.decide_do(None, max_attempts=2, alone=True, now=NOW) == AttemptsExhausted(2)
+    assert book.decide_do(None, max_attempts=2, is_only_open=True, now=NOW) == AttemptsExhausted(2)
 
 
 # --- timers -------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Worker(Machine):
             functools.partial(self.world.capture, self.runtime),
             post=Outbox(self.store, self.world.settings, self.send).post,
             should_stop=lambda: self.should_stop,
-            is_from_outside=ends_the_process,
+            stops_process=ends_the_process,
         )
 
     def take(self, ref: RunRef, number: int) -> CooperativeThread:

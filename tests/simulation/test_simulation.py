@@ -86,7 +86,7 @@ def test_the_storms_have_every_fault_in_them() -> None:
     checkpoints = ("claimed", "before-body", "after-body", "before-commit", "after-commit", "before-publish")
     expected = {
         *(f"died at {name}" for name in checkpoints),
-        *("killed", "crashed", "suspended", "starved", "stopped", "superseded", "handed on"),
+        *("killed", "crashed", "suspended", "starved", "stopped", "superseded", "released"),
         *("cut, applied", "cut, lost", "lost", "stray", "refused by the broker"),
         *("event", "pause", "resume", "restart", "terminate", "emit", "rewind", "retry", "fork"),
         *("READY to RUNNING", "RUNNING to WAITING", "WAITING to READY", "WAITING to RUNNING", "RUNNING to DEAD"),

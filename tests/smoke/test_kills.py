@@ -144,7 +144,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_runs_on_and_no_crash_is_counted
     assert first.process.wait(30) == 0
     assert {instance.status().status for instance in instances} == {Status.ACTIVE}
     assert {(row["claim_token"], row["crash_count"]) for row in site.rows()} == {(None, 0)}
-    assert first.text().count("handed on: due again") == len(steps)
+    assert first.text().count("released: due again") == len(steps)
     site.worker()
     site.finish()
     for instance in instances:

@@ -80,7 +80,7 @@ def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) ->
     def claim(id: str) -> datetime:
         ref = world.create(id)
         sent_at = world.now
-        watermark.claimed(world.claim(ref))
+        watermark.record_claim(world.claim(ref))
         return sent_at
 
     first = claim("o-1")
@@ -101,7 +101,7 @@ def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) ->
 def test_a_claim_without_a_hint_says_nothing_of_the_queue(world: World) -> None:
     ref = world.create()
     world.unsend(ref)
-    Watermark(world.store, world.store.runtime).claimed(world.claim(ref))
+    Watermark(world.store, world.store.runtime).record_claim(world.claim(ref))
     world.advance(10)
     assert world.store.read(queues.claimed) == {}
 
@@ -112,7 +112,7 @@ def test_a_report_that_fails_hurts_no_pass(world: World, caplog: pytest.LogCaptu
     with world.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE workflow_queue RENAME TO workflow_elsewhere")
     try:
-        Watermark(world.store, world.store.runtime).claimed(claim)
+        Watermark(world.store, world.store.runtime).record_claim(claim)
     finally:
         with world.store.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE workflow_elsewhere RENAME TO workflow_queue")

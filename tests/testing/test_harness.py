@@ -176,7 +176,7 @@ def test_doubled_and_mixed_messages_change_nothing(make_harness) -> None:
     harness.run_until_idle()
     with harness.session() as session:
         assert sorted(session.scalars(sa.select(orders.c.id))) == [f"b-{number}" for number in range(5)]
-    assert sum(line.endswith("noop: not due, or another worker is at it") for line in harness.journal) == 10
+    assert sum(line.endswith("noop: not due, or claimed by another worker") for line in harness.journal) == 10
 
 
 def test_a_tick_is_a_delivery_or_a_sweep(make_harness) -> None:

@@ -13,7 +13,7 @@ from celery_durable.testing import CHECKPOINTS, START, DurableHarness, HarnessMi
 
 rows = sa.MetaData()
 books = sa.Table("books", rows, sa.Column("step", sa.String(50)), sa.Column("attempt", sa.Integer))
-BUSY = "noop: not due, or another worker is at it"
+BUSY = "noop: not due, or claimed by another worker"
 
 
 def book(tx: StepTx) -> str:
@@ -131,7 +131,7 @@ def test_a_second_runner_gets_nothing_while_the_first_is_held_in_a_body(harness)
     assert harness.deliver(handle, to=second) == BUSY
     harness.advance("10 minutes")  # the first renews its lease all the time
     assert harness.deliver(handle, to=second) == BUSY
-    assert gate.release() == ["handed on: due again"]  # its pass has taken ten minutes: it makes room for others
+    assert gate.release() == ["released: due again"]  # its pass has taken ten minutes: it makes room for others
     harness.run_until_idle()
     assert handle.result() == ["book hotel", "book flight"]
     assert booked(harness) == [("book hotel", 1), ("book flight", 1)]

@@ -57,7 +57,7 @@ class CompletionMessages:
         }
 
 
-def child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
+def build_child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
     """The answer of a child that ended, for the step that waits for it, as JSON text."""
     match run_outcome.status:
         case Status.COMPLETE:

@@ -68,12 +68,12 @@ class SessionLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pass = threading.get_ident()
+        self._pass_thread = threading.get_ident()
         self._holder: TxBuffer | None = None
         self._deferred: list[Callable[[], None]] = []
 
     def acquire(self, buffer: TxBuffer) -> None:
-        if threading.get_ident() != self._pass:
+        if threading.get_ident() != self._pass_thread:
             self._lock.acquire()
             self._holder = buffer
 
@@ -83,14 +83,14 @@ class SessionLock:
             self._holder = None
             self._lock.release()
 
-    def run_or_defer(self, buffer: TxBuffer, run_or_defer: Callable[[], None]) -> None:
+    def run_or_defer(self, buffer: TxBuffer, record: Callable[[], None]) -> None:
         """Record the body of ``buffer`` now, or after the session that is open is closed."""
         # To block here would deadlock: this thread closes the open session, when it records the body that holds it.
         if self._holder is not buffer and not self._lock.acquire(blocking=False):
-            self._deferred.append(run_or_defer)
+            self._deferred.append(record)
             return
         self._holder = None  # the pass holds the lock now: no other session opens while it commits
-        self._deferred.insert(0, run_or_defer)
+        self._deferred.insert(0, record)
         self._run_all_deferred()
 
     def run_deferred(self) -> None:
@@ -123,10 +123,14 @@ class CallFingerprint:
         args, kwargs = call.args, call.kwargs
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
-        cells = tuple(_cell(cell) for cell in getattr(fn, "__closure__", None) or ())
+        cells = tuple(_read_cell(cell) for cell in getattr(fn, "__closure__", None) or ())
         # `lambda n=n: ...` in a loop, and a method of several objects, have the same code but do different work.
-        given = (getattr(fn, "__self__", None), getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None))
-        return cls(getattr(fn, "__code__", fn), (cells, *given), args, kwargs)
+        bound_values = (
+            getattr(fn, "__self__", None),
+            getattr(fn, "__defaults__", None),
+            getattr(fn, "__kwdefaults__", None),
+        )
+        return cls(getattr(fn, "__code__", fn), (cells, *bound_values), args, kwargs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CallFingerprint):
@@ -145,7 +149,7 @@ class CallFingerprint:
     __hash__ = None  # type: ignore[assignment]  # compared, never looked up
 
 
-def _cell(cell: Any) -> Any:
+def _read_cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not yet assigned
