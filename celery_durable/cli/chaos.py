@@ -107,8 +107,8 @@ class ChaosRun:
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []
         self._done: Counter[str] = Counter({_CHILDREN_KILLED: 0, _WORKERS_KILLED: 0})
-        self._killed_claims: list[chaos_checks.Held] = []
-        self._recovered: dict[chaos_checks.Held, float] = {}
+        self._killed_claims: list[chaos_checks.HeldClaim] = []
+        self._recovered: dict[chaos_checks.HeldClaim, float] = {}
         self._seen: dict[int, DueRun] = {}
         self._since: datetime = database_now(durable)
         queues = {durable.registry.get(name).queue for name in durable.workflows}
@@ -213,7 +213,9 @@ class ChaosRun:
         """Note who is at work now, and replace workers that have fallen."""
         if len(self._seen) < _MOST_SEEN:
             within, limit = timedelta(minutes=1), _MOST_SEEN - len(self._seen)
-            self._seen |= self._durable.store.read(lambda tx: chaos_checks.soon(tx, within=within, limit=limit))
+            self._seen |= self._durable.store.read(
+                lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit)
+            )
         for worker in [worker for worker in self._workers if not worker.is_running]:
             self._replace(worker)
 
@@ -255,10 +257,10 @@ class ChaosRun:
         self._killed_claims += held
         self._done[_WORKERS_KILLED] += 1
 
-    def _claims_to_kill(self, worker: OwnWorker) -> list[chaos_checks.Held] | None:
+    def _claims_to_kill(self, worker: OwnWorker) -> list[chaos_checks.HeldClaim] | None:
         """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
         held = self._durable.store.read(
-            lambda tx: chaos_checks.held_by(tx, worker.node, lease=self._durable.settings.lease)
+            lambda tx: chaos_checks.find_held_claims(tx, worker.node, lease=self._durable.settings.lease)
         )
         most = max(1, self._durable.settings.max_crashes - 2)
         return None if any(each.crash_count >= most for each in held) else held
@@ -278,11 +280,11 @@ class ChaosRun:
             runtime.sleep(0.5)
             left = self._unrecovered()
 
-    def _unrecovered(self) -> list[chaos_checks.Held]:
+    def _unrecovered(self) -> list[chaos_checks.HeldClaim]:
         for held in self._killed_claims:
             if held not in self._recovered:
                 with self._tolerating_outages():
-                    at = self._durable.store.read(partial(chaos_checks.progress_since, held=held))
+                    at = self._durable.store.read(partial(chaos_checks.find_progress_after, held=held))
                     if at is not None:
                         self._recovered[held] = (at - held.at).total_seconds()
         return [held for held in self._killed_claims if held not in self._recovered]
@@ -297,8 +299,8 @@ class ChaosRun:
         """The table, and what contradicts itself."""
         pks = sorted(self._seen.keys() | {held.pk for held in self._killed_claims})
         read = self._durable.store.read
-        statuses, steps = read(lambda tx: chaos_checks.counts(tx, pks, since=self._since))
-        violations = read(lambda tx: chaos_checks.contradictions(tx, pks))
+        statuses, steps = read(lambda tx: chaos_checks.count_progress(tx, pks, since=self._since))
+        violations = read(lambda tx: chaos_checks.find_contradictions(tx, pks))
         left = self._unrecovered()
         logs = "".join(log.read_text(errors="replace") for log in self._logs)
         rows = [

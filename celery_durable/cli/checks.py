@@ -180,7 +180,7 @@ def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
             return None
         asked = durable.runtime.wall_clock()
-        found = server_info.look(durable.store)
+        found = server_info.read_server_info(durable.store)
         offset = asked + (durable.runtime.wall_clock() - asked) / 2 - found.now
     except UnsupportedDatabase as exc:
         yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
@@ -207,7 +207,7 @@ def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
 
 
 def _schema(durable: Durable) -> Generator[Finding, None, bool]:
-    revision = migrate.current(durable.store)
+    revision = migrate.read_revision(durable.store)
     if revision is not None and revision >= REVISION:
         yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
         return True
@@ -262,7 +262,7 @@ def _since(outage: Outage) -> datetime:
 
 
 def _backlog(durable: Durable) -> Finding:
-    first, now = durable.store.read(schedule.next_poll)
+    first, now = durable.store.read(schedule.read_next_due)
     if first is None or now - first <= _LATE:
         return Finding(Level.OK, "backlog", "Nothing is late.")
     sentence = f"The oldest due work has not been looked after for {format_duration(now - first, units=1)}."

@@ -29,10 +29,10 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
     durable, console = stored_durable(ctx), Console.of(ctx)
     with reaching_database():
         if sql:
-            click.echo(migrations.sql(durable.store), nl=False)
+            click.echo(migrations.render_sql(durable.store), nl=False)
         elif check:
-            migrations.verify(durable.store)
-            console.entry(["Up to date", f"revision {migrations.current(durable.store)}"])
+            migrations.check_tables(durable.store)
+            console.entry(["Up to date", f"revision {migrations.read_revision(durable.store)}"])
         else:
             before, after = migrations.upgrade(durable.store)
             change = f"revision {after}" if before == after else f"revision {before or 'none'} -> {after}"

@@ -59,7 +59,7 @@ def open_durable(ctx: click.Context) -> Durable:
     """The Durable of the app named by -A, with its database reached and its tables up to date."""
     durable = stored_durable(ctx)
     with reaching_database():
-        migrate.check(durable.store)
+        migrate.check_revision(durable.store)
     return durable
 
 
@@ -111,7 +111,7 @@ def _unreachable(exc: Exception) -> CliError:
 
 def database_now(durable: Durable) -> datetime:
     """The database's time, by which everything shown was written."""
-    return durable.store.read(schedule.next_poll)[1]
+    return durable.store.read(schedule.read_next_due)[1]
 
 
 class StoreBackend:

@@ -177,7 +177,7 @@ class InstanceCounts(Collector):
             return
         try:
             known = sorted(self._durable.registry)
-            self._counts = self._durable.store.read(lambda tx: instance_counts.living(tx, known))
+            self._counts = self._durable.store.read(lambda tx: instance_counts.count_live(tx, known))
             self._given_up = self._durable.store.read(outbox.count_given_up)
             self._outages = _lasting(*self._durable.store.read(heartbeats.read))
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more

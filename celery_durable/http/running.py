@@ -58,7 +58,7 @@ class Running:
     async def readyz(self) -> Response:
         """Whether the database answers and has been migrated."""
         try:
-            await timeouts.run_probe(lambda: migrate.check(self._durable.store))
+            await timeouts.run_probe(lambda: migrate.check_revision(self._durable.store))
         except Exception as exc:
             logger.warning("Not ready: %s", exc)
             raise NotReady from exc

@@ -78,7 +78,7 @@ class OperationsBase:
         """Lock and return the instance's row; raises InstanceNotFound, VersionMismatch."""
         row = instances.lock(tx, workflow, possible(workflow, instance_id))
         self._check_reach(tx, row)
-        if if_version is not None and instances.tag(tx, row) not in if_version:
+        if if_version is not None and instances.read_version_tag(tx, row) not in if_version:
             raise VersionMismatch(workflow, instance_id)
         return row
 
@@ -89,7 +89,7 @@ class OperationsBase:
         return row
 
     def _check_reach(self, tx: Tx, row: InstanceRow) -> None:
-        if not scopes.reaches(tx, self._scope, row.pk):
+        if not scopes.is_in_scope(tx, self._scope, row.pk):
             raise InstanceNotFound(row.workflow, row.instance_id)
 
     def _retention(self, workflow: str) -> timedelta | None:

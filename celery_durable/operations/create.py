@@ -89,7 +89,7 @@ class CreateOperations(OperationsBase):
     def _is_ours(self, workflow: str, instance_id: str) -> bool:
         """Whether an existing instance is in the caller's scope."""
         it = Child(workflow, instance_id)
-        return self._scope is None or it in self._store.read(lambda tx: scopes.reached(tx, self._scope, [it]))
+        return self._scope is None or it in self._store.read(lambda tx: scopes.filter_in_scope(tx, self._scope, [it]))
 
     def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
         """Record up to `durable_max_batch` instances in one transaction. Returns the ids of the new ones.
@@ -199,7 +199,7 @@ class CreateOperations(OperationsBase):
             "plan": definition.plan(self._settings.step_policy),
             "commit_id": self._runtime.new_token(),
             "retention": self._retention(definition.name),
-            "labelled": labelled,
+            "initial_labels": labelled,
         }
 
     def _labelled(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:

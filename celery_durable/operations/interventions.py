@@ -125,7 +125,7 @@ class InterventionOperations(OperationsBase):
             raise _not_open(row, steps, step)
         if row.claim_token is not None:
             interventions.uncount_attempts(tx, row, but=step.step_key)
-        due = instances.take_back(tx, row, grace=self._grace)
+        due = instances.reclaim(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 
     def _continue(self, tx: Tx, row: InstanceRow, key: str, wish: _Wish) -> tuple[InstanceRow, StepRow, list[DueRun]]:

@@ -56,7 +56,7 @@ class LifecycleOperations(OperationsBase):
                 due = instances.resume(tx, row, grace=self._grace)
                 return [] if due is None else [due]
             if row.pause_requested:
-                instances.withdraw_pause(tx, row)
+                instances.cancel_pause_request(tx, row)
             return []
 
         self._wake(self._store.transact(work))
@@ -87,7 +87,7 @@ class LifecycleOperations(OperationsBase):
         meant: list[int] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
-            parent = instances.parent_of(tx, workflow, possible(workflow, instance_id))
+            parent = instances.find_parent(tx, workflow, possible(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
             row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
@@ -163,7 +163,7 @@ class LifecycleOperations(OperationsBase):
         event_id = self._runtime.new_id() if id is None else values.label("Event id", id, values.LONGEST_ID)
         text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
 
-        sent: list[instances.Sent | None] = []
+        sent: list[instances.InsertedEvent | None] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
             row = self._lock_row(tx, workflow, instance_id, if_version)
@@ -182,7 +182,7 @@ class LifecycleOperations(OperationsBase):
             ours = sent[0]
             if ours is None:
                 return False, []  # accepted before, so nothing was to be written
-            is_there = instances.was_sent(tx, row, ours, event_id=event_id)
+            is_there = instances.is_event_committed(tx, row, ours, event_id=event_id)
             return (True, [DueRun(row.ref, row.queue)]) if is_there else None
 
         def tell(due_runs: list[DueRun]) -> None:

@@ -72,7 +72,7 @@ class QueryOperations(OperationsBase):
         return self._store.read(lambda tx: self._look(tx, workflow, instance_id))
 
     def _look(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
-        found = instances.look(tx, workflow, possible(workflow, instance_id))
+        found = instances.read_with_tag(tx, workflow, possible(workflow, instance_id))
         self._check_reach(tx, found.instance)
         return found
 
@@ -93,7 +93,7 @@ class QueryOperations(OperationsBase):
                 completed_at=record.completed_at,
                 reason=record.reason,
                 current_step=None if step is None else self._shown_steps(tx, [step])[0],
-                labels=labels.of(tx, row.pk),
+                labels=labels.read(tx, row.pk),
             )
 
         return self._store.read(work)
@@ -140,7 +140,7 @@ class QueryOperations(OperationsBase):
                 events=self._shown_events(tx, history.events(tx, row.pk, record.run_number)),
                 origin=self._shown_origin(tx, row, record.origin),
                 audit=interventions.audit(tx, row.pk, record.run_number),
-                labels=labels.of(tx, row.pk),
+                labels=labels.read(tx, row.pk),
                 parent=self._shown_parent(tx, row),
             )
 
@@ -174,7 +174,7 @@ class QueryOperations(OperationsBase):
                 unsent_items=outbox.count_by_step(
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
                 ),
-                children=instances.statuses(tx, [step.child for step in open_ if step.child is not None]),
+                children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
                 parent=self._shown_parent(tx, row),
             )
 
@@ -251,7 +251,7 @@ class QueryOperations(OperationsBase):
                 else None,
                 origin=self._shown_origin(tx, row, record.origin),
                 audit=interventions.audit(tx, row.pk, number) if with_audit else (),
-                labels=labels.of(tx, row.pk),
+                labels=labels.read(tx, row.pk),
                 parent=self._shown_parent(tx, row),
             )
 
@@ -337,7 +337,7 @@ class QueryOperations(OperationsBase):
     def _shown_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
         """Remove the links of steps to instances that are outside the caller's scope."""
         children = {step.child for step in steps if step.child is not None}
-        hidden = children - scopes.reached(tx, self._scope, children)
+        hidden = children - scopes.filter_in_scope(tx, self._scope, children)
         return [replace(step, child=None) if step.child in hidden else step for step in steps]
 
     def _shown_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
@@ -345,7 +345,7 @@ class QueryOperations(OperationsBase):
         if self._scope is None:
             return tuple(events)
         children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}
-        hidden = set(children.values()) - scopes.reached(tx, self._scope, set(children.values()))
+        hidden = set(children.values()) - scopes.filter_in_scope(tx, self._scope, set(children.values()))
         return tuple(
             replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event
             for event in events
@@ -355,14 +355,14 @@ class QueryOperations(OperationsBase):
         if origin is None or origin.instance_id == row.instance_id:
             return origin
         its = Child(row.workflow, origin.instance_id)
-        return origin if its in scopes.reached(tx, self._scope, [its]) else None
+        return origin if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
 
     def _shown_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
-        parent = instances.parent_step(tx, row.pk)
+        parent = instances.find_parent_step(tx, row.pk)
         if parent is None:
             return None
         its = Child(parent.workflow, parent.instance_id)
-        return parent if its in scopes.reached(tx, self._scope, [its]) else None
+        return parent if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
 
     @staticmethod
     def _run(tx: Tx, row: InstanceRow, number: int) -> Any:

@@ -96,7 +96,7 @@ class RewindOperations(OperationsBase):
                 plan=seed.plan,
                 seed=seed,
                 retention=self._retention(workflow),
-                labelled=labels.of(tx, row.pk),
+                initial_labels=labels.read(tx, row.pk),
             )
             if not is_new:
                 raise InstanceAlreadyExists(workflow, new_id)

@@ -89,7 +89,7 @@ class PublishedValues:
             logger.warning("%s could not publish %r, it is tried again: %s", self._lease.claim.ref, key, why)
 
     def _write(self, tx: Tx) -> dict[str, ValueVersion]:
-        claims.touch(tx, self._lease.claim)
+        claims.guard_without_renewal(tx, self._lease.claim)
         return self._write_pending(tx)
 
     def flush(self, tx: Tx) -> None:

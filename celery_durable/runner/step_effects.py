@@ -89,7 +89,7 @@ class StepEffects:
                 commit_id=self._runtime.new_token(),
                 parent=Parent(self._claim.pk, self._claim.ref.run_number, by_step),
                 retention=self._settings.retention_of(definition.retention),
-                labelled=request.labels,
+                initial_labels=request.labels,
             )
             if not is_new:
                 raise StepEffectFailed(InstanceAlreadyExists(definition.name, instance_id))

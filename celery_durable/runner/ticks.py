@@ -55,10 +55,13 @@ class Ticker:
             pass
         for priority in (RESUMING, STARTING):
             yield from self._store.transact(functools.partial(self._release_dead_claims, priority=priority))
-            early, again = self._settings.grace, self._redispatch
             while True:
                 take = functools.partial(
-                    sweeps.take, priority=priority, early=early, redispatch=again, without=taken_pks
+                    sweeps.take_due_run,
+                    priority=priority,
+                    published_within=self._settings.grace,
+                    redispatch=self._redispatch,
+                    excluded_pks=taken_pks,
                 )
                 if (found := self._store.transact(take)) is None:
                     break
@@ -69,8 +72,8 @@ class Ticker:
     def _release_dead_claims(self, tx: Tx, *, priority: int) -> list[DueRun]:
         return [
             due
-            for queue in schedule.read(tx).in_order(priority)
-            for due in sweeps.sweep_claims(
+            for queue in schedule.read(tx).queues_by_due_time(priority)
+            for due in sweeps.sweep_expired_claims(
                 tx,
                 queue=queue,
                 priority=priority,

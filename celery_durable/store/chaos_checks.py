@@ -1,6 +1,6 @@
-"""Reads for a chaos run: which node holds what, when a run progressed, which rows contradict each other.
+"""Queries of `durable chaos`: the claims of a node, the progress of runs, and rows that break an invariant.
 
-It only reads, and only the given instances: the tables may belong to a staging system in use.
+They only read, because the tables may belong to a staging system in use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from celery_durable.store import schedule
 from celery_durable.store.engine import Tx
 
 _CHUNK = 500
-_LIVE = (Status.ACTIVE.value, Status.WAITING.value)
+_RUNNABLE = (Status.ACTIVE.value, Status.WAITING.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A claim that a node holds at this time of the database."""
+class HeldClaim:
+    """A claim that a node held at the time ``at`` of the database."""
 
     pk: int
     ref: RunRef
@@ -31,28 +31,31 @@ class Held:
     at: datetime
 
 
-def held_by(tx: Tx, node: str, *, lease: timedelta) -> list[Held]:
-    """Return the claims of a node. ``lease`` is the length of a lease."""
+def find_held_claims(tx: Tx, node: str, *, lease: timedelta) -> list[HeldClaim]:
+    """Return the claims that a node (the host part of ``claimed_by``) holds. ``lease`` is the length of a lease."""
     i = tx.t.instance.c
     columns = (i.id, i.workflow, i.instance_id, i.run_number, i.crash_count, tx.store.clock().label("now_us"))
-    where = (*schedule.near(tx, within=lease), i.status == Status.ACTIVE.value)
+    where = (*schedule.conditions_due_within(tx, within=lease), i.status == Status.ACTIVE.value)
     rows = tx.execute(sa.select(*columns).where(*where, i.claimed_by.endswith(f" {node}", autoescape=True)))
     return [
-        Held(row.id, RunRef(row.workflow, row.instance_id, row.run_number), row.crash_count, from_us(row.now_us))
+        HeldClaim(row.id, RunRef(row.workflow, row.instance_id, row.run_number), row.crash_count, from_us(row.now_us))
         for row in rows
     ]
 
 
-def soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, DueRun]:
-    """Return up to ``limit`` runs that are claimed, due, or due ``within`` this time, by instance."""
+def find_due_soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, DueRun]:
+    """Return up to ``limit`` runs that are due or whose start, wait or lease ends ``within`` this time, by instance."""
     i = tx.t.instance.c
-    where = (*schedule.near(tx, within=within), i.status.in_(_LIVE))
+    where = (*schedule.conditions_due_within(tx, within=within), i.status.in_(_RUNNABLE))
     rows = tx.execute(sa.select(i.id, i.workflow, i.instance_id, i.run_number, i.queue).where(*where).limit(limit))
     return {row.id: DueRun(RunRef(row.workflow, row.instance_id, row.run_number), row.queue) for row in rows}
 
 
-def progress_since(tx: Tx, held: Held) -> datetime | None:
-    """Return when a run first recorded something after that time: the end of a step or run, or the start of a wait."""
+def find_progress_after(tx: Tx, held: HeldClaim) -> datetime | None:
+    """Return when a run recorded its first progress after ``held.at``, or None.
+
+    Progress is the end of a step or of the run, or the start of a wait.
+    """
     s, r = tx.t.step.c, tx.t.run.c
     step = (s.instance_pk == held.pk, s.run_number == held.ref.run_number)
     times = sa.union_all(
@@ -64,8 +67,8 @@ def progress_since(tx: Tx, held: Held) -> datetime | None:
     return None if found is None else from_us(found)
 
 
-def counts(tx: Tx, pks: Sequence[int], *, since: datetime) -> tuple[Counter[str], int]:
-    """Count these instances by status, and the steps of theirs that have finished since then."""
+def count_progress(tx: Tx, pks: Sequence[int], *, since: datetime) -> tuple[Counter[str], int]:
+    """Count these instances by status, and the steps of theirs that finished at or after ``since``."""
     i, s = tx.t.instance.c, tx.t.step.c
     statuses, steps = Counter[str](), 0
     for chunk in _chunks(pks):
@@ -76,8 +79,8 @@ def counts(tx: Tx, pks: Sequence[int], *, since: datetime) -> tuple[Counter[str]
     return statuses, steps
 
 
-def contradictions(tx: Tx, pks: Sequence[int]) -> list[str]:
-    """Return sentences about rows of these instances that break an invariant; see docs/design.md."""
+def find_contradictions(tx: Tx, pks: Sequence[int]) -> list[str]:
+    """Return one sentence for each broken invariant in the rows of these instances; see docs/design.md."""
     found: list[str] = []
     i, r, s = tx.t.instance.c, tx.t.run.c, tx.t.step.c
     for chunk in _chunks(pks):
@@ -87,7 +90,7 @@ def contradictions(tx: Tx, pks: Sequence[int]) -> list[str]:
             .join_from(tx.t.instance, tx.t.run, sa.and_(*current))
             .where(i.id.in_(chunk))
         )
-        found += [f"{row.workflow}/{row.instance_id}: {why}" for row in rows for why in _wrong(row)]
+        found += [f"{row.workflow}/{row.instance_id}: {why}" for row in rows for why in _find_broken_invariants(row)]
         keys = (s.instance_pk, s.run_number, s.seq)
         twice = sa.select(*keys).where(s.instance_pk.in_(chunk)).group_by(*keys).having(sa.func.count() > 1)
         found += [f"instance {row.instance_pk}: two steps are number {row.seq}" for row in tx.execute(twice)]
@@ -99,8 +102,8 @@ def contradictions(tx: Tx, pks: Sequence[int]) -> list[str]:
     return found
 
 
-def _wrong(row: Any) -> Iterator[str]:
-    is_claimed, is_live = row.claim_token is not None, row.status in _LIVE
+def _find_broken_invariants(row: Any) -> Iterator[str]:
+    is_claimed, is_live = row.claim_token is not None, row.status in _RUNNABLE
     is_over = row.status != Status.PAUSED.value and not is_live
     if is_claimed != (row.lease_until is not None) or is_claimed != (row.claimed_by is not None):
         yield "half of a claim"

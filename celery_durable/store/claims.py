@@ -1,7 +1,7 @@
 """Claims on instances: claim, guard, renew, suspend, release, end.
 
-A claim is a random token in the instance's row. Every write under a claim names the token in its WHERE clause. If no
-row matches, the claim is superseded (LAW 2). The lease only tells the sweep when another worker may take the run.
+A claim is a random token in the instance's row. Every write of a pass has the token in its WHERE clause. If no row
+matches, the worker is superseded (LAW 2). The lease only says when another worker may take over the run.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
 @statement
 def _claim_run(s: Store) -> Any:
     i, until = s.tables.instance.c, s.clock() + param("lease_us", type_=sa.BigInteger)
-    taken = (
+    claimed = (
         sa.update(s.tables.instance)
         .where(*_claimable(s))
         .ordered_values(
-            # First, since MariaDB lets later assignments see earlier ones.
+            # First, because in MariaDB later assignments see the new values of earlier ones.
             (i.crash_count, i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)),
             (i.claim_token, param("token")),
             (i.claimed_by, param("claimed_by")),
@@ -66,16 +66,16 @@ def _claim_run(s: Store) -> Any:
             (i.updated_at, s.clock()),
         )
     )
-    return taken.returning(*_claimed_columns(s)) if s.database.update_returns else taken
+    return claimed.returning(*_claimed_columns(s)) if s.database.update_returns else claimed
 
 
 @statement
 def _read_claimed(s: Store) -> Any:
     """Read what this transaction has just claimed, without a lock.
 
-    InnoDB locks each index entry by which a statement finds a row. The update may have found the row by another index
-    than the unique one, which every other transaction locks first. Locking the unique entry now could deadlock with
-    them.
+    InnoDB also locks the index entry by which a statement finds a row. Every other transaction locks the entry of the
+    unique index first, then the row. The update above may have found the row by another index. If this statement locked
+    the unique entry now, after the row, it could deadlock with them.
     """
     i = s.tables.instance.c
     return sa.select(*_claimed_columns(s)).where(i.workflow == param("workflow"), i.instance_id == param("instance"))
@@ -84,7 +84,7 @@ def _read_claimed(s: Store) -> Any:
 @statement
 def _lock_claimed(s: Store) -> Any:
     i = s.tables.instance.c
-    # Not by the token: a search for an uncommitted token matches no row, and so it does not wait for the lock.
+    # Not by the token: while another transaction writes the token, a search for it matches no row and does not wait.
     return (
         sa.select(i.claim_token, *_claimed_columns(s))
         .where(i.workflow == param("workflow"), i.instance_id == param("instance"))
@@ -95,11 +95,11 @@ def _lock_claimed(s: Store) -> Any:
 def claim(
     tx: Tx, ref: RunRef, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY
 ) -> Claim | None:
-    """Claim the run if it is due or its last claim has expired. Returns None if there is nothing to claim.
+    """Claim the run if it is due and unclaimed, or if its last claim has expired. Otherwise return None.
 
-    It also returns None if another worker holds the run, or if the run is of another ``kind`` than the caller's code.
+    It also returns None if the workflow's ``kind`` in the caller's code is not the kind of the stored run.
 
-    This is one statement. If another transaction has the row locked, the statement waits. The database then evaluates
+    This is one statement. If another transaction has locked the row, the statement waits. The database then evaluates
     the conditions again on the committed row. Taking over an expired claim counts as a crash.
     """
     found = tx.run(
@@ -114,19 +114,19 @@ def claim(
     )
     if tx.store.database.update_returns:
         row = found.first()
-        return None if row is None else _as_claim(row, ref, token, lease)
+        return None if row is None else _make_claim(row, ref, token, lease)
     if found.rowcount == 0:
         return None
-    return _as_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
+    return _make_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
 
 
 def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
-    """Return the claim that this token made, or None. The row lock waits until a commit in doubt is decided."""
+    """Return the claim with this token, or None. It locks the row, so it waits until a commit in doubt is decided."""
     row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
-    return None if row is None or row.claim_token != token else _as_claim(row, ref, token, lease)
+    return None if row is None or row.claim_token != token else _make_claim(row, ref, token, lease)
 
 
-def _as_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
+def _make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
     return Claim(
         pk=row.id,
         ref=ref,
@@ -141,10 +141,11 @@ def _as_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
     )
 
 
-def still_due(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Conditions for a run that is due and not claimed.
+def due_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
+    """Return conditions for a run that is due, unclaimed and not paused.
 
-    ``poll_at`` of a run that has been claimed or suspended since then is its own timer. The caller must not move it.
+    A caller that postpones a run adds them to its WHERE clause. If the run was claimed or suspended meanwhile, its
+    ``poll_at`` means something else (the end of the lease, or of a wait) and must not change.
     """
     i = s.tables.instance.c
     return [i.claim_token.is_(None), i.poll_at.is_not(None), i.run_at <= s.clock()]
@@ -159,14 +160,14 @@ def _postpone(s: Store) -> Any:
             i.c.workflow == param("workflow"),
             i.c.instance_id == param("instance"),
             i.c.run_number == param("run"),
-            *still_due(s),
+            *due_conditions(s),
         )
         .values(poll_at=s.clock() + param("delay_us", type_=sa.BigInteger), sent_at=None)
     )
 
 
 def postpone(tx: Tx, ref: RunRef, *, delay: timedelta) -> None:
-    """Let the sweep send the run again after ``delay``, if it is still due. Another worker may claim it earlier."""
+    """Make the sweep publish the run after ``delay``, if it is still due. A worker may claim it earlier."""
     tx.run(_postpone, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number, delay_us=duration_us(delay))
 
 
@@ -175,14 +176,14 @@ def postpone(tx: Tx, ref: RunRef, *, delay: timedelta) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GuardResult:
-    """The result of a guard that held: the time at which it locked the row, and whether a pause is requested."""
+    """What a guard read: the database's time when it locked the row, and whether a pause is requested."""
 
     now: datetime
     pause_requested: bool
 
 
 def guard_update(s: Store) -> Any:
-    """The fence: lock the row, renew the lease and record progress.
+    """Build the UPDATE of a guard: it locks the row, checks the token, renews the lease and records progress.
 
     It changes no indexed column, so that PostgreSQL can make a heap-only (HOT) update.
     """
@@ -198,8 +199,8 @@ def guard_update(s: Store) -> Any:
     )
 
 
-def fence(claim: Claim, *, lease: timedelta, is_progress: bool) -> dict[str, Any]:
-    """The parameters of `guard_update`."""
+def guard_params(claim: Claim, *, lease: timedelta, is_progress: bool) -> dict[str, Any]:
+    """Return the parameters of `guard_update`."""
     return {"pk": claim.pk, "token": claim.token, "lease_us": duration_us(lease), "is_progress": is_progress}
 
 
@@ -220,10 +221,10 @@ def _read_guard(s: Store) -> Any:
 def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> GuardResult:
     """Lock the instance under this claim and renew the lease; raises Superseded.
 
-    Anything that depends on the guard is read after it (LAW 2b). With ``is_progress=False`` the write advances no
-    step, so the crash count is kept.
+    Read everything that the transaction depends on after the guard (LAW 2b). ``is_progress=True`` resets the crash
+    count. Pass False for a write that does not advance the run.
     """
-    found = tx.run(_guard, **fence(claim, lease=lease, is_progress=is_progress))
+    found = tx.run(_guard, **guard_params(claim, lease=lease, is_progress=is_progress))
     if tx.store.database.update_returns:
         row = found.first()
     else:
@@ -234,7 +235,7 @@ def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -
 
 
 @statement
-def _touch(s: Store) -> Any:
+def _guard_without_renewal(s: Store) -> Any:
     i = s.tables.instance
     return (
         sa.update(i)
@@ -243,44 +244,44 @@ def _touch(s: Store) -> Any:
     )
 
 
-def touch(tx: Tx, claim: Claim) -> None:
-    """Lock the instance under this claim for a write that is not a step; raises Superseded.
+def guard_without_renewal(tx: Tx, claim: Claim) -> None:
+    """Lock the instance under this claim, without renewing the lease; raises Superseded.
 
-    It raises the version, so that clients which follow the instance read it again. The lease and the crash count
-    stay.
+    Call it before a write that is not a step. It increments the version, so that clients which follow the instance read
+    it again. The crash count stays unchanged.
     """
-    if tx.run(_touch, pk=claim.pk, token=claim.token).rowcount == 0:
+    if tx.run(_guard_without_renewal, pk=claim.pk, token=claim.token).rowcount == 0:
         raise Superseded(str(claim.ref))
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The result of a renewal, as tokens. A token that is held but not renewed belongs to a row that was locked."""
+    """The result of `renew`, as tokens. A token in ``held`` that is not in ``renewed`` is of a row that was locked."""
 
     renewed: frozenset[str]
     held: frozenset[str]
 
 
 def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
-    """Renew the leases of these claims, except those of locked rows.
+    """Renew the leases of these claims, and skip rows that another transaction has locked.
 
-    The transaction that holds such a row either renews the lease itself or takes the claim away. Rows are locked in
-    the order of their ids.
+    That transaction either renews the lease itself or takes the claim away. Rows are locked in the order of their ids,
+    so that two renewals cannot deadlock.
     """
     i = tx.t.instance
     tokens = {claim.token for claim in claims}
     wanted = sa.and_(i.c.id.in_([claim.pk for claim in claims]), i.c.claim_token.in_(tokens))
-    free = (
+    unlocked = (
         sa.select(i.c.id, i.c.claim_token)
         .where(wanted)
         .order_by(i.c.id)
         .with_for_update(skip_locked=True, key_share=True)
     )
-    locked = tx.execute(free).all()
+    locked = tx.execute(unlocked).all()
     if locked:
         until = tx.store.clock() + duration_us(lease)
-        ours = sa.and_(i.c.id.in_([row.id for row in locked]), i.c.claim_token.in_(tokens))
-        tx.execute(sa.update(i).where(ours).values(lease_until=until))
+        renewable = sa.and_(i.c.id.in_([row.id for row in locked]), i.c.claim_token.in_(tokens))
+        tx.execute(sa.update(i).where(renewable).values(lease_until=until))
     held = tx.execute(sa.select(i.c.claim_token).where(wanted)).scalars()
     return Renewal(frozenset(row.claim_token for row in locked), frozenset(held))
 
@@ -298,10 +299,10 @@ class ReleaseOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """One wait of a suspended run. It ends at ``due_at``, or earlier with an event of ``event_type``.
+    """One wait of a run that suspends. It ends at ``due_at``, or earlier with an event of ``event_type``.
 
-    ``is_satisfied`` is called under the lock with the guard's time. It returns whether the wait has ended for another
-    reason.
+    `suspend` calls ``is_satisfied`` under the lock, with the guard's time. It returns whether the wait has ended for
+    another reason, for example because all tasks of a map step have answered.
     """
 
     due_at: datetime
@@ -335,15 +336,15 @@ def suspend(
 ) -> ReleaseOutcome:
     """Suspend the instance until the earliest of ``waits``. If one is satisfied already, release it as due now.
 
-    It runs after `guard` in the same transaction. An event that was committed before the guard is found here. The
-    sender of a later event finds the waiting step rows (LAW 2b).
+    Call it after `guard` in the same transaction. It finds every event that was committed before the guard. The sender
+    of a later event locks the row after this transaction, and finds the waiting step (LAW 2b). So no event is missed.
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
-    has_come = _has_event_for(tx, claim, waits) or any(
+    is_any_satisfied = _has_event_for(tx, claim, waits) or any(
         wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied
     )
-    if next_at > guard_result.now and not has_come:
+    if next_at > guard_result.now and not is_any_satisfied:
         return _release_claim(tx, claim, guard_result, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
     return release(tx, claim, guard_result, grace=grace)
 
@@ -351,9 +352,10 @@ def suspend(
 def release(
     tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
 ) -> ReleaseOutcome:
-    """Release the instance, due again after ``cooldown``.
+    """Release an instance that can continue, due again after ``cooldown``.
 
-    A pass does so when its time is used up, when it is stuck, or when its worker stops.
+    A pass calls it when its time is used up, when the run makes no progress, or when the worker stops. The sweep
+    publishes the run after ``grace``, if the caller does not.
     """
     due_at = guard_result.now + cooldown
     return _release_claim(
@@ -401,7 +403,7 @@ def _has_event_for(tx: Tx, claim: Claim, waits: list[OpenWait]) -> bool:
 
 @statement
 def _end(s: Store) -> Any:
-    """End an instance. If the database can fuse writes, the statement also ends the run."""
+    """End an instance. If the database can combine writes, the statement also ends the run."""
     i, r = s.tables.instance, s.tables.run
     ended = (
         sa.update(i)
@@ -421,16 +423,16 @@ def _end(s: Store) -> Any:
     if not s.database.can_combine_writes:
         return ended
     guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
-    return _run_ended(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
+    return _update_ended_run(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
 
 
 @statement
 def _end_run(s: Store) -> Any:
     r = s.tables.run.c
-    return _run_ended(s).where(r.instance_pk == param("pk"), r.run_number == param("run"))
+    return _update_ended_run(s).where(r.instance_pk == param("pk"), r.run_number == param("run"))
 
 
-def _run_ended(s: Store) -> Any:
+def _update_ended_run(s: Store) -> Any:
     r = s.tables.run
     return sa.update(r).values(
         output=param("output"),
@@ -455,7 +457,7 @@ class RunOutcome:
 
 
 def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
-    """End the run, and release the instance permanently; raises Superseded."""
+    """End the run and release the instance, which is never due again; raises Superseded."""
     outcome = {
         "output": run_outcome.output,
         "error_name": run_outcome.error_name,
@@ -485,7 +487,7 @@ def _mark_started(s: Store) -> Any:
 
 
 def mark_started(tx: Tx, claim: Claim) -> None:
-    """Record when the run was first claimed, unless that is recorded already."""
+    """Record the time of this claim as the start of the run, unless an earlier claim did."""
     tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
 
 
@@ -496,5 +498,5 @@ def _lock_token(s: Store) -> Any:
 
 
 def is_held(tx: Tx, claim: Claim) -> bool:
-    """Return whether this claim still holds. The row lock waits until a commit in doubt is decided."""
+    """Return whether this claim still holds. It locks the row, so it waits until a commit in doubt is decided."""
     return bool(tx.run(_lock_token, pk=claim.pk).scalar() == claim.token)

@@ -1,7 +1,7 @@
-"""The id of a database: messages name by it the database that waits for their answers.
+"""The random id of a database. A task's message carries the id of the database that waits for its answer.
 
-The migration makes it at random, so two applications or environments on one broker have different ids. A copy of a
-database has the id of its original. If the copy is used at the same time, it needs a new id.
+The migration creates the id, so two applications or environments on one broker have different ids. A copy of a database
+has the id of its original. If both are in use at the same time, the copy needs a new id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _read(s: Store) -> Any:
 def store_id(tx: Tx) -> str:
     """Return the id of this store's database, which is read once per Store.
 
-    If the tables were emptied there is no id, and a new one is made.
+    If the tables were emptied, there is no id, and this function inserts a new one.
     """
     store = tx.store
     if store.id is None:

@@ -107,7 +107,7 @@ def instances(
         tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled, scope=scope
     )
     rows = tx.execute(query).all()
-    labels_of = labels.of_many(tx, [row.id for row in rows])
+    labels_of = labels.read_many(tx, [row.id for row in rows])
     return [
         (
             row.id,

@@ -1,6 +1,6 @@
 """Instance rows: insert them, lock them, and change their state from outside a pass.
 
-Every change here locks the instance's row first, and then decides from what it reads (LAW 2, LAW 2b).
+Every change locks the instance's row first, and then decides from what it reads (LAW 2, LAW 2b).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from celery_durable.store.runs import ForkSpec
 from celery_durable.store.step_rows import maybe_at
 
 STARTING, RESUMING = 1, 0
+"""The priorities of runs. A sweep publishes resumed runs first, then new runs."""
 _REPLAY = RunPlan()
 
 
@@ -90,15 +91,16 @@ def insert(
     parent: Parent | None = None,
     seed: ForkSpec | None = None,
     retention: timedelta | None = None,
-    labelled: Mapping[str, str] | None = None,
+    initial_labels: Mapping[str, str] | None = None,
 ) -> bool:
     """Insert an instance and its first run. Returns False if the id is taken.
 
-    A taken id does not abort the surrounding transaction. The call may be repeated after a commit in doubt: an
-    instance that was created with the same ``commit_id`` counts as inserted.
+    A taken id does not abort the surrounding transaction. You may repeat the call after a commit in doubt: if the
+    instance was created with the same ``commit_id``, it returns True.
 
-    ``run_at`` is when the run is due, None for now. ``parent`` is the step that creates the instance. ``seed`` is
-    what the run starts with. ``retention`` is how long the instance is kept after its end, None means forever.
+    ``run_at`` is when the run is due, None for now. ``grace`` is when the sweep publishes the run if the caller does
+    not. ``parent`` is the step that creates the instance. ``seed`` is the state that a fork starts with. ``retention``
+    is how long the instance is kept after its end, None for ever.
     """
     pk = tx.run(
         _insert,
@@ -117,16 +119,16 @@ def insert(
     if pk is None:
         return runs.creator(tx, workflow, instance_id) == commit_id
     runs.begin(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, seed=seed)
-    if labelled:
-        labels.insert(tx, pk, labelled)
-    if seed is not None:  # The events that the run starts with come before its own.
+    if initial_labels:
+        labels.insert(tx, pk, initial_labels)
+    if seed is not None:  # Events are numbered by the version: continue after the events that the run starts with.
         i = tx.t.instance
         tx.execute(sa.update(i).where(i.c.id == pk).values(version=seed.version))
     return True
 
 
 def read_clock(tx: Tx) -> datetime:
-    """Return the time of the database, which decides when instances are due."""
+    """Return the database's time, which decides when instances are due."""
     return from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
 
 
@@ -157,7 +159,7 @@ def _read(s: Store) -> Any:
 
 
 @statement
-def _look(s: Store) -> Any:
+def _read_with_step_count(s: Store) -> Any:
     i, st = s.tables.instance.c, s.tables.step.c
     steps = sa.select(sa.func.count()).where(st.instance_pk == i.id, st.run_number == i.run_number)
     return _select(s).add_columns(steps.scalar_subquery().label("steps"))
@@ -179,14 +181,14 @@ def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
 
 
-def look(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
+def read_with_tag(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
     """Return an instance's row and its version tag without a lock; raises InstanceNotFound."""
-    found = tx.run(_look, workflow=workflow, instance=instance_id).first()
+    found = tx.run(_read_with_step_count, workflow=workflow, instance=instance_id).first()
     row = _instance(found, workflow, instance_id)
     return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
 
 
-def tag(tx: Tx, row: InstanceRow) -> str:
+def read_version_tag(tx: Tx, row: InstanceRow) -> str:
     """Return the version tag of an instance whose row is locked."""
     return _tag(row, tx.run(_count_steps, pk=row.pk, run=row.run_number).scalar_one())
 
@@ -195,18 +197,18 @@ def _tag(row: InstanceRow, steps: int) -> str:
     return values.version_tag(row.pk, row.run_number, row.version, steps)
 
 
-def statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
-    """Return the statuses of these children. Children that do not exist are left out."""
+def read_statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
+    """Return the statuses of these child instances. Children that do not exist are left out."""
     i = tx.t.instance.c
     wanted = sa.tuple_(i.workflow, i.instance_id).in_([(each.workflow, each.instance_id) for each in children])
     rows = tx.execute(sa.select(i.workflow, i.instance_id, i.status).where(wanted)) if children else ()
     return {Child(row.workflow, row.instance_id): Status(row.status) for row in rows}
 
 
-def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
-    """Return the step that created an instance, which never changes.
+def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
+    """Return the step that created an instance. It never changes.
 
-    Returns None if no step created it, or if the instance does not exist.
+    Returns None if no step created the instance, or if the instance does not exist.
     """
     i = tx.t.instance.c
     query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key).where(
@@ -216,8 +218,8 @@ def parent_of(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     return None if row is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key)
 
 
-def parent_step(tx: Tx, pk: int) -> ParentStep | None:
-    """Return the step that created an instance. Returns None if no step did, or if the parent is deleted."""
+def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
+    """Return the names of the step that created an instance. None if no step did, or if the parent is deleted."""
     i, p = tx.t.instance.c, tx.t.instance.alias("parent").c
     query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
     row = tx.execute(query.where(i.id == pk, p.id == i.parent_id)).first()
@@ -227,7 +229,7 @@ def parent_step(tx: Tx, pk: int) -> ParentStep | None:
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:
-    """Return the primary key of an instance, or None. Rows are locked in the order of this key; it never changes."""
+    """Return the primary key of an instance, or None. It never changes. Rows are locked in the order of these keys."""
     row = tx.run(_read, workflow=workflow, instance=instance_id).first()
     return None if row is None else int(row.id)
 
@@ -260,10 +262,10 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
     )
 
 
-# --- transitions, all under the lock ------------------------------------------------------------
+# --- changes of state, under the lock -----------------------------------------------------------
 
 
-def _change(tx: Tx, row: InstanceRow, **values: Any) -> None:
+def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
     i = tx.t.instance
     tx.execute(
         sa.update(i).where(i.c.id == row.pk).values(version=i.c.version + 1, updated_at=tx.store.clock(), **values)
@@ -273,10 +275,10 @@ def _change(tx: Tx, row: InstanceRow, **values: Any) -> None:
 def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRun:
     """Make the instance due now, and return its run for the caller to publish after the commit.
 
-    The sweep sends the run itself only after ``grace``, in case the caller does not.
+    If the caller does not publish it, the sweep does after ``grace``.
     """
     now = tx.store.clock()
-    _change(
+    _update(
         tx,
         row,
         status=Status.ACTIVE.value,
@@ -291,39 +293,38 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRu
 
 
 def pause(tx: Tx, row: InstanceRow) -> bool:
-    """Pause the instance now and return True if no worker holds it and it was not paused before.
+    """Pause the instance, or request a pause if a worker holds it. Returns whether this call paused it.
 
-    If a worker holds it, request the pause and return False. The worker obeys the request when it releases the
-    instance.
+    The worker reads the request under its next guard, and the instance becomes paused when the worker releases it.
     """
     if row.claim_token is not None:
-        _change(tx, row, pause_requested=True)
+        _update(tx, row, pause_requested=True)
     elif row.status is not Status.PAUSED:
-        _change(tx, row, status=Status.PAUSED.value, poll_at=None, sent_at=None)
+        _update(tx, row, status=Status.PAUSED.value, poll_at=None, sent_at=None)
         return True
     return False
 
 
 def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
-    """End a pause: the instance is due now, so that a pass checks what has happened meanwhile.
+    """End a pause and make the instance due now, so that a pass checks what happened meanwhile. Returns the run.
 
-    Returns None for a run that has not started and has a later start time. It keeps that time.
+    A run that has not started keeps its start time. If that lies in the future, this returns None.
     """
     now = read_clock(tx)
     if row.priority == STARTING and row.run_at is not None and row.run_at > now:
-        _change(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at), sent_at=None)
+        _update(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at), sent_at=None)
         return None
     return make_due(tx, row, wake=Wake.RESUME, grace=grace)
 
 
-def withdraw_pause(tx: Tx, row: InstanceRow) -> None:
+def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
     """Cancel a requested pause."""
-    _change(tx, row, pause_requested=False)
+    _update(tx, row, pause_requested=False)
 
 
 def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
-    """End the instance without a result. A worker that runs it loses its claim, so its later writes fail."""
-    _change(
+    """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect."""
+    _update(
         tx,
         row,
         **RELEASED,
@@ -338,7 +339,9 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     tx.execute(
         sa.update(r)
         .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)  # otherwise keep the reason of its start
+        .values(
+            completed_at=tx.store.clock(), reason=reason or r.c.reason
+        )  # without a new reason, keep the reason of the restart
     )
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
@@ -350,14 +353,14 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     topic_waits.close_all(tx, row.pk)
 
 
-def take_back(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
+def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     """Take the instance from the worker that holds its claim, and make it due now.
 
     Returns None if the instance is paused, or if a pause was requested: then it is paused.
     """
     is_paused = row.status is Status.PAUSED or row.pause_requested
     now = tx.store.clock()
-    _change(
+    _update(
         tx,
         row,
         **RELEASED,
@@ -384,9 +387,10 @@ def restart(
     plan: RunPlan = _REPLAY,
     seed: ForkSpec | None = None,
 ) -> DueRun:
-    """Start run N+1 with the same parameters, from any state. All rows of run N stay unchanged.
+    """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
 
-    ``plan`` says how the run starts. ``seed`` is what it starts with, or None.
+    ``plan`` holds the kind, the planned steps and the workflow's version. ``seed`` is the state that a rewind starts
+    with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
     """
     r, now = tx.t.run, tx.store.clock()
     params = tx.execute(
@@ -400,7 +404,7 @@ def restart(
         )
     topic_waits.close_all(tx, row.pk)
     number = row.run_number + 1
-    _change(
+    _update(
         tx,
         row,
         **RELEASED,
@@ -426,7 +430,7 @@ def restart(
 
 
 @statement
-def _count_event(s: Store) -> Any:
+def _bump_version(s: Store) -> Any:
     i = s.tables.instance
     return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
 
@@ -451,7 +455,7 @@ _WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
 
 
 @statement
-def _live_wait(s: Store) -> Any:
+def _find_open_wait(s: Store) -> Any:
     st = s.tables.step.c
     live = (
         st.instance_pk == param("pk"),
@@ -464,8 +468,8 @@ def _live_wait(s: Store) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """An event that this transaction inserted, as opposed to one that another inserted under the same id."""
+class InsertedEvent:
+    """An event that `insert_event` inserted. `is_event_committed` tells it from another event with the same id."""
 
     run_number: int
     seq: int
@@ -476,34 +480,39 @@ class Sent:
         return from_us(self.created_us)
 
 
-def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> Sent | None:
+def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
     """Store an event for the current run. Returns None if an event with this id was accepted before.
 
-    Events are ordered by the instance's version, which counts up under the lock, and not by a clock or an id. The
-    version is not read beforehand: in a caller's REPEATABLE READ session that read could be outdated.
+    Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
+    INSERT itself reads the version. An earlier SELECT could be outdated in a caller's REPEATABLE READ session.
     """
-    tx.run(_count_event, pk=row.pk)
+    tx.run(_bump_version, pk=row.pk)
     inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
     new = inserted.first()
-    return None if new is None else Sent(row.run_number, new.seq, new.created_at)
+    return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
 
 
 def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
-    """Return whether the current run was sent an event with this id."""
+    """Return whether the current run has an event with this id."""
     e = tx.t.event.c
-    ours = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
-    return tx.execute(sa.select(e.seq).where(*ours).limit(1)).first() is not None
+    same_event = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return tx.execute(sa.select(e.seq).where(*same_event).limit(1)).first() is not None
 
 
-def was_sent(tx: Tx, row: InstanceRow, sent: Sent, *, event_id: str) -> bool:
-    """Return whether the transaction that inserted this event was committed."""
+def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_id: str) -> bool:
+    """Return whether the transaction that inserted this event was committed, after a commit in doubt."""
     e = tx.t.event.c
-    ours = (e.run_number == sent.run_number, e.seq == sent.seq, e.created_at == sent.created_us, e.event_id == event_id)
-    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *ours)).first() is not None
+    same_event = (
+        e.run_number == sent.run_number,
+        e.seq == sent.seq,
+        e.created_at == sent.created_us,
+        e.event_id == event_id,
+    )
+    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *same_event)).first() is not None
 
 
 def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
-    """Return whether a wait for this event type is open. A wait whose deadline has passed does not count."""
+    """Return whether the suspended run waits for this event type. A wait whose deadline has passed does not count."""
     if row.status is not Status.WAITING or row.claim_token is not None:
         return False
-    return tx.run(_live_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None
+    return tx.run(_find_open_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None

@@ -1,4 +1,4 @@
-"""Labels, by which instances are found. They are written with the insert of an instance or under its lock."""
+"""The labels of instances. Write them in the transaction that inserts the instance, or under the lock of its row."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _delete(s: Store) -> Any:
 
 
 def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
-    """Insert labels for an instance that has none of these names."""
+    """Insert labels of an instance that has no label with these names."""
     tx.run_many(_insert, [{"pk": pk, "name": name, "value": value} for name, value in labels.items()])
 
 
 def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
-    """Set labels of a locked instance, and delete those whose value is None; raises TooManyLabels."""
-    old = of(tx, pk)
+    """Set labels of a locked instance, and delete those with the value None; raises TooManyLabels."""
+    old = read(tx, pk)
     new = values.few_enough({name: value for name, value in {**old, **changes}.items() if value is not None})
     insert(tx, pk, {name: value for name, value in new.items() if name not in old})
     changed = {name: value for name, value in new.items() if name in old and old[name] != value}
@@ -44,13 +44,13 @@ def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
     tx.run_many(_delete, [{"pk": pk, "name": name} for name in old if name not in new])
 
 
-def of(tx: Tx, pk: int) -> dict[str, str]:
+def read(tx: Tx, pk: int) -> dict[str, str]:
     """Return an instance's labels by name."""
-    return of_many(tx, [pk]).get(pk, {})
+    return read_many(tx, [pk]).get(pk, {})
 
 
-def of_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:
-    """Return the labels of instances by their keys. Instances without labels are left out."""
+def read_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:
+    """Return the labels of instances by primary key. Instances without labels are left out."""
     t = tx.t.label.c
     query = sa.select(t.instance_pk, t.name, t.value).where(t.instance_pk.in_(pks)).order_by(t.instance_pk, t.name)
     found: dict[int, dict[str, str]] = {}

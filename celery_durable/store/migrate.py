@@ -1,8 +1,8 @@
 """Migrations of the tables, with Alembic's scripts but without its global `op` and `context`.
 
-Those belong to the caller: an application may call `upgrade_connection` in its own Alembic migration and go on using
-its `op` afterwards. The scripts here get theirs as an argument. Migrations only go forward, and within a major
-version they only add. A newer database serves older code.
+An application may call `upgrade_connection` inside its own Alembic migration, and Alembic's globals then belong to that
+migration. So the scripts here get an `op` as an argument. Migrations only go forward. Within a major version they only
+add tables and columns, so older code works on a newer database.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from celery_durable.store.schema import REVISION
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK_NAME = "celery_durable.migrate"
 _LOCK_KEY = 0x6475_7261_626C_65  # "durable"
-_A_DAY_SECONDS = 86_400
+_LOCK_TIMEOUT_SECONDS = 86_400
 
 
 def upgrade(store: Store) -> tuple[str | None, str]:
-    """Migrate a store's tables. Returns the revisions before (None: no tables) and after."""
+    """Migrate a store's tables. Returns the revision before (None if there were no tables) and the one after."""
     return store.transact(
         lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), timeouts=None
     )
@@ -36,45 +36,45 @@ def upgrade(store: Store) -> tuple[str | None, str]:
 def upgrade_connection(
     connection: sa.Connection, *, schema: str | None = None, prefix: str = ""
 ) -> tuple[str | None, str]:
-    """Migrate the tables in the caller's transaction, for instance in its own migration; the caller commits.
+    """Migrate the tables in the caller's transaction, for example in a migration of the application.
 
-    Returns the revisions before and after. On MariaDB every statement that changes tables commits at once, including
-    what the caller wrote before.
+    The caller commits. On MariaDB, however, every statement that changes tables commits at once, including what the
+    caller wrote before. Returns the revisions before and after.
     """
-    with _alone(connection):
-        before = _found(connection, schema, prefix)
-        if _serves(before):
+    with _migration_lock(connection):
+        before = _read_version_row(connection, schema, prefix)
+        if _is_new_enough(before):
             return before, before
-        _run({"connection": connection}, {}, schema, prefix)
+        _run_scripts({"connection": connection}, {}, schema, prefix)
         return before, REVISION
 
 
-def sql(store: Store) -> str:
-    """Return the script that `upgrade` would run on an empty database, for operators who change tables themselves."""
+def render_sql(store: Store) -> str:
+    """Return the SQL that `upgrade` runs on an empty database, for operators who change tables by hand."""
     script = io.StringIO()
     dialect = store.engine.url.get_dialect()()
-    _run({"dialect": dialect}, {"as_sql": True, "output_buffer": script}, store.schema, store.prefix)
+    _run_scripts({"dialect": dialect}, {"as_sql": True, "output_buffer": script}, store.schema, store.prefix)
     return script.getvalue()
 
 
-def current(store: Store) -> str | None:
-    """Return the revision of a store's tables, or None if there are none."""
-    return store.read(lambda tx: _found(tx.conn, store.schema, store.prefix))
+def read_revision(store: Store) -> str | None:
+    """Return the revision of a store's tables, or None if there are no tables."""
+    return store.read(lambda tx: _read_version_row(tx.conn, store.schema, store.prefix))
 
 
-def check(store: Store) -> None:
+def check_revision(store: Store) -> None:
     """Raise SchemaOutdated if the tables are older than this code needs."""
-    found = current(store)
-    if not _serves(found):
+    found = read_revision(store)
+    if not _is_new_enough(found):
         raise SchemaOutdated(found, REVISION)
 
 
-def verify(store: Store) -> None:
-    """Raise SchemaOutdated as `check` does, and SchemaIncomplete if a table or a column is missing.
+def check_tables(store: Store) -> None:
+    """Raise SchemaOutdated as `check_revision` does, and SchemaIncomplete if a table or a column is missing.
 
-    Unknown tables and columns belong to a newer revision, and are ignored.
+    Additional tables and columns are ignored: they belong to a newer revision.
     """
-    check(store)
+    check_revision(store)
     missing = store.read(lambda tx: list(_missing(tx.conn, store)))
     if missing:
         raise SchemaIncomplete(missing)
@@ -91,7 +91,7 @@ def _missing(connection: sa.Connection, store: Store) -> Iterator[str]:
             yield from (f"{table.name}.{column.name}" for column in table.columns if column.name not in columns)
 
 
-def _serves(found: str | None) -> TypeGuard[str]:
+def _is_new_enough(found: str | None) -> TypeGuard[str]:
     # Revisions have four digits, so they compare as text in the right order.
     return found is not None and found >= REVISION
 
@@ -100,7 +100,7 @@ def _version_table(prefix: str) -> str:
     return f"{prefix}workflow_schema_version"
 
 
-def _found(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
+def _read_version_row(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
     name = _version_table(prefix)
     if not sa.inspect(connection).has_table(name, schema=schema):
         return None
@@ -108,8 +108,8 @@ def _found(connection: sa.Connection, schema: str | None, prefix: str) -> str | 
     return connection.execute(sa.select(version.c.version_num)).scalar()
 
 
-def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, prefix: str) -> None:
-    # Imported here, so that workers and web processes never load Alembic.
+def _run_scripts(target: dict[str, Any], options: dict[str, Any], schema: str | None, prefix: str) -> None:
+    # Imported here so that workers and web processes do not load Alembic.
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.runtime.migration import MigrationContext, MigrationStep  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -118,7 +118,7 @@ def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, pr
 
     def steps(heads: Any, _: MigrationContext) -> list[Any]:
         missing = scripts.iterate_revisions("head", heads, implicit_base=True)
-        return [MigrationStep.upgrade_from_script(scripts.revision_map, one) for one in reversed(list(missing))]
+        return [MigrationStep.upgrade_from_script(scripts.revision_map, script) for script in reversed(list(missing))]
 
     options |= {"fn": steps, "version_table": _version_table(prefix), "version_table_schema": schema}
     context = MigrationContext.configure(**target, opts=options)
@@ -127,25 +127,27 @@ def _run(target: dict[str, Any], options: dict[str, Any], schema: str | None, pr
 
 
 @contextmanager
-def _alone(connection: sa.Connection) -> Iterator[None]:
-    """Let one migration of a database run at a time. A second one waits, and finds nothing left to do."""
+def _migration_lock(connection: sa.Connection) -> Iterator[None]:
+    """Let one migration of a database run at a time. A second one waits, and then finds the tables up to date."""
     match connection.dialect.name:
         case "postgresql":
-            patience = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).scalar_one()
+            lock_timeout = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).scalar_one()
             set_timeout = sa.text("SELECT set_config('lock_timeout', :value, true)")
             connection.execute(set_timeout, {"value": "0"})
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))  # until the transaction ends
-            connection.execute(set_timeout, {"value": patience})
+            connection.execute(
+                sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY))
+            )  # released at the end of the transaction
+            connection.execute(set_timeout, {"value": lock_timeout})
             yield
         case "sqlite":
             dialects.begin_immediate(connection)
             yield
         case _:
-            connection.execute(sa.select(sa.func.get_lock(_LOCK_NAME, _A_DAY_SECONDS)))
+            connection.execute(sa.select(sa.func.get_lock(_LOCK_NAME, _LOCK_TIMEOUT_SECONDS)))
             try:
                 yield
-                # Commit the version's row too, before the next migration reads it.
+                # Commits the row with the revision, which the next migration reads as soon as it has the lock.
                 connection.exec_driver_sql("COMMIT")
             finally:
-                if not connection.invalidated:  # otherwise the lock ended with the connection
+                if not connection.invalidated:  # the lock of a lost connection is released already
                     connection.execute(sa.select(sa.func.release_lock(_LOCK_NAME)))

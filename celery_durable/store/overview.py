@@ -63,7 +63,7 @@ def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
-    is_near = (priority, queue, is_soon) = schedule.near(tx, within=_SOON)
+    is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SOON)
     is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
     row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
@@ -77,7 +77,11 @@ def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) 
     """
     i = tx.t.instance.c
     columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
-    where = (*schedule.near(tx, within=lease), i.claim_token.is_not(None), *scopes.conditions(tx.t, scope))
+    where = (
+        *schedule.conditions_due_within(tx, within=lease),
+        i.claim_token.is_not(None),
+        *scopes.conditions(tx.t, scope),
+    )
     query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
     return [Lease(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)]
 

@@ -1,6 +1,6 @@
 """Values that runs publish while they run: one row per key, overwritten under the claim.
 
-A write follows a `claims.guard` or `claims.touch` in the same transaction. Reads need no lock.
+A write follows a `claims.guard` or `claims.guard_without_renewal` in the same transaction. Reads need no lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The times of the next work: by queue, for emissions and for the outbox."""
+"""When the dispatcher has work next: for each queue, for emissions, and for the outbox."""
 
 from __future__ import annotations
 
@@ -16,76 +16,76 @@ from celery_durable.store.engine import Store, Tx, statement
 
 @dataclass(frozen=True, slots=True)
 class QueueAgenda:
-    """The work of one queue. ``due`` is, by priority, the earliest ``poll_at`` of its rows."""
+    """The work of one queue. ``due`` maps a priority to the earliest ``poll_at`` of its rows."""
 
     due: Mapping[int, datetime]
-    oldest_sent: datetime | None = None
-    """When the oldest unclaimed dispatch message was sent. MariaDB includes messages of runs that are claimed now."""
+    oldest_sent_at: datetime | None = None
+    """When the oldest unclaimed dispatch message was sent. On MariaDB, messages of claimed runs count too."""
 
     @property
-    def first(self) -> datetime | None:
-        """When a sweep of this queue has work next."""
+    def next_at(self) -> datetime | None:
+        """The time at which the next sweep of this queue has work. None means never."""
         return min(self.due.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """When the next sweep has work: by queue, for emissions, and for the outbox. None means never."""
+    """When the dispatcher has work next. ``now`` is the database's time. A time of None means never."""
 
     now: datetime
     queues: Mapping[str, QueueAgenda]
-    emitting: datetime | None
-    outgoing: datetime | None
+    next_emission_at: datetime | None
+    next_outbox_at: datetime | None
 
     @property
-    def first(self) -> datetime | None:
-        """The earliest of all times."""
-        times = [self.emitting, self.outgoing, *(each.first for each in self.queues.values())]
+    def next_at(self) -> datetime | None:
+        """The earliest time of all. None means never."""
+        times = [self.next_emission_at, self.next_outbox_at, *(each.next_at for each in self.queues.values())]
         return min((at for at in times if at is not None), default=None)
 
-    def in_order(self, priority: int) -> list[str]:
-        """Return the queues with rows of this priority, the most overdue first."""
+    def queues_by_due_time(self, priority: int) -> list[str]:
+        """Return the queues that have rows of this priority, the earliest due first."""
         found = [(each.due[priority], name) for name, each in self.queues.items() if priority in each.due]
         return [name for _, name in sorted(found)]
 
 
 def read(tx: Tx) -> Agenda:
-    """Return the agenda, by a few index searches per queue, however many rows wait."""
+    """Read the agenda, by a few index searches per queue, however many rows wait."""
     rows = tx.run(_agenda).all()
     due: dict[str, dict[int, datetime]] = {}
     sent: dict[str, datetime] = {}
-    others: dict[int, datetime] = {}
+    times: dict[int, datetime] = {}
     for row in rows:
         if row.at is None:
             continue
         at = from_us(row.at)
-        if row.what in (0, 1):
-            due.setdefault(row.name, {})[row.what] = at
-        elif row.what == _SENT:
+        if row.kind in (0, 1):
+            due.setdefault(row.name, {})[row.kind] = at
+        elif row.kind == _OLDEST_SENT:
             sent[row.name] = at
         else:
-            others[row.what] = at
+            times[row.kind] = at
     queues = {name: QueueAgenda(due.get(name, {}), sent.get(name)) for name in sorted({*due, *sent})}
-    return Agenda(others[_NOW], queues, others.get(_EMITTING), others.get(_OUTGOING))
+    return Agenda(times[_NOW], queues, times.get(_NEXT_EMISSION), times.get(_NEXT_OUTBOX))
 
 
-_SENT, _EMITTING, _OUTGOING, _NOW = 2, 3, 4, 5
+_OLDEST_SENT, _NEXT_EMISSION, _NEXT_OUTBOX, _NOW = 2, 3, 4, 5
 
 
 @statement
 def _agenda(s: Store) -> Any:
     i, e, o = s.tables.instance, s.tables.emission.c, s.tables.outbox.c
 
-    def named(what: int, found: Any) -> sa.Select[Any]:
+    def as_named_rows(kind: int, found: Any) -> sa.Select[Any]:
         each = found.subquery()
-        return sa.select(sa.literal_column(str(what)).label("what"), each.c.name, each.c.at)
+        return sa.select(sa.literal_column(str(kind)).label("kind"), each.c.name, each.c.at)
 
-    def first(what: int, at: Any) -> sa.Select[Any]:
+    def as_unnamed_row(kind: int, at: Any) -> sa.Select[Any]:
         return sa.select(
-            sa.literal_column(str(what)).label("what"), sa.cast(sa.null(), sa.String(255)).label("name"), at.label("at")
+            sa.literal_column(str(kind)).label("kind"), sa.cast(sa.null(), sa.String(255)).label("name"), at.label("at")
         )
 
-    def of(priority: int) -> Any:
+    def next_poll_by_queue(priority: int) -> Any:
         return dialects.select_smallest_per_group(
             s.database,
             i,
@@ -96,33 +96,33 @@ def _agenda(s: Store) -> Any:
             cte=f"queues_{priority}",
         )
 
-    under_way = dialects.select_smallest_per_group(
+    oldest_sent_by_queue = dialects.select_smallest_per_group(
         s.database, i, "queue", "sent_at", prefix={}, where=lambda c: (c.claim_token.is_(None),), cte="queues_sent"
     )
-    emitting = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()
+    next_emission_at = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()
     message = sa.select(o.poll_at).where(o.poll_at.is_not(None)).order_by(o.poll_at).limit(1).scalar_subquery()
     return sa.union_all(
-        named(0, of(0)),
-        named(1, of(1)),
-        named(_SENT, under_way),
-        first(_EMITTING, emitting),
-        first(_OUTGOING, message),
-        first(_NOW, s.clock()),
+        as_named_rows(0, next_poll_by_queue(0)),
+        as_named_rows(1, next_poll_by_queue(1)),
+        as_named_rows(_OLDEST_SENT, oldest_sent_by_queue),
+        as_unnamed_row(_NEXT_EMISSION, next_emission_at),
+        as_unnamed_row(_NEXT_OUTBOX, message),
+        as_unnamed_row(_NOW, s.clock()),
     )
 
 
-def near(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return conditions for rows whose ``poll_at`` has passed or comes ``within`` this time, as ranges of the index.
+def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return conditions for rows whose ``poll_at`` has passed or lies ``within`` this time from now.
 
-    The index starts with priority and queue. Without the names of the queues it would be read from end to end, with
-    all suspended instances.
+    The database answers them by ranges of the index on priority, queue and ``poll_at``. Without the names of the queues
+    it would read the whole index, including all suspended instances.
     """
     i = tx.t.instance.c
     at = tx.store.statement_clock() + duration_us(within)
     return (i.priority.in_((0, 1)), i.queue.in_(sorted(read(tx).queues)), i.poll_at <= at)
 
 
-def next_poll(tx: Tx) -> tuple[datetime | None, datetime]:
-    """Return when the next sweep has work (None: never), and the database's time."""
+def read_next_due(tx: Tx) -> tuple[datetime | None, datetime]:
+    """Return when the dispatcher has work next (None means never), and the database's time."""
     found = read(tx)
-    return found.first, found.now
+    return found.next_at, found.now

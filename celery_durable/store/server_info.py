@@ -18,25 +18,25 @@ _READ_ONLY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """A server as the store's transactions find it."""
+class ServerInfo:
+    """A database server: its version, its settings in the store's transactions, and its time."""
 
     name: str
     version: str
     isolation: str
     is_read_only: bool
-    """Whether the server is a standby or was made read-only."""
+    """Whether the server accepts no writes: it is a standby, or an operator made it read-only."""
     now: datetime
 
 
-def look(store: Store) -> Health:
-    """Read the server's facts in an ordinary transaction; raises UnsupportedDatabase and the driver's errors."""
+def read_server_info(store: Store) -> ServerInfo:
+    """Read the facts in a transaction of the store; raises UnsupportedDatabase, and SQLAlchemy's DBAPIError."""
 
-    def work(tx: Tx) -> Health:
+    def work(tx: Tx) -> ServerInfo:
         dialects.check_server(tx.conn)
         version = ".".join(str(part) for part in (tx.conn.dialect.server_version_info or ())[:3])
         query = _READ_ONLY.get(store.database.name)
-        return Health(
+        return ServerInfo(
             name=store.database.name,
             version=version,
             isolation=tx.conn.get_isolation_level(),

@@ -27,7 +27,7 @@ from celery_durable.model import (
     to_us,
     topic_of,
 )
-from celery_durable.store.claims import GuardResult, fence, guard, guard_update
+from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
 
 # --- load ---------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
         return Written(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    given = fence(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
+    given = guard_params(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
     if write.is_new:
         found = tx.run(_fused_insert, **given, **_new_parameters(write)).first()
     else:

@@ -254,7 +254,7 @@ def release_dead_claim(
     """Release and publish the run of a pool process that died in `advance`, before its lease has ended."""
     workflow, instance_id, run_number = args
     ref = RunRef(workflow, instance_id, run_number)
-    due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace), timeouts=LOOP)
+    due = store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=grace), timeouts=LOOP)
     if due is not None:
         logger.warning("A worker process died while it advanced %s; the run is handed on", ref)
         publish([due])

@@ -80,15 +80,17 @@ class Sweeper:
         """
         with self._looking():
             agenda = self._store.read(schedule.read, timeouts=LOOP)
-        times = [math.inf if agenda.emitting is None else (agenda.emitting - agenda.now).total_seconds()]
-        if self._outbox is not None and agenda.outgoing is not None:
-            times.append(max((agenda.outgoing - agenda.now).total_seconds(), self._flow.broker_backoff))
+        times = [
+            math.inf if agenda.next_emission_at is None else (agenda.next_emission_at - agenda.now).total_seconds()
+        ]
+        if self._outbox is not None and agenda.next_outbox_at is not None:
+            times.append(max((agenda.next_outbox_at - agenda.now).total_seconds(), self._flow.broker_backoff))
         for name, queue in agenda.queues.items():
             blocked = max(self._flow.queue_backoff(name), self._flow.broker_backoff)
-            if queue.first is not None:
-                times.append(_later((queue.first - agenda.now).total_seconds(), blocked))
-            if queue.oldest_sent is not None:
-                ripe = (queue.oldest_sent + _ASKED_AFTER - agenda.now).total_seconds()
+            if queue.next_at is not None:
+                times.append(_later((queue.next_at - agenda.now).total_seconds(), blocked))
+            if queue.oldest_sent_at is not None:
+                ripe = (queue.oldest_sent_at + _ASKED_AFTER - agenda.now).total_seconds()
                 times.append(_later(_later(ripe, self._flow.lost_check_in(name)), blocked))
         return min(times)
 
@@ -171,7 +173,7 @@ class Sweeper:
                 count, has_more = kind(agenda)
                 published, is_behind = published + count, is_behind or has_more
             is_behind = is_behind and self._flow.broker_backoff == 0
-        if agenda.emitting is not None and agenda.emitting <= agenda.now:
+        if agenda.next_emission_at is not None and agenda.next_emission_at <= agenda.now:
             is_behind = go_on_emitting(self._store) or is_behind
         return published, is_behind
 
@@ -193,7 +195,7 @@ class Sweeper:
             return []
         used = Counter(due.queue for due in taken)
         rooms: dict[str, float] = {}
-        for name in agenda.in_order(priority):
+        for name in agenda.queues_by_due_time(priority):
             if agenda.queues[name].due[priority] <= agenda.now:
                 room = self._flow.capacity(name, agenda.now) - used[name]
                 if room > 0:
@@ -222,17 +224,17 @@ class Sweeper:
         """Publish lost dispatch messages again; what is known of their queues decides which are lost."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
-            if queue.oldest_sent is None or agenda.now - queue.oldest_sent < _ASKED_AFTER:
+            if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _ASKED_AFTER:
                 continue
             if self._flow.lost_check_in(name) > 0:
                 continue
             limit = int(min(self._flow.batch_limit, self._flow.capacity(name, agenda.now)))
             progress = self._flow.progress(name, agenda.now, self._newest_claimed().get(name))
             due_runs: list[DueRun] = []
-            if limit > 0 and queue.oldest_sent < self._redispatch.lost_before(progress, agenda.now):
+            if limit > 0 and queue.oldest_sent_at < self._redispatch.lost_before(progress, agenda.now):
                 due_runs = self._store.transact(
                     functools.partial(
-                        sweeps.take_lost,
+                        sweeps.take_lost_runs,
                         queue=name,
                         limit=limit,
                         redispatch=self._redispatch,
@@ -258,7 +260,7 @@ class Sweeper:
 
     def _messages(self, agenda: Agenda) -> tuple[int, bool]:
         """Publish messages from the outbox."""
-        if self._outbox is None or agenda.outgoing is None or agenda.outgoing > agenda.now:
+        if self._outbox is None or agenda.next_outbox_at is None or agenda.next_outbox_at > agenda.now:
             return 0, False
         turn = self._outbox.turn(self._flow.batch_limit)
         if turn.is_away:
@@ -270,9 +272,9 @@ class Sweeper:
         if not due_runs:
             return 0
         again = self._flow.record(due_runs, self._publish(due_runs))
-        # A worker may claim such a run meanwhile: `unsend` changes only rows that are still due, and skips locked ones.
+        # A worker may claim such a run meanwhile: `undo_dispatch` skips claimed and locked rows.
         for delay, kept in again.items():
-            self._store.transact(functools.partial(sweeps.unsend, due_runs=kept, delay=delay), timeouts=LOOP)
+            self._store.transact(functools.partial(sweeps.undo_dispatch, due_runs=kept, delay=delay), timeouts=LOOP)
         return len(due_runs) - sum(map(len, again.values()))
 
 

@@ -38,6 +38,6 @@ class DispatchPublisher:
         try:
             for start in range(0, len(kept), _CHUNK):
                 given_back = kept[start : start + _CHUNK]
-                self._store.transact_once(functools.partial(sweeps.unsend, due_runs=given_back, delay=_REST))
+                self._store.transact_once(functools.partial(sweeps.undo_dispatch, due_runs=given_back, delay=_REST))
         except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost messages by their age
             logger.info("%d hints that did not leave are found later: %s", len(kept), exc)

@@ -195,7 +195,7 @@ def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> No
     assert durable.sweeper.sweep() == 0
     assert durable.sweeper.sweep() == 0
     assert [message.payload[0][1] for message in messages(app)] == ["i-0", "i-1", "i-2"]  # create's own
-    first, now = durable.store.read(schedule.next_poll)
+    first, now = durable.store.read(schedule.read_next_due)
     assert first is not None
     assert (first - now).total_seconds() > 1700
 
@@ -359,7 +359,7 @@ def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
 def _until_due(durable: Durable) -> None:
     """Until what comes next is due, and with it what comes within a second of it."""
     while True:
-        first, now = durable.store.read(schedule.next_poll)
+        first, now = durable.store.read(schedule.read_next_due)
         assert first is not None
         soon = to_us(first) + 1_000_000
         last = from_us(

@@ -163,7 +163,7 @@ def test_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -> N
 # --- two sweepers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("search", ["sweep", "take_lost"])
+@pytest.mark.parametrize("search", ["sweep", "take_lost_runs"])
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritten(
     world: World, monkeypatch: pytest.MonkeyPatch, search: str

@@ -145,9 +145,9 @@ def test_importing_the_store_does_not_import_alembic() -> None:
 
 
 def test_an_upgrade_tells_the_revisions_before_and_after(empty: Store) -> None:
-    assert migrate.current(empty) is None
+    assert migrate.read_revision(empty) is None
     assert migrate.upgrade(empty) == (None, REVISION)
-    assert migrate.current(empty) == REVISION
+    assert migrate.read_revision(empty) == REVISION
 
 
 def test_a_second_upgrade_changes_nothing(empty: Store) -> None:
@@ -162,7 +162,7 @@ def test_a_database_that_is_ahead_is_left_alone(empty: Store) -> None:
     with empty.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
     assert migrate.upgrade(empty) == ("9999", "9999")
-    migrate.check(empty)
+    migrate.check_revision(empty)
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
@@ -224,7 +224,7 @@ def test_the_callers_rollback_undoes_the_upgrade(empty: Store, store_url: str) -
         transaction.rollback()
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
-    assert migrate.current(empty) is None
+    assert migrate.read_revision(empty) is None
 
 
 def test_the_callers_commit_keeps_the_upgrade(empty: Store, store_url: str) -> None:
@@ -236,7 +236,7 @@ def test_the_callers_commit_keeps_the_upgrade(empty: Store, store_url: str) -> N
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT id FROM shop").scalars().all() == [1]
     engine.dispose()
-    assert migrate.current(empty) == REVISION
+    assert migrate.read_revision(empty) == REVISION
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -283,7 +283,7 @@ def test_an_applications_own_migration_goes_on_with_its_op_afterwards(
         command.upgrade(config, "head")
     assert set(sa.inspect(engine).get_table_names()) == TABLES | {VERSION_TABLE, "alembic_version", "shop", "customer"}
     engine.dispose()
-    assert migrate.current(empty) == REVISION
+    assert migrate.read_revision(empty) == REVISION
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
@@ -307,7 +307,7 @@ def test_an_application_migrates_without_a_connection(empty: Store, store_url: s
     assert durable.migrate() == (None, REVISION)
     assert durable.migrate() == (REVISION, REVISION)
     durable.close()
-    assert migrate.current(empty) == REVISION
+    assert migrate.read_revision(empty) == REVISION
 
 
 # --- the database's id ---------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_a_prefix_goes_before_every_name(empty: Store, store_url: str) -> None:
     assert sa.inspect(store.engine).has_table("shop_workflow_schema_version")
     named = [json.loads(row)["name"] for table in found.values() for row in (*table["unique"], *table["indexes"])]
     assert {name.startswith("shop_") for name in named} == {True}
-    assert migrate.current(empty) is None  # the tables without a prefix are another store's
+    assert migrate.read_revision(empty) is None  # the tables without a prefix are another store's
     _is_usable(store)
     store.close()
 
@@ -361,7 +361,7 @@ def test_a_schema_holds_all_tables(empty: Store, store_url: str) -> None:
         connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
     store = Store(store_url, schema=schema, prefix="p_")
     try:
-        assert migrate.current(store) is None
+        assert migrate.read_revision(store) is None
         assert migrate.upgrade(store) == (None, REVISION)
         assert migrate.upgrade(store) == (REVISION, REVISION)
         expected = {f"p_{name}" for name in TABLES}
@@ -390,7 +390,7 @@ def _is_usable(store: Store) -> None:
 
 def test_a_database_without_tables_is_told_how_to_get_them(empty: Store) -> None:
     with pytest.raises(SchemaOutdated) as caught:
-        migrate.check(empty)
+        migrate.check_revision(empty)
     assert str(caught.value) == (
         "The database has no celery_durable tables; this version needs revision '0001'. "
         "Bring it up to date: celery -A <your app> durable migrate"
@@ -402,7 +402,7 @@ def test_a_database_that_is_behind_is_told_so(empty: Store) -> None:
     with empty.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
     with pytest.raises(SchemaOutdated) as caught:
-        migrate.check(empty)
+        migrate.check_revision(empty)
     assert str(caught.value) == (
         "The database is at revision '0000'; this version needs revision '0001'. "
         "Bring it up to date: celery -A <your app> durable migrate"
@@ -411,8 +411,8 @@ def test_a_database_that_is_behind_is_told_so(empty: Store) -> None:
 
 def test_a_database_that_is_up_to_date_passes(empty: Store) -> None:
     migrate.upgrade(empty)
-    migrate.check(empty)
-    migrate.verify(empty)
+    migrate.check_revision(empty)
+    migrate.check_tables(empty)
 
 
 def test_missing_tables_and_columns_are_named_although_the_revision_is_current(empty: Store) -> None:
@@ -420,9 +420,9 @@ def test_missing_tables_and_columns_are_named_although_the_revision_is_current(e
     with empty.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE workflow_label"))
         connection.execute(sa.text("ALTER TABLE workflow_run RENAME COLUMN logs TO log_lines"))
-    migrate.check(empty)
+    migrate.check_revision(empty)
     with pytest.raises(SchemaIncomplete) as caught:
-        migrate.verify(empty)
+        migrate.check_tables(empty)
     assert caught.value.missing == ("workflow_label", "workflow_run.logs")
     assert str(caught.value) == (
         "The database lacks workflow_label, workflow_run.logs, although its revision is current. Restore what is "
@@ -436,14 +436,14 @@ def test_tables_and_columns_of_a_newer_revision_pass(empty: Store) -> None:
         connection.execute(sa.text("ALTER TABLE workflow_run ADD COLUMN of_tomorrow INTEGER"))
         connection.execute(sa.text("CREATE TABLE workflow_of_tomorrow (id INTEGER)"))
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0099'"))
-    migrate.verify(empty)
+    migrate.check_tables(empty)
 
 
 # --- offline ------------------------------------------------------------------------------------
 
 
 def test_the_offline_script_makes_the_same_database(empty: Store) -> None:
-    script = migrate.sql(empty)
+    script = migrate.render_sql(empty)
     for name in TABLES | {VERSION_TABLE}:
         assert f"CREATE TABLE {name} (" in script or f"CREATE TABLE IF NOT EXISTS {name} (" in script
     assert sa.inspect(empty.engine).get_table_names() == []
@@ -453,7 +453,7 @@ def test_the_offline_script_makes_the_same_database(empty: Store) -> None:
             if text:
                 connection.exec_driver_sql(text).close()
     offline = described(empty.engine)
-    assert migrate.current(empty) == REVISION
+    assert migrate.read_revision(empty) == REVISION
     assert migrate.upgrade(empty) == (REVISION, REVISION)
     drop_all(empty.engine)
     migrate.upgrade(empty)
@@ -462,7 +462,7 @@ def test_the_offline_script_makes_the_same_database(empty: Store) -> None:
 
 def test_the_offline_script_honours_schema_and_prefix(empty: Store, store_url: str) -> None:
     store = Store(store_url, schema="durable", prefix="shop_")
-    script = migrate.sql(store)
+    script = migrate.render_sql(store)
     for name in TABLES | {VERSION_TABLE}:
         assert f"durable.shop_{name} (" in script
     assert " workflow_" not in script

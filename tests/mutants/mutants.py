@@ -110,7 +110,7 @@ MUTANTS = (
     _m(
         "crashes are not counted",
         ("store.claims:_claim_run", "i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)", "i.crash_count"),
-        ("store.sweeps:_release", "row.crash_count + 1", "row.crash_count"),
+        ("store.sweeps:_release_crashed", "row.crash_count + 1", "row.crash_count"),
     ),
     # --- commits in doubt -----------------------------------------------------------------------
     _m(
@@ -140,7 +140,7 @@ MUTANTS = (
     # --- the sweep ------------------------------------------------------------------------------
     _m(
         "the sweep ignores expired leases",
-        ("store.sweeps:_look_after", "elif not may_expire and row.dispatches < _LOOKS:", "elif True:"),
+        ("store.sweeps:_process_rows", "elif not may_expire and row.dispatches < _EXPIRY_CHECKS:", "elif True:"),
     ),
     _m(
         "a hint is sent again for as long as it waits",
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     _m(
         "the sweep releases live leases",
-        ("store.sweeps:_look_after", "if ends > now:", "if False:"),
+        ("store.sweeps:_process_rows", "if ends > now:", "if False:"),
     ),
     # --- events and waits -----------------------------------------------------------------------
     _m(
@@ -252,7 +252,7 @@ MUTANTS = (
         (
             "store.instances:resume",
             "return make_due(tx, row, wake=Wake.RESUME, grace=grace)",
-            "_change(tx, row, status=Status.ACTIVE.value)",
+            "_update(tx, row, status=Status.ACTIVE.value)",
         ),
     ),
     _m("a pause ignores who works on it", ("store.instances:pause", "if row.claim_token is not None:", "if False:")),
@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     _m(
         "a step is settled by hand under its runner",
-        ("store.instances:take_back", "**RELEASED,", ""),
+        ("store.instances:reclaim", "**RELEASED,", ""),
         caught_by="tests/engine/test_interventions.py::"
         "test_a_runner_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
     ),
@@ -475,7 +475,7 @@ MUTANTS = (
     # --- published values -----------------------------------------------------------------------
     _m(
         "publishing has no fence",
-        ("store.claims:_touch", ', i.c.claim_token == param("token", type_=sa.String)', ""),
+        ("store.claims:_guard_without_renewal", ', i.c.claim_token == param("token", type_=sa.String)', ""),
         caught_by="tests/engine/test_publish.py::"
         "test_a_worker_that_has_lost_its_claim_writes_nothing_and_stops[in a body-sqlite]",
     ),
@@ -563,7 +563,7 @@ MUTANTS = (
     _m(
         "an event does not wake a linear step",
         (
-            "store.instances:_live_wait",
+            "store.instances:_find_open_wait",
             "st.status.in_([sa.literal_column(f\"'{status}'\") for status in _WAITING])",
             _REPLAYED,
         ),
@@ -1016,7 +1016,7 @@ MUTANTS = (
         "a claim is looked up by the index that others lock first",
         (
             "store.claims:claim",
-            "_as_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), "
+            "_make_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), "
             "ref, token, lease)",
             "find_claim(tx, ref, token=token, lease=lease)",
         ),

@@ -45,7 +45,7 @@ def _release_dead(role: Role) -> Any:
     assert claim is not None
     grace = role.party.settings.grace
     task_id = "task@" + role.scene.owner.name
-    return role.party.store.transact(lambda tx: sweeps.release_dead(tx, role.ref, task_id=task_id, grace=grace))
+    return role.party.store.transact(lambda tx: sweeps.release_dead_claim(tx, role.ref, task_id=task_id, grace=grace))
 
 
 OPERATIONS = (
@@ -68,7 +68,7 @@ OPERATIONS = (
     Operation("restart", lambda role: role.restart()),
     Operation("renewal", lambda role: role.scene.owner.renew(), needs_claim=True),
     Operation("sweep", lambda role: role.party.sweeper.sweep(), needs_due=True),
-    Operation("release_dead", _release_dead, needs_claim=True),
+    Operation("release_dead_claim", _release_dead, needs_claim=True),
     Operation("outbox take", lambda role: role.party.outbox.sweep()),
     Operation("outbox finish", lambda role: role.party.outbox.sweep(), gate="sent"),
 )

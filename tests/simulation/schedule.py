@@ -143,7 +143,7 @@ class Schedule:
         for _ in range(_MOST_CALM_TURNS):
             if self._turn(free) or self._resume_all():
                 continue
-            next_at, _ = self.world.clients.store.read(schedule.next_poll)
+            next_at, _ = self.world.clients.store.read(schedule.read_next_due)
             if next_at is None:
                 return []
             if next_at > self.world.clock.now:
@@ -347,7 +347,7 @@ class Schedule:
         if self.dice.random() < 0.3:  # the parent of the process has noticed
             store = self.world.clients.store
             grace = timedelta(seconds=self.world.settings.grace_seconds)
-            due = store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=grace))
+            due = store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=grace))
             self.tell(f"{ref} is released by the parent: {due is not None}")
             if due is not None:
                 self.publish([due])

@@ -220,4 +220,4 @@ def test_a_disk_that_is_full_is_named_and_waited_for(
     site.finish(reruns=None)
     assert worker.is_running
     assert beat.is_running
-    assert not server_info.look(site.durable.store).is_read_only
+    assert not server_info.read_server_info(site.durable.store).is_read_only

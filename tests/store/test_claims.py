@@ -399,7 +399,7 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
 
 
 def _release_dead(world: World, ref: RunRef, task_id: str = "task-1") -> DueRun | None:
-    return world.store.transact(lambda tx: sweeps.release_dead(tx, ref, task_id=task_id, grace=GRACE))
+    return world.store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=GRACE))
 
 
 def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: World) -> None:

@@ -120,7 +120,7 @@ def test_pausing_a_claimed_instance_only_asks_its_runner(world: World) -> None:
     world.pause(ref)
     row = world.row(ref)
     assert (row.status, row.claim_token, row.pause_requested) == (Status.ACTIVE, claim.token, True)
-    world.change(ref, instances.withdraw_pause)
+    world.change(ref, instances.cancel_pause_request)
     assert world.row(ref).pause_requested is False
 
 

@@ -17,8 +17,8 @@ from tests.store.world import LEASE, World
 ASKED: dict[str, Callable[[Tx], Any]] = {
     "overdue": overview.overdue,
     "leases": lambda tx: overview.leases(tx, limit=100, lease=LEASE),
-    "held by a node": lambda tx: chaos_checks.held_by(tx, "w@here", lease=LEASE),
-    "soon": lambda tx: chaos_checks.soon(tx, within=timedelta(seconds=60), limit=100),
+    "held by a node": lambda tx: chaos_checks.find_held_claims(tx, "w@here", lease=LEASE),
+    "soon": lambda tx: chaos_checks.find_due_soon(tx, within=timedelta(seconds=60), limit=100),
 }
 _ROWS = SLEEPERS // 20
 
@@ -73,7 +73,7 @@ def test_what_is_overdue_is_counted_whether_its_hint_is_new_old_or_none(world: W
     with world.store.engine.begin() as connection:
         moved = sa.update(i).where(i.c.instance_id == again.instance_id).values(poll_at=i.c.poll_at + 1_800_000_000)
         connection.execute(moved)
-    world.unsend(unsent, delay=30)
+    world.undo_dispatch(unsent, delay=30)
     world.advance(1)
     found = world.store.read(overview.overdue)
     assert (found.count, found.oldest) == (3, began)

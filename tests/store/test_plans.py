@@ -19,10 +19,10 @@ SLEEPERS = 20_000
 ON_SQLITE = f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {SLEEPERS}) SELECT n FROM c) n"
 KEY = {"workflow": "order", "instance": "s-777"}
 HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
-    "sweep, resuming": (sweeps._due, {"priority": RESUMING, "queue": "durable", "limit": 500}),
-    "sweep, starting": (sweeps._due, {"priority": STARTING, "queue": "durable", "limit": 500}),
+    "sweep, resuming": (sweeps._select_due, {"priority": RESUMING, "queue": "durable", "limit": 500}),
+    "sweep, starting": (sweeps._select_due, {"priority": STARTING, "queue": "durable", "limit": 500}),
     "lost hints": (
-        sweeps._lost,
+        sweeps._select_lost,
         {
             "queue": "durable",
             "before_us": 10**15,
@@ -41,7 +41,7 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
     "load": (step_rows._load, {"pk": 777, "run": 1}),
     "event": (step_rows._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
-    "live wait": (instances._live_wait, {"pk": 777, "run": 1, "type": "approval"}),
+    "live wait": (instances._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
 }
 
 _ASLEEP = """
@@ -190,11 +190,11 @@ def test_a_list_of_a_rare_label_among_many_scans_nothing(live: World) -> None:
 def test_sleepers_cost_the_sweep_and_the_claim_no_time(world: World) -> None:
     fill(world)
     due = [world.create(f"o-{n}") for n in range(3)]
-    world.unsend(*due)
+    world.undo_dispatch(*due)
     started = time.monotonic()
     assert [due.ref for due in world.sweep()] == due
     assert world.sweep(priority=RESUMING) == []
-    assert world.store.read(schedule.next_poll)[0] == world.now + REDISPATCH.longest
+    assert world.store.read(schedule.read_next_due)[0] == world.now + REDISPATCH.longest
     for ref in due:
         assert world.try_claim(ref, lease=LEASE) is not None
     assert world.try_claim(RunRef("order", "s-777", 1)) is None

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 
 from celery_durable.model import DueRun, Status, StepStatus, StepType
 from celery_durable.store import chaos_checks
-from celery_durable.store.chaos_checks import Held
+from celery_durable.store.chaos_checks import HeldClaim
 from celery_durable.store.claims import RunOutcome
 from tests.store.world import LEASE, World, seconds, step
 
 
-def held_by(world: World, node: str) -> list[Held]:
-    return world.store.read(lambda tx: chaos_checks.held_by(tx, node, lease=LEASE))
+def find_held_claims(world: World, node: str) -> list[HeldClaim]:
+    return world.store.read(lambda tx: chaos_checks.find_held_claims(tx, node, lease=LEASE))
 
 
 def test_a_node_holds_what_it_has_claimed_and_nothing_of_others(world: World) -> None:
@@ -25,16 +25,16 @@ def test_a_node_holds_what_it_has_claimed_and_nothing_of_others(world: World) ->
     world.create("o-3")
     claim = world.claim(mine, by="task-1 chaos-1@here")
     world.claim(other, by="task-2 other-chaos-1@here")
-    assert held_by(world, "chaos-1@here") == [Held(claim.pk, mine, 0, world.now)]
+    assert find_held_claims(world, "chaos-1@here") == [HeldClaim(claim.pk, mine, 0, world.now)]
     world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
-    assert held_by(world, "chaos-1@here") == []
+    assert find_held_claims(world, "chaos-1@here") == []
 
 
 def test_what_is_soon_due_or_worked_on_is_found_with_its_queue(world: World) -> None:
     due, claimed, over = world.create("o-1", queue="slow"), world.create("o-2"), world.create("o-3")
     pk = world.claim(claimed).pk
     world.settle(world.claim(over), RunOutcome(Status.COMPLETE, output="1"))
-    found = world.store.read(lambda tx: chaos_checks.soon(tx, within=seconds(60), limit=10))
+    found = world.store.read(lambda tx: chaos_checks.find_due_soon(tx, within=seconds(60), limit=10))
     assert found == {world.row(due).pk: DueRun(due, "slow"), pk: DueRun(claimed, "durable")}
 
 
@@ -42,8 +42,8 @@ def test_progress_is_the_first_thing_recorded_after_that_moment(world: World) ->
     ref = world.create()
     claim = world.claim(ref)
     world.commit(claim, step("before"))
-    held = Held(claim.pk, ref, 0, world.now)
-    progress = partial(chaos_checks.progress_since, held=held)
+    held = HeldClaim(claim.pk, ref, 0, world.now)
+    progress = partial(chaos_checks.find_progress_after, held=held)
     world.advance(1)
     assert world.store.read(progress) is None
     began = world.now
@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_instances_and_of_the_time(world: World) -> None
     world.commit(claim, step("after", seq=2))
     world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
     pks = [world.row(first).pk, world.row(second).pk]
-    found = world.store.read(lambda tx: chaos_checks.counts(tx, pks, since=since))
+    found = world.store.read(lambda tx: chaos_checks.count_progress(tx, pks, since=since))
     assert found == (Counter(complete=1, active=1), 1)
 
 
@@ -81,7 +81,7 @@ CONTRADICTIONS = [
 def test_each_contradiction_is_a_sentence(world: World, changes: dict[str, Any], sentence: str) -> None:
     pk = world.row(world.create("o-1")).pk
     world.create("o-2")
-    look = partial(chaos_checks.contradictions, pks=[pk])
+    look = partial(chaos_checks.find_contradictions, pks=[pk])
     assert world.store.read(look) == []
     t = world.store.tables
     of_run = {key: changes[key] for key in ("output", "error_name") if key in changes}
@@ -97,7 +97,7 @@ def test_steps_that_contradict_each_other_are_sentences(world: World) -> None:
     claim = world.claim(world.create())
     world.commit(claim, step("a", attempts=3, max_attempts=2))
     world.commit(claim, step("b"))
-    assert world.store.read(partial(chaos_checks.contradictions, pks=[claim.pk])) == [
+    assert world.store.read(partial(chaos_checks.find_contradictions, pks=[claim.pk])) == [
         f"instance {claim.pk}: two steps are number 1",
         f"instance {claim.pk}: step 'a' has more attempts than it may",
     ]

@@ -100,7 +100,7 @@ def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) ->
 
 def test_a_claim_without_a_hint_says_nothing_of_the_queue(world: World) -> None:
     ref = world.create()
-    world.unsend(ref)
+    world.undo_dispatch(ref)
     Watermark(world.store, world.store.runtime).record_claim(world.claim(ref))
     world.advance(10)
     assert world.store.read(queues.claimed) == {}

@@ -1,4 +1,4 @@
-"""Finding due work: sweep, next_poll, unsend."""
+"""Finding due work: sweep, read_next_due, undo_dispatch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_only_hints_that_wait_for_a_worker_can_be_lost(world: World, state: str)
         case "terminated":
             world.terminate(ref)
         case "not sent":
-            world.unsend(ref)
+            world.undo_dispatch(ref)
     world.advance(3600)
     assert world.lost(claimed=world.now, empty=world.now) == []
 
@@ -142,13 +142,13 @@ def test_the_statement_finds_what_the_rule_says(
 
 def test_work_that_nobody_was_told_of_is_published_at_once(world: World) -> None:
     ref = world.create()
-    world.unsend(ref)
+    world.undo_dispatch(ref)
     assert world.sweep() == [DueRun(ref, "durable")]
 
 
 def test_a_claim_starts_the_count_of_offers_anew(world: World) -> None:
     ref = world.create()
-    world.unsend(ref)
+    world.undo_dispatch(ref)
     world.sweep()
     world.release(world.claim(ref))
     assert (world.row(ref).dispatches, world.row(ref).sent_at) == (0, world.now)
@@ -229,7 +229,7 @@ def test_an_expired_claim_that_was_asked_to_pause_leaves_the_instance_paused(wor
 def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
     claimed, waiting = world.create("claimed"), world.create("waiting")
     claim = world.claim(claimed)
-    world.unsend(waiting)
+    world.undo_dispatch(waiting)
     world.advance(3600)
     assert world.sweep(may_expire=False) == [DueRun(waiting, "durable")]
     row = world.row(claimed)
@@ -318,12 +318,12 @@ def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) ->
         assert world.sweep() == [DueRun(idle, "durable")]
 
 
-# --- next_poll ----------------------------------------------------------------------------------
+# --- the next due time ----------------------------------------------------------------------------------
 
 
 def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
     def next_poll() -> object:
-        return world.store.read(schedule.next_poll)
+        return world.store.read(schedule.read_next_due)
 
     assert next_poll() == (None, world.now)
     world.create("o-1", run_at=world.now + seconds(60))
@@ -342,12 +342,12 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
     world.create("sent", queue="c")
     world.settle(world.claim(world.create("over", queue="d")), RunOutcome(Status.COMPLETE, output="1"))
     found = world.store.read(schedule.read)
-    assert (found.now, found.emitting, found.outgoing) == (now, None, None)
+    assert (found.now, found.next_emission_at, found.next_outbox_at) == (now, None, None)
     assert found.queues == {
-        "b": QueueAgenda({RESUMING: now + GRACE, STARTING: now + seconds(5)}, oldest_sent=now),
-        "c": QueueAgenda({STARTING: now + GRACE}, oldest_sent=now),
+        "b": QueueAgenda({RESUMING: now + GRACE, STARTING: now + seconds(5)}, oldest_sent_at=now),
+        "c": QueueAgenda({STARTING: now + GRACE}, oldest_sent_at=now),
     }
-    assert (found.in_order(STARTING), found.first) == (["c", "b"], now + GRACE)
+    assert (found.queues_by_due_time(STARTING), found.next_at) == (["c", "b"], now + GRACE)
 
 
 # --- unsend -------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
 def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> None:
     ref = world.create()
     for _ in range(3):
-        world.unsend(ref, delay=1)
+        world.undo_dispatch(ref, delay=1)
         row = world.row(ref)
         assert (row.dispatches, row.sent_at, row.poll_at) == (0, None, world.now + seconds(1))
         assert world.sweep() == []
@@ -370,7 +370,7 @@ def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> 
     world.pause(paused)
     world.wait(world.claim(asleep), event=None, for_=86400)
     before = world.everything()
-    world.unsend(claimed, paused, asleep, delay=1)
+    world.undo_dispatch(claimed, paused, asleep, delay=1)
     assert world.everything() == before
 
 
@@ -378,7 +378,7 @@ def test_a_run_that_was_restarted_meanwhile_is_left_alone(world: World) -> None:
     ref = world.create()
     world.restart(ref)
     before = world.everything()
-    world.unsend(ref, delay=1)
+    world.undo_dispatch(ref, delay=1)
     assert world.everything() == before
 
 
@@ -390,6 +390,6 @@ def test_what_somebody_has_locked_is_neither_waited_for_nor_changed(world: World
     before = world.row(busy)
     with world.holding() as tx:
         instances.lock(tx, busy.workflow, busy.instance_id)
-        world.unsend(busy, free, delay=1)
+        world.undo_dispatch(busy, free, delay=1)
     assert (world.row(free).dispatches, world.row(free).poll_at) == (0, world.now + seconds(1))
     assert world.row(busy) == before

@@ -152,15 +152,15 @@ class World:
     def lost(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[DueRun]:
         """Hints of a queue that are lost, by this progress of it."""
         return self.store.transact(
-            lambda tx: sweeps.take_lost(
+            lambda tx: sweeps.take_lost_runs(
                 tx, queue=queue, limit=limit, redispatch=REDISPATCH, progress=QueueProgress(**progress), now=self.now
             )
         )
 
-    def unsend(self, *refs: RunRef, delay: float = 0.0) -> None:
+    def undo_dispatch(self, *refs: RunRef, delay: float = 0.0) -> None:
         """Their hints did not leave."""
         due_runs = [DueRun(ref, "durable") for ref in refs]
-        self.store.transact(lambda tx: sweeps.unsend(tx, due_runs, delay=seconds(delay)))
+        self.store.transact(lambda tx: sweeps.undo_dispatch(tx, due_runs, delay=seconds(delay)))
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> ReleaseOutcome:
 def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[DueRun], int]:
     """One look at every queue, or at the given ``queue``; returns what to publish, and how many rows were seen."""
     given = {"redispatch": REDISPATCH, "lease": LEASE, "may_expire": may_expire} | given
-    names = [given.pop("queue")] if "queue" in given else schedule.read(tx).in_order(priority)
+    names = [given.pop("queue")] if "queue" in given else schedule.read(tx).queues_by_due_time(priority)
     due_runs: list[DueRun] = []
     seen = 0
     for name in names:
