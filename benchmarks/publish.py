@@ -31,7 +31,9 @@ def main() -> None:
 def measure(url: str) -> None:
     queue = f"bench-{uuid.uuid4().hex[:8]}"
     app = Celery("bench", broker=url, set_as_current=False)
-    publisher = Publisher(app, "advance", Runtime(), deliver="deliver", answers=("done", "failed"), queue=lambda: queue)
+    publisher = Publisher(
+        app, "advance", Runtime(), deliver="deliver", answer_task_names=("done", "failed"), queue=lambda: queue
+    )
     print(app.connection_for_write().as_uri())
     report("send_task", MESSAGES // 10, lambda count: send_by_celery(app, queue, count))
     for size in (1, 50, 200, 1000):

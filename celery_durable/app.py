@@ -35,19 +35,19 @@ from celery_durable.step import Step
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from celery_durable.store.lost_tasks import SentTask
-from celery_durable.tasks.answers import Answers
+from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.background_queue import BackgroundQueue
+from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
-from celery_durable.tasks.dispatches import DispatchPublisher
 from celery_durable.tasks.heartbeats import HeartbeatThread, SweepTaskHeartbeat
-from celery_durable.tasks.lost.bootstep import LostTasksStep
-from celery_durable.tasks.lost.messages import CeleryMessageBroker
-from celery_durable.tasks.lost.search import WHY, LostTasks
+from celery_durable.tasks.lost.bootstep import InventoryStep
+from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
+from celery_durable.tasks.lost.search import LOSS_REASON, LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
-from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
+from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
+from celery_durable.tasks.process_stops import make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.queues import install_queue
-from celery_durable.tasks.stopping import stopped_from_outside
 from celery_durable.tasks.worker import DurableStep, StopFlag
 from celery_durable.values import Retries, label
 
@@ -90,7 +90,7 @@ class Durable:
         self.workflows = Workflows(self)
         self.handlers: dict[str, Handler] = {}
         self.stop_flag = StopFlag()
-        self._stops_process = stopped_from_outside(self.stop_flag.is_set)
+        self._stops_process = make_process_stop_check(self.stop_flag.is_set)
         self.unsupported_pool: str | None = None
         """The pool of the worker that this is, where workflows do not run on it."""
         self.named_queues: frozenset[str] = frozenset()
@@ -112,7 +112,7 @@ class Durable:
         _attached.add(self)
         tasks.install_tasks(app, self)
         install_queue(app)
-        app.steps["worker"].update((DurableStep, LostTasksStep))
+        app.steps["worker"].update((DurableStep, InventoryStep))
         app.on_after_configure.connect(self._configure, weak=False)  # each time: an app may be configured anew
         if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
             self._configure()
@@ -123,8 +123,8 @@ class Durable:
         listen(signals.task_failure, self._task_failed)
         listen(signals.worker_shutdown, self._worker_shut_down)
         self.lost_tasks_worker.connect(lambda of: of is self._app)
-        self.task_completions = tasks.make_task_completions(app, self, self.background)
-        self.task_completions.connect()
+        self.task_end_handler = tasks.make_task_end_handler(app, self, self.background)
+        self.task_end_handler.connect()
 
     @property
     def app(self) -> Celery:
@@ -142,7 +142,7 @@ class Durable:
     @functools.cached_property
     def settings(self) -> Settings:
         """The app's ``durable_*`` settings; raises ConfigInvalid, also where workers would refuse our messages."""
-        tasks.check_content(self.app.conf)
+        tasks.check_accept_content(self.app.conf)
         return read_settings(self.app.conf)
 
     @functools.cached_property
@@ -166,12 +166,12 @@ class Durable:
             tasks.ADVANCE,
             self.runtime,
             deliver=tasks.DELIVER,
-            answers=(tasks.TASK_DONE, tasks.TASK_FAILED),
+            answer_task_names=(tasks.TASK_DONE, tasks.TASK_FAILED),
             queue=lambda: self.settings.queue,
         )
 
     @functools.cached_property
-    def hints(self) -> DispatchPublisher:
+    def dispatch_publisher(self) -> DispatchPublisher:
         """What tells workers of what a commit made due."""
         return DispatchPublisher(self.store, self.publisher.publish)
 
@@ -181,20 +181,25 @@ class Durable:
         return Outbox(self.store, self.settings, self.publisher.send, self._stops_process)
 
     @functools.cached_property
-    def deliveries(self) -> Deliveries:
+    def deliveries(self) -> OutboundDeliverer:
         """What hands outbound events to their handlers."""
-        return Deliveries(self.store, self.settings, self.runtime, self.handlers, self._stops_process)
+        return OutboundDeliverer(self.store, self.settings, self.runtime, self.handlers, self._stops_process)
 
     @functools.cached_property
-    def answers(self) -> Answers:
+    def answers(self) -> AnswerCommitter:
         """What takes the answers of Celery tasks to steps."""
-        return Answers(lambda: self.operations, self.settings, self.runtime)
+        return AnswerCommitter(lambda: self.operations, self.settings, self.runtime)
 
     @functools.cached_property
     def operations(self) -> Operations:
         """What may be done to instances from outside, by workflow name and id."""
         return Operations(
-            self.store, self.settings, self.registry, self.runtime, self.hints.wake, post=self.outbox.post
+            self.store,
+            self.settings,
+            self.registry,
+            self.runtime,
+            self.dispatch_publisher.publish,
+            post=self.outbox.send_committed,
         )
 
     @functools.cached_property
@@ -205,8 +210,8 @@ class Durable:
             self.settings,
             self.registry,
             self.runtime,
-            self.hints.wake,
-            post=self.outbox.post,
+            self.dispatch_publisher.publish,
+            post=self.outbox.send_committed,
             # Run eagerly there is nobody to hand on to, whatever a worker of this process was told before.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
             stops_process=self._stops_process,
@@ -255,14 +260,14 @@ class Durable:
         )
 
     @functools.cached_property
-    def lost_tasks(self) -> LostTasks:
+    def lost_tasks(self) -> LostTaskSearch:
         """What finds tasks that were lost with a worker, where this process hosts a dispatcher."""
 
         def report(lost: Sequence[SentTask]) -> int:
-            return self.operations.report_lost([(each.reference, each.sent_us) for each in lost], why=WHY)
+            return self.operations.report_lost([(each.reference, each.sent_us) for each in lost], why=LOSS_REASON)
 
         messages = CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
-        return LostTasks(self.store, self.runtime, messages, report, row=lambda: self.heartbeat.row)
+        return LostTaskSearch(self.store, self.runtime, messages, report, heartbeat_id=lambda: self.heartbeat.row_id)
 
     @functools.cached_property
     def lost_tasks_worker(self) -> WorkerLossTracker:
@@ -273,7 +278,7 @@ class Durable:
             self.background,
             lambda: self.operations,
             marker=tasks.MARKER,
-            row=lambda: self.heartbeat.row,
+            heartbeat_id=lambda: self.heartbeat.row_id,
         )
 
     @functools.cached_property
@@ -336,10 +341,10 @@ class Durable:
         def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
             label("Outbound event", name, 255)
             new, taken = Handler.of(fn, retries), self.handlers.get(name)
-            if taken is not None and taken.where != new.where:
+            if taken is not None and taken.qualified_name != new.qualified_name:
                 raise DefinitionInvalid(
-                    f"Outbound event {name!r} has a handler already, {taken.where}: call {new.where} from it, "
-                    "or send another event."
+                    f"Outbound event {name!r} has a handler already, {taken.qualified_name}: call "
+                    f"{new.qualified_name} from it, or send another event."
                 )
             self.handlers[name] = new
             return fn
@@ -386,7 +391,7 @@ class Durable:
             if self.settings.dispatcher != "none":
                 tasks.ensure_beat_entry(sender.scheduler, self.settings.queue)
             if self.settings.dispatcher in ("beat", "both"):
-                self.heartbeat.begin("dispatcher", f"beat@{socket.gethostname()}")
+                self.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
                 self.dispatcher.start()
         except DurableError as exc:
             # Celery only logs what a signal's receiver raises: beat would run on and look after nothing.
@@ -403,8 +408,8 @@ class Durable:
 
     def worker_started(self, node: str, pool: str) -> None:
         """Start the dispatcher and the heartbeat of a worker. Called by its bootstep once its pool runs."""
-        self.task_completions.in_main_loop_of(os.getpid() if pool == "prefork" else None)
-        self.heartbeat.begin("worker", node, pool=pool)
+        self.task_end_handler.set_main_loop_pid(os.getpid() if pool == "prefork" else None)
+        self.heartbeat.register("worker", node, pool=pool)
         if self.settings.dispatcher in ("worker", "both") and self.unsupported_pool is None:
             self.dispatcher.start()  # which has the heart beat
         else:
@@ -420,14 +425,14 @@ class Durable:
 
     def start_inventories(self, consumer: Callable[[], Any]) -> None:
         """Start to answer which tasks this worker holds. ``consumer``: returns what receives its messages, or None."""
-        self.heartbeat.is_needed = True
+        self.heartbeat.is_row_needed = True
         self.lost_tasks_worker.inventories.start(consumer)
 
     def stop_inventories(self) -> None:
         """The worker's pool has ended, or is about to be killed: it holds no tasks any more."""
         self.lost_tasks_worker.inventories.stop(_STOP_SECONDS)
-        self.heartbeat.is_needed = False
-        self.heartbeat.end()
+        self.heartbeat.is_row_needed = False
+        self.heartbeat.remove_row()
 
     def _worker_shut_down(self, sender: Any, **_: Any) -> None:
         if sender.app is self._app:

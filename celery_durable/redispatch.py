@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 
 SLACK = timedelta(seconds=3)
 """How long a worker may hold a hint between the queue and its claim, since workers prefetch several messages."""
-PATIENCE = timedelta(seconds=5)
+MIN_LOST_AGE = timedelta(seconds=5)
 """The minimum age of a hint before an empty queue means that it is lost. It doubles with each further copy."""
-_MOST_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Redispatch:
         A worker without a prefetch limit empties the queue into its memory. Without the doubling, a copy would be sent
         every few seconds while that worker is busy.
         """
-        return min(PATIENCE * (1 << min(max(dispatches - 1, 0), _MOST_DOUBLINGS)), self.longest)
+        return min(MIN_LOST_AGE * (1 << min(max(dispatches - 1, 0), _MAX_DOUBLINGS)), self.longest)
 
     def is_lost(self, sent_at: datetime, dispatches: int, progress: QueueProgress, now: datetime) -> bool:
         """Whether an unclaimed hint that was sent at ``sent_at`` is lost and must be sent again."""
@@ -71,7 +71,7 @@ class Redispatch:
         too_old = now - self.longest + timedelta(microseconds=1)  # a hint of exactly this age is lost already
         return max([too_old, *(at for at in (progress.claimed, progress.empty) if at is not None)])
 
-    def look_again(self, sent_at: datetime, dispatches: int, progress: QueueProgress) -> datetime:
+    def next_check_at(self, sent_at: datetime, dispatches: int, progress: QueueProgress) -> datetime:
         """When to check again a hint that is not lost now, if nothing more becomes known about its queue."""
         empties = [at for at in (progress.empty, progress.empty_lately) if at is not None and sent_at < at]
         last = sent_at + self.longest

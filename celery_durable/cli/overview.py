@@ -151,7 +151,7 @@ def sweep(ctx: click.Context) -> None:
     1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
     """
     durable, console = open_durable(ctx), Console.of(ctx)
-    published = durable.sweeper.sweep_alone()
+    published = durable.sweeper.sweep_as_only_dispatcher()
     console.entry(["Published", str(published)])
     outages = durable.publisher.outages().items()
     if outages:

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import DueRun, RunRef, Status, Wake, duration_us, from_us, to_us
-from celery_durable.redispatch import NOTHING_KNOWN, PATIENCE, QueueProgress, Redispatch
+from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
 from celery_durable.store import schedule
 from celery_durable.store.claims import RELEASED, due_conditions
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -241,7 +241,7 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
     sent_at, now = from_us(row.sent_at), from_us(row.now_us)
     if redispatch.is_lost(sent_at, row.dispatches, progress, now):
         return None
-    recheck_at = redispatch.look_again(sent_at, row.dispatches, progress)
+    recheck_at = redispatch.next_check_at(sent_at, row.dispatches, progress)
     min_recheck_us: int = row.now_us + 1
     return max(to_us(recheck_at), min_recheck_us)  # in the future, or this sweep would find it again
 
@@ -255,7 +255,7 @@ def _select_lost(s: Store) -> Any:
     doublings = sa.case((i.c.dispatches > 11, 10), (i.c.dispatches > 1, i.c.dispatches - 1), else_=0)
     # The cast is for psycopg2, which writes the number into the SQL. PostgreSQL would shift it in 32 bits and overflow
     # from ten dispatches on.
-    patience = sa.cast(duration_us(PATIENCE), sa.BigInteger).op("<<")(doublings)
+    patience = sa.cast(duration_us(MIN_LOST_AGE), sa.BigInteger).op("<<")(doublings)
     is_old = sa.or_(i.c.sent_at <= now - patience, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
     return (
         _force_index(_swept_columns(i), i, "instance_sent")

@@ -21,13 +21,13 @@ from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.watchdog import LOOP
-from celery_durable.tasks.answers import MALFORMED, Answers, error_of
+from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.completions import TaskCompletions
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
-from celery_durable.tasks.outbox import Deliveries
+from celery_durable.tasks.outbox import OutboundDeliverer
+from celery_durable.tasks.task_ends import TaskEndHandler
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -39,8 +39,8 @@ TASK_FAILED = "celery_durable.task_failed"
 MARKER = "celery_durable.marker"
 _SWEEP_SECONDS = 5
 _ONE_DAY = 86_400
-_LARGEST_RUN = 2**31 - 1
-_DONE_ARGS = 2  # the result and the reference
+_MAX_RUN_NUMBER = 2**31 - 1
+_DONE_ARGUMENT_COUNT = 2  # the result and the reference
 _JSON = frozenset({"json", "application/json"})
 
 
@@ -93,16 +93,16 @@ class TaskDependencies(Protocol):
     @property
     def sweep_heartbeat(self) -> SweepTaskHeartbeat: ...
     @property
-    def deliveries(self) -> Deliveries: ...
+    def deliveries(self) -> OutboundDeliverer: ...
     @property
-    def answers(self) -> Answers: ...
+    def answers(self) -> AnswerCommitter: ...
     @property
     def lost_tasks_worker(self) -> WorkerLossTracker: ...
     @property
-    def task_completions(self) -> TaskCompletions: ...
+    def task_end_handler(self) -> TaskEndHandler: ...
 
 
-def install_tasks(app: Celery, parts: TaskDependencies) -> None:
+def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     """Register the internal tasks with one app (``shared=False``: not with every app of the process).
 
     Each option is explicit that global settings, annotations for ``*`` or the app's task class could otherwise set.
@@ -111,48 +111,59 @@ def install_tasks(app: Celery, parts: TaskDependencies) -> None:
     @app.task(name=ADVANCE, bind=True, **_OPTIONS)
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
         """Advance one run of a durable workflow; the message is only a hint (LAW 1)."""
-        ref = _possible_run(workflow, instance_id, run_number)
+        ref = _parse_run(workflow, instance_id, run_number)
         if ref is None:
             return MALFORMED
-        if parts.unsupported_pool is not None and not self.request.is_eager:
-            return parts.runner.postpone_for_other_pools(ref, pool=parts.unsupported_pool)
-        return parts.runner.advance(ref, claimed_by=claimant(self.request.id, self.request.hostname))
+        if dependencies.unsupported_pool is not None and not self.request.is_eager:
+            return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
+        return dependencies.runner.advance(
+            ref, claimed_by=describe_claim_holder(self.request.id, self.request.hostname)
+        )
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
         """Publish due work; for a beat that hosts no dispatcher."""
-        published = parts.sweeper.sweep_alone() if parts.sweep_heartbeat.is_alone() else parts.sweeper.sweep()
-        parts.sweeper.tidy()
-        parts.sweep_heartbeat.beat(str(self.request.hostname))
+        published = (
+            dependencies.sweeper.sweep_as_only_dispatcher()
+            if dependencies.sweep_heartbeat.is_only_sweeper()
+            else dependencies.sweeper.sweep()
+        )
+        dependencies.sweeper.delete_expired()
+        dependencies.sweep_heartbeat.write_if_due(str(self.request.hostname))
         return f"{published} published"
 
     @app.task(name=DELIVER, **_OPTIONS)
     def deliver(id_: Any) -> str:
         """Deliver an outbound event to its handler; the message is only a hint (LAW 1)."""
-        return parts.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
+        return dependencies.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
 
     @app.task(name=MARKER, **_OPTIONS)
     def marker() -> str:
         """Do nothing: the search for lost tasks only needs a worker to receive the message (see `tasks.lost`)."""
         return "noop"
 
-    _install_answers(app, parts)
+    _install_answers(app, dependencies)
 
 
-def _install_answers(app: Celery, parts: TaskDependencies) -> None:
+def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
     def answer_or_send(task: Any, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
         """The link's ``apply_async``, which Celery calls in the process of a task that has returned.
 
         It commits the answer, or sends it as a message.
         """
-        if args and len(args) == _DONE_ARGS and parts.task_completions.returned(*args):
+        if args and len(args) == _DONE_ARGUMENT_COUNT and dependencies.task_end_handler.commit_result(*args):
             return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links needs a result
         return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
 
     @app.task(name=TASK_DONE, bind=True, **{**_ANSWERING, "apply_async": answer_or_send})
     def task_done(self: Any, result: Any, reference: Any = None) -> str:
         """Deliver the result of a task to the step that sent the task."""
-        return _kept(self, parts.answers, (result, reference), lambda taking: taking.done(result, reference))
+        return _commit_or_resend(
+            self,
+            dependencies.answers,
+            (result, reference),
+            lambda committer: committer.commit_result(result, reference),
+        )
 
     @app.task(name=TASK_FAILED, **_ANSWERING)
     def task_failed(source: Any, *rest: Any) -> str:
@@ -160,54 +171,63 @@ def _install_answers(app: Celery, parts: TaskDependencies) -> None:
 
         Celery calls this in the process of the failed task, with its request, or a worker gets it as a message.
         """
-        error, reference = (source, *rest) if isinstance(source, Mapping) else error_of(source, rest)
+        error, reference = (source, *rest) if isinstance(source, Mapping) else parse_errback_arguments(source, rest)
         if isinstance(source, (str, Mapping)):
             task = app.tasks[TASK_FAILED]
-            return _kept(task, parts.answers, (error, reference), lambda taking: taking.failed(error, reference))
+            return _commit_or_resend(
+                task,
+                dependencies.answers,
+                (error, reference),
+                lambda committer: committer.commit_error(error, reference),
+            )
         if rest and isinstance(rest[0], (WorkerLostError, SystemExit)):
-            return parts.task_completions.died(error, reference)
-        return parts.task_completions.failed(error, reference)
+            return dependencies.task_end_handler.report_lost_task(error, reference)
+        return dependencies.task_end_handler.commit_or_send_error(error, reference)
 
 
-def _kept(task: Any, answers: Answers, message: tuple[Any, Any], take: Callable[[Answers], str]) -> str:
+def _commit_or_resend(
+    task: Any, answers: AnswerCommitter, message: tuple[Any, Any], commit: Callable[[AnswerCommitter], str]
+) -> str:
     """Commit an answer; if that fails, wait a second and send the message again.
 
     The message is not returned to the queue: a broker may count the returns of a message and drop it. It is returned
     only if it cannot be sent either. Returns a short text for the log.
     """
     try:
-        return take(answers)
+        return commit(answers)
     except Exception as exc:
         if task.request.is_eager:
             raise
         logger.warning("An answer could not be taken, its message goes back to the broker: %s", exc)
-        answers.rest()
+        answers.pause_before_resend()
         try:
-            _send(task, answers, message)
+            _send_answer(task, answers, message)
         except Exception:  # noqa: BLE001  # each transport raises errors of its own
             raise Reject(exc, requeue=True) from exc
         return "sent anew"
 
 
-def _send(task: Any, answers: Answers, message: tuple[Any, Any]) -> None:
-    _send_past_routes(task, message, queue=answers.queue(message[1]), ignore_result=True)
+def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) -> None:
+    _send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
 
 
-def make_task_completions(app: Celery, parts: TaskDependencies, background: BackgroundQueue) -> TaskCompletions:
+def make_task_end_handler(app: Celery, dependencies: TaskDependencies, background: BackgroundQueue) -> TaskEndHandler:
     """Create the object that commits the completions of this app's tasks."""
 
     def send(what: Any, reference: Any, *, is_error: bool) -> None:
-        _send(app.tasks[TASK_FAILED if is_error else TASK_DONE], parts.answers, (what, reference))
+        _send_answer(app.tasks[TASK_FAILED if is_error else TASK_DONE], dependencies.answers, (what, reference))
 
-    return TaskCompletions(app, lambda: parts.answers, background, send, lost=parts.lost_tasks_worker)
+    return TaskEndHandler(
+        app, lambda: dependencies.answers, background, send, loss_recorder=dependencies.lost_tasks_worker
+    )
 
 
-def claimant(task_id: str | None, node: str | None) -> str:
+def describe_claim_holder(task_id: str | None, node: str | None) -> str:
     """The text that names a claim's holder: the id of the Celery task, to match a dead process, and its node's name."""
     return f"{task_id} {node}"[:500]
 
 
-def check_content(conf: Any) -> None:
+def check_accept_content(conf: Any) -> None:
     """Raise ConfigInvalid if workers would discard internal messages; eager tasks send none and need no check."""
     accepted = conf.accept_content  # None: all types that kombu has not disabled, and it never disables JSON
     if accepted is not None and not _JSON & set(accepted) and not conf.task_always_eager:
@@ -225,7 +245,7 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
 
-def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
+def _parse_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
     """The run that a message names; None if no run can have that name.
 
     Databases raise on a NUL and on a number above 31 bits, so each forged message would log a traceback.
@@ -235,7 +255,7 @@ def _possible_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | 
         values.instance_id(instance_id, values.LONGEST_ID)
     except NameInvalid:
         return None
-    is_number = type(run_number) is int and 1 <= run_number <= _LARGEST_RUN
+    is_number = type(run_number) is int and 1 <= run_number <= _MAX_RUN_NUMBER
     return RunRef(workflow, instance_id, run_number) if is_number else None
 
 

@@ -22,8 +22,8 @@ from celery_durable.runtime import Runtime
 
 logger = logging.getLogger("celery_durable.tasks")
 
-_REST_SECONDS = 1.0
-_DATABASE_REST_SECONDS = 5.0
+_RESEND_PAUSE_SECONDS = 1.0
+_DIRECT_COMMIT_PAUSE_SECONDS = 5.0
 MALFORMED = "noop: malformed message"
 _RESULTS = {
     AnswerResult.TAKEN: "taken",
@@ -32,35 +32,35 @@ _RESULTS = {
 }
 
 
-class Answers:
+class AnswerCommitter:
     """Commits answers. ``reference``: a `TaskReference` in its JSON form; a forged message may hold any other value."""
 
     def __init__(self, operations: Callable[[], Operations], settings: Settings, runtime: Runtime) -> None:
         self._operations, self._settings, self._runtime = operations, settings, runtime
-        self._rest_until = 0.0
+        self._direct_commits_paused_until = 0.0
 
-    def queue(self, reference: Any) -> str:
+    def find_queue(self, reference: Any) -> str:
         """The queue of the application that waits for the answer, which may be another application."""
         found = TaskReference.read(reference)
         return self._settings.queue if found is None or found.queue is None else found.queue
 
-    def rest(self) -> None:
+    def pause_before_resend(self) -> None:
         """Sleep before an answer is sent back, so that its message does not circulate while the database is down."""
-        self._runtime.sleep(_REST_SECONDS)
+        self._runtime.sleep(_RESEND_PAUSE_SECONDS)
 
-    def takes_directly(self, reference: TaskReference) -> bool:
+    def can_commit_directly(self, reference: TaskReference) -> bool:
         """Whether this process's database waits for this answer and has not just failed to take one."""
-        return self._runtime.monotonic() >= self._rest_until and self.is_ours(reference)
+        return self._runtime.monotonic() >= self._direct_commits_paused_until and self.is_awaited_here(reference)
 
-    def is_ours(self, reference: TaskReference) -> bool:
+    def is_awaited_here(self, reference: TaskReference) -> bool:
         """Whether this process's database waits for this answer."""
         return self._operations().store_id() == reference.store_id
 
-    def rest_from_database(self) -> None:
+    def pause_direct_commits(self) -> None:
         """The database has failed: for five seconds, send answers as messages without trying the database."""
-        self._rest_until = self._runtime.monotonic() + _DATABASE_REST_SECONDS
+        self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
 
-    def done(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
+    def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
         """Record that a task has returned; returns a short text for the log.
 
         A result that is not JSON or is too large becomes the step's error. ``is_direct``: the caller is the process of
@@ -70,18 +70,18 @@ class Answers:
             payload = values.answer_of(values.encode(result, what="Result of the task", limits=self._settings.limits))
         except ValueRefused as exc:
             payload = values.answer_of_error(type(exc).__name__, str(exc), is_non_retryable=True)
-        return self._take(payload, reference, is_direct=is_direct)
+        return self._commit(payload, reference, is_direct=is_direct)
 
-    def failed(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
+    def commit_error(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
         """Record that a task has failed; returns and raises as `done`.
 
         ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried.
         """
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.answer_of_error(str(name), str(message), is_non_retryable=is_non_retryable)
-        return self._take(payload, reference, is_direct=is_direct)
+        return self._commit(payload, reference, is_direct=is_direct)
 
-    def _take(self, payload: str, reference: Any, *, is_direct: bool) -> str:
+    def _commit(self, payload: str, reference: Any, *, is_direct: bool) -> str:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
@@ -93,7 +93,7 @@ class Answers:
         return _RESULTS[result]
 
 
-def error_of(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
+def parse_errback_arguments(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
     """The error and the reference of the waiting step, from the arguments of an errback.
 
     In the process of the task, Celery passes the task's request, the exception and its traceback. If that process does
@@ -101,11 +101,11 @@ def error_of(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
     """
     if isinstance(source, str):
         text = f"Celery task {source} failed; its worker, which does not import celery_durable, has logged why"
-        return {"name": "TaskFailed", "message": text}, _only(rest)
-    return error_of_exception(rest[0] if rest else None), _only(rest[2:])
+        return {"name": "TaskFailed", "message": text}, _single_or_none(rest)
+    return encode_exception(rest[0] if rest else None), _single_or_none(rest[2:])
 
 
-def error_of_exception(exception: object) -> dict[str, Any]:
+def encode_exception(exception: object) -> dict[str, Any]:
     """The form in which an answer carries this error: a dict with ``name``, ``message`` and perhaps ``final``."""
     match exception:
         case NonRetryableError():
@@ -122,5 +122,5 @@ def error_of_exception(exception: object) -> dict[str, Any]:
     return {"name": type(exception).__name__, "message": str(exception)}
 
 
-def _only(rest: tuple[Any, ...]) -> Any:
+def _single_or_none(rest: tuple[Any, ...]) -> Any:
     return rest[0] if len(rest) == 1 else None

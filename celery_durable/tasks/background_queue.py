@@ -18,19 +18,19 @@ from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.tasks")
 
-_SIZE = 1000
+_MAX_JOBS = 1000
 _Job = tuple[str, Callable[[], object]]
 
 
 class BackgroundQueue(ForkSafeThread):
     """Runs jobs one after another, in order. A forked child has a new, empty queue."""
 
-    def __init__(self, size: int = _SIZE) -> None:
+    def __init__(self, size: int = _MAX_JOBS) -> None:
         super().__init__()
         self._size = size
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._jobs: queue.Queue[_Job | None] = queue.Queue(self._size)
@@ -42,7 +42,7 @@ class BackgroundQueue(ForkSafeThread):
         If the job raises, the log line begins with ``what``, for example "The claim of a dead process".
         """
         if self._pid != os.getpid():  # the lock and the queue may have been in use when the parent process forked
-            self._begin()
+            self._reset()
         with self._lock:
             try:
                 self._jobs.put_nowait((what, job))

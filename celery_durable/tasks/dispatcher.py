@@ -31,25 +31,24 @@ from celery_durable.store.watchdog import LOOP
 from celery_durable.tasks.flow_control import QUEUE_LENGTH_TTL_SECONDS, FlowControl
 from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.heartbeats import HeartbeatThread
-from celery_durable.tasks.lost.search import LostTasks
+from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Outbox
-from celery_durable.tasks.publishing import Outage as BrokerOutage
-from celery_durable.tasks.publishing import PublishReport
+from celery_durable.tasks.publishing import BrokerOutage, PublishReport
 
 logger = logging.getLogger("celery_durable.dispatcher")
 
-_REST_SECONDS = 1.0
-_ASKED_AFTER = timedelta(seconds=1.5)
+_RETRY_SECONDS = 1.0
+_UNCLAIMED_CHECK_DELAY = timedelta(seconds=1.5)
 """If a run is not claimed for this long after its dispatch message was sent, its queue's length is read."""
-_TIDY_SECONDS = 60.0
-_TIDY_BATCH, _TIDY_BATCHES = 25, 20
+_RETENTION_CHECK_SECONDS = 60.0
+_DELETE_BATCH_SIZE, _MAX_DELETE_BATCHES = 25, 20
 """The deletion of expired instances: instances in one transaction, and transactions in one call."""
 
 
 class Sweeper:
-    """Finds and publishes due work in turns.
+    """Finds and publishes due work in rounds.
 
-    A turn is one batch each of due instances, lost dispatch messages, the outbox and emissions.
+    A round is one batch each of due instances, lost dispatch messages, the outbox and emissions.
     """
 
     def __init__(
@@ -68,17 +67,17 @@ class Sweeper:
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
-        self._looked_at, self._expires_from = -math.inf, 0.0
-        self._tidy_at = -math.inf
-        self._claimed: Mapping[str, datetime] = {}
-        self._claimed_until = -math.inf
+        self._last_check_at, self._leases_expire_from = -math.inf, 0.0
+        self._next_deletion_at = -math.inf
+        self._newest_claims: Mapping[str, datetime] = {}
+        self._newest_claims_valid_until = -math.inf
 
     def seconds_to_next(self) -> float:
         """The seconds until the next work is due, as far as is known now; 0 or less if work is due.
 
         Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
-        with self._looking():
+        with self._record_check():
             agenda = self._store.read(schedule.read, timeouts=LOOP)
         times = [
             math.inf if agenda.next_emission_at is None else (agenda.next_emission_at - agenda.now).total_seconds()
@@ -88,31 +87,33 @@ class Sweeper:
         for name, queue in agenda.queues.items():
             blocked = max(self._flow.queue_backoff(name), self._flow.broker_backoff)
             if queue.next_at is not None:
-                times.append(_later((queue.next_at - agenda.now).total_seconds(), blocked))
+                times.append(_seconds_to_publish((queue.next_at - agenda.now).total_seconds(), blocked))
             if queue.oldest_sent_at is not None:
-                ripe = (queue.oldest_sent_at + _ASKED_AFTER - agenda.now).total_seconds()
-                times.append(_later(_later(ripe, self._flow.lost_check_in(name)), blocked))
+                ripe = (queue.oldest_sent_at + _UNCLAIMED_CHECK_DELAY - agenda.now).total_seconds()
+                times.append(
+                    _seconds_to_publish(_seconds_to_publish(ripe, self._flow.seconds_to_lost_check(name)), blocked)
+                )
         return min(times)
 
-    def looked_ago(self) -> float:
+    def seconds_since_check(self) -> float:
         """The seconds since the last check for due work; infinite if that check failed."""
-        return self._runtime.monotonic() - self._looked_at
+        return self._runtime.monotonic() - self._last_check_at
 
-    def sweep(self, *, most_turns: int | None = None) -> int:
+    def sweep(self, *, max_rounds: int | None = None) -> int:
         """Publish all due work, resumed work before new work; returns the number of published messages.
 
-        ``most_turns``: return after this many turns, even if more work is due.
+        ``max_rounds``: return after this many rounds, even if more work is due.
         """
-        began, published, turns = self._runtime.monotonic(), 0, 0
-        with self._looking():
+        began, published, rounds = self._runtime.monotonic(), 0, 0
+        with self._record_check():
             is_behind = True
-            while is_behind and turns != most_turns:
-                count, is_behind = self._turn()
-                published, turns = published + count, turns + 1
+            while is_behind and rounds != max_rounds:
+                count, is_behind = self._run_round()
+                published, rounds = published + count, rounds + 1
         notify.sweep_done(published, timedelta(seconds=self._runtime.monotonic() - began))
         return published
 
-    def sweep_alone(self) -> int:
+    def sweep_as_only_dispatcher(self) -> int:
         """Sweep as the only sweeper: an empty queue counts at once as proof that earlier dispatch messages are lost.
 
         This process checks once or rarely, so it cannot remember an empty queue until that observation is old enough.
@@ -124,44 +125,44 @@ class Sweeper:
         finally:
             self._flow.slack = SLACK
 
-    def tidy(self) -> int:
+    def delete_expired(self) -> int:
         """Delete a bounded number of instances whose retention is over, at most once a minute if few are left.
 
         Returns the number of deleted instances.
         """
         now = self._runtime.monotonic()
-        if now < self._tidy_at:
+        if now < self._next_deletion_at:
             return 0
         deleted = 0
-        for _ in range(_TIDY_BATCHES):
-            batch = self._store.transact(functools.partial(retention.delete_expired, limit=_TIDY_BATCH))
+        for _ in range(_MAX_DELETE_BATCHES):
+            batch = self._store.transact(functools.partial(retention.delete_expired, limit=_DELETE_BATCH_SIZE))
             deleted += batch
-            if batch < _TIDY_BATCH:
-                self._tidy_at = now + _TIDY_SECONDS
+            if batch < _DELETE_BATCH_SIZE:
+                self._next_deletion_at = now + _RETENTION_CHECK_SECONDS
                 break
         if deleted:
             logger.info("Deleted %s instances whose retention was over", deleted)
         return deleted
 
     @contextlib.contextmanager
-    def _looking(self) -> Iterator[None]:
+    def _record_check(self) -> Iterator[None]:
         """Note a check of the database; after the start, a failure or a gap, let no lease expire for one lease's time.
 
         After a gap the sweeper cannot know whether the database was down and kept the workers from renewing leases.
         """
         now = self._runtime.monotonic()
-        if now - self._looked_at > self._settings.lease_seconds:
-            self._expires_from = now + self._settings.lease_seconds
-        self._looked_at = now
+        if now - self._last_check_at > self._settings.lease_seconds:
+            self._leases_expire_from = now + self._settings.lease_seconds
+        self._last_check_at = now
         try:
             yield
         except Exception:
-            self._looked_at = -math.inf
+            self._last_check_at = -math.inf
             raise
 
-    # --- a turn ---------------------------------------------------------------------------------
+    # --- a round --------------------------------------------------------------------------------
 
-    def _turn(self) -> tuple[int, bool]:
+    def _run_round(self) -> tuple[int, bool]:
         """Process one batch of each kind; returns the number of messages, and whether more work may be due now.
 
         No kind waits until another one is empty: 100,000 messages in the outbox delay a timer by one batch.
@@ -169,7 +170,7 @@ class Sweeper:
         agenda = self._store.read(schedule.read, timeouts=LOOP)
         published, is_behind = 0, False
         if self._flow.broker_backoff == 0:
-            for kind in (self._instances, self._lost_hints, self._messages):
+            for kind in (self._publish_due_runs, self._republish_lost, self._send_outbox):
                 count, has_more = kind(agenda)
                 published, is_behind = published + count, is_behind or has_more
             is_behind = is_behind and self._flow.broker_backoff == 0
@@ -177,27 +178,27 @@ class Sweeper:
             is_behind = go_on_emitting(self._store) or is_behind
         return published, is_behind
 
-    def _instances(self, agenda: Agenda) -> tuple[int, bool]:
+    def _publish_due_runs(self, agenda: Agenda) -> tuple[int, bool]:
         """Publish resumed runs first and new runs in the rest of the batch; no queue gets more than its share."""
         due_runs: list[DueRun] = []
         left, has_more = self._flow.batch_limit, False
         for priority in (RESUMING, STARTING):
-            shares = self._shares(agenda, priority, left, due_runs)
+            shares = self._divide_batch(agenda, priority, left, due_runs)
             if shares:
                 found = self._store.transact(functools.partial(self._sweep, agenda, priority, shares), timeouts=LOOP)
                 due_runs += [due for due_here, _ in found for due in due_here]
                 left -= sum(seen for _, seen in found)
                 has_more = has_more or any(seen >= shares[at][1] for at, (_, seen) in enumerate(found))
-        return self._send(due_runs), has_more
+        return self._publish_and_record(due_runs), has_more
 
-    def _shares(self, agenda: Agenda, priority: int, left: int, taken: Sequence[DueRun]) -> list[tuple[str, int]]:
+    def _divide_batch(self, agenda: Agenda, priority: int, left: int, taken: Sequence[DueRun]) -> list[tuple[str, int]]:
         if left <= 0:
             return []
         used = Counter(due.queue for due in taken)
         rooms: dict[str, float] = {}
         for name in agenda.queues_by_due_time(priority):
             if agenda.queues[name].due[priority] <= agenda.now:
-                room = self._flow.capacity(name, agenda.now) - used[name]
+                room = self._flow.read_capacity(name, agenda.now) - used[name]
                 if room > 0:
                     rooms[name] = room
         share = math.ceil(left / max(len(rooms), 1))
@@ -213,23 +214,23 @@ class Sweeper:
                 priority=priority,
                 limit=limit,
                 redispatch=self._redispatch,
-                may_expire=self._runtime.monotonic() >= self._expires_from,
+                may_expire=self._runtime.monotonic() >= self._leases_expire_from,
                 lease=self._settings.lease,
-                progress=self._flow.progress(name, agenda.now, self._claimed.get(name)),
+                progress=self._flow.build_queue_progress(name, agenda.now, self._newest_claims.get(name)),
             )
             for name, limit in shares
         ]
 
-    def _lost_hints(self, agenda: Agenda) -> tuple[int, bool]:
+    def _republish_lost(self, agenda: Agenda) -> tuple[int, bool]:
         """Publish lost dispatch messages again; what is known of their queues decides which are lost."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
-            if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _ASKED_AFTER:
+            if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _UNCLAIMED_CHECK_DELAY:
                 continue
-            if self._flow.lost_check_in(name) > 0:
+            if self._flow.seconds_to_lost_check(name) > 0:
                 continue
-            limit = int(min(self._flow.batch_limit, self._flow.capacity(name, agenda.now)))
-            progress = self._flow.progress(name, agenda.now, self._newest_claimed().get(name))
+            limit = int(min(self._flow.batch_limit, self._flow.read_capacity(name, agenda.now)))
+            progress = self._flow.build_queue_progress(name, agenda.now, self._read_newest_claims().get(name))
             due_runs: list[DueRun] = []
             if limit > 0 and queue.oldest_sent_at < self._redispatch.lost_before(progress, agenda.now):
                 due_runs = self._store.transact(
@@ -244,62 +245,62 @@ class Sweeper:
                     timeouts=LOOP,
                 )
             is_over = limit <= 0 or len(due_runs) < limit
-            self._flow.lost_check_done(name, is_over=is_over)
-            published, has_more = published + self._send(due_runs), has_more or not is_over
+            self._flow.record_lost_check(name, is_over=is_over)
+            published, has_more = published + self._publish_and_record(due_runs), has_more or not is_over
         return published, has_more
 
-    def _newest_claimed(self) -> Mapping[str, datetime]:
+    def _read_newest_claims(self) -> Mapping[str, datetime]:
         """For each queue, the send time of the newest dispatch message that a worker has claimed; at most 1 s old."""
         now = self._runtime.monotonic()
-        if now >= self._claimed_until:
-            self._claimed, self._claimed_until = (
+        if now >= self._newest_claims_valid_until:
+            self._newest_claims, self._newest_claims_valid_until = (
                 self._store.read(queues.claimed, timeouts=LOOP),
                 now + QUEUE_LENGTH_TTL_SECONDS,
             )
-        return self._claimed
+        return self._newest_claims
 
-    def _messages(self, agenda: Agenda) -> tuple[int, bool]:
+    def _send_outbox(self, agenda: Agenda) -> tuple[int, bool]:
         """Publish messages from the outbox."""
         if self._outbox is None or agenda.next_outbox_at is None or agenda.next_outbox_at > agenda.now:
             return 0, False
-        turn = self._outbox.turn(self._flow.batch_limit)
-        if turn.is_away:
-            self._flow.broker_unavailable()
-        return turn.sent, turn.has_more
+        batch = self._outbox.send_batch(self._flow.batch_limit)
+        if batch.is_broker_down:
+            self._flow.record_broker_outage()
+        return batch.sent, batch.has_more
 
-    def _send(self, due_runs: Sequence[DueRun]) -> int:
+    def _publish_and_record(self, due_runs: Sequence[DueRun]) -> int:
         """Publish dispatch messages, and make the unsent runs due again; returns the number of sent messages."""
         if not due_runs:
             return 0
-        again = self._flow.record(due_runs, self._publish(due_runs))
+        again = self._flow.record_report(due_runs, self._publish(due_runs))
         # A worker may claim such a run meanwhile: `undo_dispatch` skips claimed and locked rows.
         for delay, kept in again.items():
             self._store.transact(functools.partial(sweeps.undo_dispatch, due_runs=kept, delay=delay), timeouts=LOOP)
         return len(due_runs) - sum(map(len, again.values()))
 
 
-def _later(seconds: float, blocked: float) -> float:
+def _seconds_to_publish(seconds: float, blocked: float) -> float:
     """The seconds until work that is due in ``seconds`` can be published, if its queue is blocked for ``blocked``."""
     return max(seconds, blocked) if blocked > 0 else seconds
 
 
 class Dispatcher(ForkSafeThread):
-    """Runs a Sweeper on a daemon thread; the thread also writes ``heartbeat`` and advances the search ``lost``."""
+    """Runs a `Sweeper` on a daemon thread, which also writes the heartbeat and advances the search for lost tasks."""
 
     def __init__(
         self,
         sweeper: Sweeper,
         settings: Settings,
         heartbeat: HeartbeatThread | None = None,
-        lost: LostTasks | None = None,
+        lost_search: LostTaskSearch | None = None,
         *,
         outages: Callable[[], Mapping[str | None, BrokerOutage]] = dict,
         runtime: Runtime | None = None,
     ) -> None:
         super().__init__()
-        self._sweeper, self._settings, self._heart, self._lost = sweeper, settings, heartbeat, lost
+        self._sweeper, self._settings, self._heartbeat, self._lost_search = sweeper, settings, heartbeat, lost_search
         self._outages, self._wall_clock = outages, (runtime or Runtime()).wall_clock
-        self._blind: Outage | None = None
+        self._database_outage: Outage | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -326,53 +327,57 @@ class Dispatcher(ForkSafeThread):
             self._thread.join(timeout)
 
     def _loop(self) -> None:
-        stop, delay, is_blind = self._stop, 0.0, False
+        stop, delay, is_failing = self._stop, 0.0, False
         while not stop.wait(delay):
             try:
                 with self.fork_lock:
-                    left = self._look()
+                    left = self._check()
             except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
-                if not is_blind:
+                if not is_failing:
                     logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
                 with self.fork_lock:
-                    self._cannot_look(exc)
-                is_blind, delay = True, _REST_SECONDS
+                    self._record_database_outage(exc)
+                is_failing, delay = True, _RETRY_SECONDS
                 continue
-            if is_blind:
+            if is_failing:
                 logger.info("The dispatcher looks after due work again")
-            is_blind, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
-        if self._heart is not None:
+            is_failing, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
+        if self._heartbeat is not None:
             with self.fork_lock:
-                self._heart.end()
+                self._heartbeat.remove_row()
 
-    def _look(self) -> float:
+    def _check(self) -> float:
         left = self._sweeper.seconds_to_next()
         published = 0
         if left <= 0:
-            published = self._sweeper.sweep(most_turns=1)  # one turn, so that the heartbeat is written between turns
+            published = self._sweeper.sweep(max_rounds=1)  # one round, so that the heartbeat is written between rounds
             left = self._sweeper.seconds_to_next()
-        self._sweeper.tidy()
-        self._blind = None
-        if self._heart is not None:
-            self._heart.beat(looked_ago=self._sweeper.looked_ago(), wakes_in=left, outages=self._told())
-        if self._lost is not None:
-            self._lost.look()
+        self._sweeper.delete_expired()
+        self._database_outage = None
+        if self._heartbeat is not None:
+            self._heartbeat.write_if_due(
+                seconds_since_check=self._sweeper.seconds_since_check(),
+                seconds_to_next_check=left,
+                outages=self._list_outages(),
+            )
+        if self._lost_search is not None:
+            self._lost_search.check()
         # Rows that stay due because their queues are full must not make this loop spin.
         return left if left > 0 or published else self._settings.poll_seconds
 
-    def _told(self) -> list[Outage]:
+    def _list_outages(self) -> list[Outage]:
         """The outages that keep this dispatcher from its work: of the database, the broker, or single queues."""
-        found = [] if self._blind is None else [self._blind]
+        found = [] if self._database_outage is None else [self._database_outage]
         for queue, outage in self._outages().items():
             what: Literal["broker", "queue"] = "broker" if queue is None else "queue"
             found.append(Outage(what, outage.where, outage.since, outage.error, outage.failures))
         return found
 
-    def _cannot_look(self, exc: Exception) -> None:
+    def _record_database_outage(self, exc: Exception) -> None:
         """Record the failed check as an outage, and write it to the heartbeat if the database accepts that."""
-        known = self._blind
+        known = self._database_outage
         since, failures = (self._wall_clock(), 0) if known is None else (known.since, known.failures)
         error = f"{type(exc).__name__}: {getattr(exc, 'orig', None) or exc}"
-        self._blind = Outage("database", "database", since, error, failures + 1)
-        if self._heart is not None:
-            self._heart.beat(outages=self._told())
+        self._database_outage = Outage("database", "database", since, error, failures + 1)
+        if self._heartbeat is not None:
+            self._heartbeat.write_if_due(outages=self._list_outages())

@@ -21,12 +21,12 @@ from celery_durable.tasks.publishing import PublishReport, SendState
 QUEUE_LENGTH_TTL_SECONDS = 1.0
 """For how long a queue's length is cached; asking Redis for it takes milliseconds."""
 _MAX_BACKOFF_SECONDS = 60.0
-_PROBE = 10
+_PROBE_LIMIT = 10
 """How many rows are offered to a broker or a queue that took nothing the last time."""
 
 
 @dataclass(slots=True)
-class _Queue:
+class _QueueState:
     """One queue. The times in ``empty`` are the database's; all other times are of this process's steady clock."""
 
     remaining: float = 0.0
@@ -63,12 +63,12 @@ class FlowControl:
     queue_length: Callable[[str], int | None]
     slack: timedelta = SLACK
     """How old an observation of an empty queue must be before it counts."""
-    _queues: dict[str, _Queue] = field(default_factory=dict)
+    _queues: dict[str, _QueueState] = field(default_factory=dict)
     _unavailable_until: float = -math.inf
     _is_unavailable: bool = False
 
-    def _queue(self, name: str) -> _Queue:
-        return self._queues.setdefault(name, _Queue())
+    def _queue(self, name: str) -> _QueueState:
+        return self._queues.setdefault(name, _QueueState())
 
     @property
     def broker_backoff(self) -> float:
@@ -78,9 +78,9 @@ class FlowControl:
     @property
     def batch_limit(self) -> int:
         """How many rows a turn may read; after an outage only a few, until the broker takes a message again."""
-        return _PROBE if self._is_unavailable else self.settings.sweep_batch
+        return _PROBE_LIMIT if self._is_unavailable else self.settings.sweep_batch
 
-    def capacity(self, name: str, now: datetime) -> float:
+    def read_capacity(self, name: str, now: datetime) -> float:
         """How many messages a queue may get now; asks the broker if the known length is too old.
 
         ``now``: the database's time, read before the broker is asked.
@@ -96,7 +96,7 @@ class FlowControl:
             if length == 0:
                 queue.record_empty(now, self.slack)
         remaining = max(queue.remaining, 0)
-        return min(remaining, _PROBE) if queue.backoff else remaining
+        return min(remaining, _PROBE_LIMIT) if queue.backoff else remaining
 
     def queue_backoff(self, name: str) -> float:
         """For how many more seconds a queue gets no messages; 0 if its capacity may be checked."""
@@ -104,32 +104,32 @@ class FlowControl:
         full = queue.length_check_at - now if queue.remaining <= 0 and queue.length_check_at > now else 0.0
         return max(full, queue.backoff_until - now, 0.0)
 
-    def progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
+    def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
         """The progress of a queue: the times at which it was empty, and ``claimed``, which the workers report."""
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         return QueueProgress(claimed, empty, empty_lately)
 
     # --- lost dispatch messages -----------------------------------------------------------------
 
-    def lost_check_in(self, name: str) -> float:
+    def seconds_to_lost_check(self, name: str) -> float:
         """The seconds until the next check for lost dispatch messages of a queue; 0 if it is due."""
         return max(0.0, self._queue(name).lost_check_at - self.runtime.monotonic())
 
-    def lost_check_done(self, name: str, *, is_over: bool) -> None:
+    def record_lost_check(self, name: str, *, is_over: bool) -> None:
         """Record a check for lost dispatch messages; if ``is_over`` is False, the next check follows at once."""
         self._queue(name).lost_check_at = self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS if is_over else -math.inf
 
     # --- what became of messages ----------------------------------------------------------------
 
-    def broker_unavailable(self) -> None:
+    def record_broker_outage(self) -> None:
         """Record that the broker took nothing: send nothing for a second."""
         self._is_unavailable, self._unavailable_until = True, self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS
 
-    def record(self, due_runs: Sequence[DueRun], report: PublishReport) -> dict[timedelta, list[DueRun]]:
+    def record_report(self, due_runs: Sequence[DueRun], report: PublishReport) -> dict[timedelta, list[DueRun]]:
         """Record the result of a publish; returns the unsent runs, by the delay after which they are due again."""
         again: dict[timedelta, list[DueRun]] = {}
         if unsent := report.with_state(due_runs, SendState.UNSENT):
-            self.broker_unavailable()
+            self.record_broker_outage()
             again[timedelta(seconds=QUEUE_LENGTH_TTL_SECONDS)] = unsent
         else:
             self._is_unavailable = False

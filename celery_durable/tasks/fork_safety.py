@@ -12,7 +12,7 @@ import weakref
 
 from celery_durable.runtime import steady
 
-_PATIENCE_SECONDS = 1.0
+_MAX_FORK_WAIT_SECONDS = 1.0
 """How long a fork waits for all threads together.
 
 The wait is short: a pool forks in Celery's main loop, and each thread may be waiting for a database that is down.
@@ -30,31 +30,31 @@ class ForkSafeThread:
         self.fork_lock = threading.Lock()
         _started.add(self)
 
-    def hold_still(self, timeout: float) -> bool:
-        """Keep the thread from working until `go_on`; returns False if the thread did not pause in time."""
+    def pause(self, timeout: float) -> bool:
+        """Keep the thread from working until `resume`; returns False if the thread did not pause in time."""
         return self.fork_lock.acquire(timeout=timeout)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.fork_lock.release()
 
 
 _started: weakref.WeakSet[ForkSafeThread] = weakref.WeakSet()
-_still: list[list[ForkSafeThread]] = []
+_paused: list[list[ForkSafeThread]] = []
 
 
 def _before_fork() -> None:
-    end = steady() + _PATIENCE_SECONDS
-    _still.append([each for each in list(_started) if each.hold_still(max(0.0, end - steady()))])
+    end = steady() + _MAX_FORK_WAIT_SECONDS
+    _paused.append([each for each in list(_started) if each.pause(max(0.0, end - steady()))])
 
 
 def _after_fork() -> None:
-    for each in _still.pop():
-        each.go_on()
+    for each in _paused.pop():
+        each.resume()
 
 
 def _in_child() -> None:
     _started.clear()
-    _still.clear()
+    _paused.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -24,7 +24,7 @@ from celery_durable.tasks.fork_safety import ForkSafeThread
 logger = logging.getLogger("celery_durable.heartbeat")
 
 _PERIOD_SECONDS = HEARTBEAT.total_seconds()
-_CLEANS_EACH = 60
+_WRITES_PER_CLEANUP = 60
 
 
 class HeartbeatThread(ForkSafeThread):
@@ -46,28 +46,34 @@ class HeartbeatThread(ForkSafeThread):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._id: str | None = None
-        self.is_needed = False
+        self.is_row_needed = False
         self._kind: Literal["dispatcher", "worker"] = "worker"
         self._pool: str | None = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._pid, self._due_at, self._beats, self._is_there, self._is_blind = os.getpid(), -math.inf, 0, False, False
-        self._looked_at, self._wakes_at = -math.inf, math.inf
+    def _reset(self) -> None:
+        self._pid, self._due_at, self._write_count, self._has_row, self._is_failing = (
+            os.getpid(),
+            -math.inf,
+            0,
+            False,
+            False,
+        )
+        self._last_check_at, self._next_check_at = -math.inf, math.inf
         self._outages: Sequence[Outage] = ()
 
-    def begin(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
+    def register(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
         """Give this process a row, which `beat` writes. A worker that also hosts beat counts as a worker."""
         self._pool = pool or self._pool
         if self._id is not None and self._pid == os.getpid():
             if kind == "worker":
                 self._kind, self._node, self._due_at = kind, node, -math.inf
             return
-        self._forget()
+        self._reset()
         self._kind, self._node, self._id = kind, node, self._runtime.new_token()
 
     @property
-    def row(self) -> str | None:
+    def row_id(self) -> str | None:
         """The id of this process's row; None before `begin` and after `end`."""
         return self._id if self._pid == os.getpid() else None
 
@@ -93,39 +99,43 @@ class HeartbeatThread(ForkSafeThread):
         delay = 0.0
         while not stop.wait(delay):
             with self.fork_lock:
-                self.beat()
+                self.write_if_due()
             delay = _PERIOD_SECONDS
         with self.fork_lock:
-            self.end()
+            self.remove_row()
 
-    def beat(
-        self, *, looked_ago: float | None = None, wakes_in: float = math.inf, outages: Sequence[Outage] = ()
+    def write_if_due(
+        self,
+        *,
+        seconds_since_check: float | None = None,
+        seconds_to_next_check: float = math.inf,
+        outages: Sequence[Outage] = (),
     ) -> None:
         """Write the heartbeat if it is due; never raises.
 
-        ``looked_ago``, ``wakes_in``: for dispatchers, the seconds since the last check for due work and until the next.
+        Dispatchers pass the seconds since their last check for due work, and until their next one.
         ``outages``: what keeps the process from its work, with ``since`` by this machine's clock. A change of the
         outages is written at once.
         """
         now = self._runtime.monotonic()
-        if _named(outages) != _named(self._outages):
+        if _outage_keys(outages) != _outage_keys(self._outages):
             self._due_at = -math.inf
         self._outages = outages
-        if looked_ago is not None:
-            if math.isinf(self._looked_at):
+        if seconds_since_check is not None:
+            if math.isinf(self._last_check_at):
                 self._due_at = -math.inf  # the first sweep of a dispatcher is written at once
-            self._looked_at, self._wakes_at = now - looked_ago, now + wakes_in
+            self._last_check_at, self._next_check_at = now - seconds_since_check, now + seconds_to_next_check
         if self._id is None or self._pid != os.getpid() or now < self._due_at:
             return
         self._due_at = now + _PERIOD_SECONDS
         try:
             self._write(self._id, now)
         except Exception as exc:  # noqa: BLE001  # no work may fail because a heartbeat cannot be written
-            if not self._is_blind:
+            if not self._is_failing:
                 logger.warning("The heartbeat of this process cannot be written, trying on: %s", exc)
-            self._is_blind = True
+            self._is_failing = True
         else:
-            self._is_blind = False
+            self._is_failing = False
 
     def _write(self, id_: str, now: float) -> None:
         wall = self._runtime.wall_clock()
@@ -136,26 +146,26 @@ class HeartbeatThread(ForkSafeThread):
             self._pid,
             queues=self._queues() if self._kind == "worker" else (),
             workflows=self._workflows(),
-            swept_ago=_length(now - self._looked_at),
-            wakes_in=_length(self._wakes_at - now),
+            swept_ago=_duration(now - self._last_check_at),
+            wakes_in=_duration(self._next_check_at - now),
             pool=self._pool,
             outages=[(each, max(wall - each.since, timedelta(0))) for each in self._outages],
         )
         self._store().transact_once(lambda tx: heartbeats.upsert(tx, update))
-        self._is_there = True
-        if update.swept_ago is not None and self._beats % _CLEANS_EACH == 0:
+        self._has_row = True
+        if update.swept_ago is not None and self._write_count % _WRITES_PER_CLEANUP == 0:
             self._store().transact_once(heartbeats.delete_old)
-        self._beats += 1
+        self._write_count += 1
 
-    def end(self) -> None:
+    def remove_row(self) -> None:
         """Remove the row when this process ends in good order, unless the last heartbeat failed.
 
-        Does nothing while ``is_needed`` is set: a worker that stops still works on the tasks that it holds.
+        Does nothing while ``is_row_needed`` is set: a worker that stops still works on the tasks that it holds.
         """
-        if self.is_needed:
+        if self.is_row_needed:
             return
         id_, self._id = self._id, None
-        if id_ is None or not self._is_there or self._is_blind or self._pid != os.getpid():
+        if id_ is None or not self._has_row or self._is_failing or self._pid != os.getpid():
             return
         try:
             self._store().transact_once(lambda tx: heartbeats.delete(tx, id_))
@@ -170,11 +180,11 @@ class SweepTaskHeartbeat:
         self._store, self._runtime = store, runtime
         self._due_at = -math.inf
 
-    def is_alone(self) -> bool:
+    def is_only_sweeper(self) -> bool:
         """Whether no dispatcher sweeps, so that no process remembers when a queue was empty."""
         return not self._store.read(lambda tx: heartbeats.is_swept(tx, but=SWEEP_TASK), timeouts=LOOP)
 
-    def beat(self, node: str) -> None:
+    def write_if_due(self, node: str) -> None:
         """Write the heartbeat if this process has not just written it; never raises."""
         now = self._runtime.monotonic()
         if now < self._due_at:
@@ -187,9 +197,9 @@ class SweepTaskHeartbeat:
             logger.info("The heartbeat of the sweep task cannot be written: %s", exc)
 
 
-def _named(outages: Sequence[Outage]) -> set[tuple[str, str, str]]:
+def _outage_keys(outages: Sequence[Outage]) -> set[tuple[str, str, str]]:
     return {(each.what, each.where, each.error) for each in outages}
 
 
-def _length(seconds: float) -> timedelta | None:
+def _duration(seconds: float) -> timedelta | None:
     return None if math.isinf(seconds) else timedelta(seconds=max(0.0, seconds))

@@ -30,19 +30,19 @@ logger = logging.getLogger("celery_durable.outbox")
 
 Send = Callable[[Sequence[OutboxMessage]], PublishReport]
 
-_REST = timedelta(seconds=1)
-_PART = 200
+_RETRY_DELAY = timedelta(seconds=1)
+_PART_SIZE = 200
 _LEASE = timedelta(minutes=5)
 _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential", max_delay=timedelta(minutes=10))
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The result of one batch. ``is_away``: the broker is down, and messages are unsent."""
+class BatchResult:
+    """The result of one batch. ``is_broker_down``: the broker is down, and messages are unsent."""
 
     sent: int
     has_more: bool
-    is_away: bool
+    is_broker_down: bool
 
 
 class Outbox:
@@ -60,13 +60,13 @@ class Outbox:
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
 
-    def post(self, messages: Sequence[OutboxMessage]) -> None:
+    def send_committed(self, messages: Sequence[OutboxMessage]) -> None:
         """Send messages of a committed transaction; the sweep sends those that fail.
 
         Raises only an exception that stops the process.
         """
         try:
-            self._post(messages)
+            self._send_in_parts(messages)
         except Exception as exc:
             if self._stops_process(exc):
                 raise
@@ -77,32 +77,32 @@ class Outbox:
         """Send all due messages in batches; returns the number of sent messages."""
         sent, has_more = 0, True
         while has_more:
-            turn = self.turn(self._settings.sweep_batch)
-            sent, has_more = sent + turn.sent, turn.has_more
+            batch = self.send_batch(self._settings.sweep_batch)
+            sent, has_more = sent + batch.sent, batch.has_more
         return sent
 
-    def turn(self, limit: int) -> Turn:
+    def send_batch(self, limit: int) -> BatchResult:
         """Send up to ``limit`` due messages."""
         take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
-        report = self._post(messages)
+        report = self._send_in_parts(messages)
         unsent = report.with_state(messages, SendState.UNSENT)
         # `lock_due` has postponed all rows: a message that is refused or in doubt is sent again after that delay.
         sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
         if unsent:
-            self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_REST))
-        return Turn(sent, has_more=len(messages) >= limit and not unsent, is_away=bool(unsent))
+            self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_RETRY_DELAY))
+        return BatchResult(sent, has_more=len(messages) >= limit and not unsent, is_broker_down=bool(unsent))
 
-    def _post(self, messages: Sequence[OutboxMessage]) -> PublishReport:
+    def _send_in_parts(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """Send messages and remove their rows, a part at a time, so that a crash repeats only one part."""
         states: list[SendState] = []
-        for start in range(0, len(messages), _PART):
-            states += self._post_part(messages[start : start + _PART]).states
+        for start in range(0, len(messages), _PART_SIZE):
+            states += self._send_part(messages[start : start + _PART_SIZE]).states
             if SendState.UNSENT in states:
                 break
         return PublishReport(states + [SendState.UNSENT] * (len(messages) - len(states)))
 
-    def _post_part(self, messages: Sequence[OutboxMessage]) -> PublishReport:
+    def _send_part(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         report = self._send(messages)
         sent = report.with_state(messages, SendState.SENT)
         done = [each.id for each in sent if each.kind is OutboxKind.TASK]
@@ -119,11 +119,11 @@ class Handler:
     policy: StepPolicy
 
     @property
-    def where(self) -> str:
+    def qualified_name(self) -> str:
         """The module and name of the function, for people."""
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
-    def is_beyond(self, attempt: int) -> bool:
+    def exceeds_max_attempts(self, attempt: int) -> bool:
         """Whether the retry policy allows no attempt with this number."""
         most = self.policy.max_attempts
         return most is not None and attempt > most
@@ -134,7 +134,7 @@ class Handler:
         return cls(fn, policy if retries is None else policy.over(StepConfig(retries=retries)))
 
 
-class Deliveries:
+class OutboundDeliverer:
     """Delivers outbound events to their handlers; the database's clock decides when an attempt is due."""
 
     def __init__(
@@ -161,37 +161,37 @@ class Deliveries:
             return "noop: delivered, not due, or claimed by another worker"
         handler = self._handlers.get(delivery.name)
         if handler is None:
-            return self._leave(delivery)
-        if handler.is_beyond(delivery.attempt):  # earlier attempts were counted, but their workers died
+            return self._postpone_unhandled(delivery)
+        if handler.exceeds_max_attempts(delivery.attempt):  # earlier attempts were counted, but their workers died
             return self._give_up(delivery, "WorkerCrashLoop: the worker that called its handler last ended with it")
         try:
             handler.fn(_event(delivery))
         except BaseException as exc:
             if self._stops_process(exc):
-                self._give_back(delivery, retry_in=timedelta(0), counts=False)
+                self._release(delivery, retry_in=timedelta(0), counts=False)
                 raise
-            return self._failed(delivery, handler, exc)
+            return self._record_failure(delivery, handler, exc)
         self._store.transact(lambda tx: outbox.finish(tx, delivery))
         return "delivered"
 
-    def _failed(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:
+    def _record_failure(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:
         name, message = values.storable_error(*values.described(exc))
         error = f"{name}: {message}"
-        if values.forbids_retry(exc) or handler.is_beyond(delivery.attempt + 1):
+        if values.forbids_retry(exc) or handler.exceeds_max_attempts(delivery.attempt + 1):
             return self._give_up(delivery, error)
-        self._give_back(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
+        self._release(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
         logger.warning("Outbound event %r (%s) is tried again: %s", delivery.name, delivery.id, error)
         return f"tried again: {name}"
 
     def _give_up(self, delivery: Delivery, error: str) -> str:
-        self._give_back(delivery, retry_in=None, error=error)
+        self._release(delivery, retry_in=None, error=error)
         logger.error(
             "Outbound event %r (%s) is given up at attempt %d; its row stays in workflow_outbox: %s",
             delivery.name, delivery.id, delivery.attempt, error,
         )  # fmt: skip
         return f"given up: {error.partition(':')[0]}"
 
-    def _leave(self, delivery: Delivery) -> str:
+    def _postpone_unhandled(self, delivery: Delivery) -> str:
         logger.warning(
             "This worker has no handler for outbound event %r; it is left for one that does. Import the module with "
             "@durable.outbound(%r), or wait for the deploy to end.",
@@ -199,10 +199,10 @@ class Deliveries:
             delivery.name,
         )
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
-        self._give_back(delivery, retry_in=delay, counts=False)
+        self._release(delivery, retry_in=delay, counts=False)
         return f"noop: outbound event {delivery.name!r} has no handler in this worker"
 
-    def _give_back(self, delivery: Delivery, **how: Any) -> None:
+    def _release(self, delivery: Delivery, **how: Any) -> None:
         error = how.pop("error", None)
         self._store.transact(lambda tx: outbox.release_delivery(tx, delivery, error=error, **how))
 

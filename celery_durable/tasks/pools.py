@@ -13,20 +13,20 @@ from typing import Any
 from celery.exceptions import ImproperlyConfigured
 
 from celery_durable.model import SUPPORTED_POOLS
-from celery_durable.tasks.queues import is_own_queue
+from celery_durable.tasks.queues import is_dedicated_queue
 
 logger = logging.getLogger("celery_durable.tasks")
 
-_CELERYS = "celery.concurrency."
+_CELERY_PREFIX = "celery.concurrency."
 REMEDY = "Run workflows on a worker with -P prefork, threads or solo"
 
 
 def pool_name(pool: Any) -> str:
     """A pool class's name as ``-P`` takes it, or its full name if it is not one of Celery's pools."""
     module, name = getattr(pool, "__module__", ""), getattr(pool, "__qualname__", str(pool))
-    if not module.startswith(_CELERYS):
+    if not module.startswith(_CELERY_PREFIX):
         return f"{module}.{name}"
-    short: str = module.removeprefix(_CELERYS)
+    short: str = module.removeprefix(_CELERY_PREFIX)
     return "threads" if short == "thread" else short
 
 
@@ -35,18 +35,18 @@ def runs_workflows(pool: str) -> bool:
     return pool in SUPPORTED_POOLS
 
 
-def leave_queue(app: Any, queue: str, pool: str, *, named: bool) -> None:
+def stop_consuming(app: Any, queue: str, pool: str, *, is_named_by_user: bool) -> None:
     """Stop this worker, whose pool runs no workflows, from consuming the workflow queue.
 
     If the queue is also the application's default queue, the worker keeps it and leaves runs to other workers.
 
     Raises:
-        ImproperlyConfigured: ``-Q`` names the queue (``named``).
+        ImproperlyConfigured: ``-Q`` names the queue (``is_named_by_user``).
     """
     queues = app.amqp.queues
-    if queue not in queues.consume_from or not is_own_queue(app, queue):
+    if queue not in queues.consume_from or not is_dedicated_queue(app, queue):
         return
-    if named:
+    if is_named_by_user:
         raise ImproperlyConfigured(
             f"This worker was told to consume queue {queue!r}, but celery_durable does not run workflows on the "
             f"{pool!r} pool, where leases are not kept. {REMEDY}, or leave {queue!r} out of -Q."

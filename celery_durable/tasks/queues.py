@@ -25,7 +25,7 @@ class _WithDurableQueue:
     def Queues(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
         """Celery's queues with the workflow queue; ``celery worker`` consumes it unless ``-Q`` or ``-X`` exclude it."""
         made = super().Queues(*args, **kwargs)  # type: ignore[misc]
-        _consume(self.app, made)
+        _add_queue(self.app, made)
         return made
 
 
@@ -45,7 +45,7 @@ def install_queue(app: Celery) -> None:
     if made is not None:  # the app has published a message before `Durable` was attached to it
         made.__class__ = type(type(made).__name__, (_WithDurableQueue, type(made)), {})
         if "queues" in vars(made):
-            _consume(app, made.queues)
+            _add_queue(app, made.queues)
 
 
 def ensure_queue(app: Celery, name: str) -> None:
@@ -55,26 +55,26 @@ def ensure_queue(app: Celery, name: str) -> None:
     """
     queues: Any = app.amqp.queues
     if name not in queues:
-        queues.add(_queue(app, name))
+        queues.add(_make_queue(app, name))
 
 
-def is_own_queue(app: Celery, name: str) -> bool:
+def is_dedicated_queue(app: Celery, name: str) -> bool:
     """Whether only workflows use this queue; False if it is the application's default queue."""
     conf: Any = app.conf
     return bool(name != conf.task_default_queue)
 
 
-def _consume(app: Celery, queues: Any) -> None:
+def _add_queue(app: Celery, queues: Any) -> None:
     try:
         name = read_settings(app.conf).queue
     except DurableError:
         return  # raised at the first use of a workflow, and not while the application publishes its own tasks
     if name in queues or name in getattr(queues, "aliases", ()):
         return  # the application declares the queue itself
-    queues.select_add(_queue(app, name))
+    queues.select_add(_make_queue(app, name))
 
 
-def _queue(app: Celery, name: str) -> Queue:
+def _make_queue(app: Celery, name: str) -> Queue:
     conf: Any = app.conf
     kind = {"x-queue-type": "quorum"} if conf.get("task_default_queue_type") == "quorum" else None
     return Queue(name, Exchange(name), routing_key=name, queue_arguments=kind)

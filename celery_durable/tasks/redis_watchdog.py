@@ -41,7 +41,7 @@ class RedisWatchdog(ForkSafeThread):
             return
         self._qos = consumer.task_consumer.channel.qos
         for name in ("ack", "reject"):
-            setattr(self._qos, name, _remembering(getattr(self._qos, name), self._failed))
+            setattr(self._qos, name, _record_failures(getattr(self._qos, name), self._failed))
 
     def check(self) -> None:
         """Start a thread that repeats failed acknowledgements if the prefetch limit is reached.
@@ -52,11 +52,11 @@ class RedisWatchdog(ForkSafeThread):
             return
         self.reset_fork_lock()
         self._thread = threading.Thread(
-            target=self._repeat, args=(self._failed,), name="durable-redis-watchdog", daemon=True
+            target=self._repeat_acknowledgements, args=(self._failed,), name="durable-redis-watchdog", daemon=True
         )
         self._thread.start()
 
-    def _repeat(self, failed: dict[str, _Acknowledge]) -> None:
+    def _repeat_acknowledgements(self, failed: dict[str, _Acknowledge]) -> None:
         with self.fork_lock:
             repeated = 0
             for tag, acknowledge in list(failed.items()):
@@ -75,7 +75,7 @@ class RedisWatchdog(ForkSafeThread):
             )
 
 
-def _remembering(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:
+def _record_failures(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:
     """Wrap a QoS method so that its failures are recorded; it raises the same errors to Celery as before.
 
     Other threads may call the wrapped method too.

@@ -13,12 +13,12 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
 from celery_durable.errors import DurableError
-from celery_durable.tasks.lost.held import HEADER
-from celery_durable.tasks.pools import leave_queue, pool_name, runs_workflows
+from celery_durable.tasks.lost.held_tasks import HEADER
+from celery_durable.tasks.pools import pool_name, runs_workflows, stop_consuming
 from celery_durable.tasks.redis_watchdog import RedisWatchdog
 
-_LOOK_SECONDS = 0.5
-_OURS = "celery_durable."
+_CHECK_SECONDS = 0.5
+_INTERNAL_PREFIX = "celery_durable."
 
 
 class StopFlag:
@@ -46,18 +46,18 @@ class DurableStep(bootsteps.StartStopStep):
         self.durable: Any = parent.app.durable
         self._pool = pool_name(parent.pool_cls)
         self._refusal: Exception | None = None
-        self._looks: list[Any] = []
+        self._timers: list[Any] = []
         self._redis_watchdog = RedisWatchdog()
         self.durable.unsupported_pool = None if runs_workflows(self._pool) else self._pool
         if not runs_workflows(self._pool):
-            self._leave_queue(parent.app)
+            self._stop_consuming(parent.app)
         super().__init__(parent, **kwargs)
 
-    def _leave_queue(self, app: Any) -> None:
+    def _stop_consuming(self, app: Any) -> None:
         """Leave the queue before the worker prints its queues; an error is kept and raised when the worker starts."""
         try:
             queue = self.durable.settings.queue
-            leave_queue(app, queue, self._pool, named=queue in self.durable.named_queues)
+            stop_consuming(app, queue, self._pool, is_named_by_user=queue in self.durable.named_queues)
         except (DurableError, ImproperlyConfigured) as exc:
             self._refusal = exc
 
@@ -68,12 +68,12 @@ class DurableStep(bootsteps.StartStopStep):
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Check twice a second for pool processes that died in a pass, and whether the worker stopped consuming."""
-        for look in self._looks:  # the worker calls this method again for each new connection to the broker
-            look.cancel()
+        for timer in self._timers:  # the worker calls this method again for each new connection to the broker
+            timer.cancel()
         self._redis_watchdog.watch(parent.consumer)
-        self._looks = [
-            hub.call_repeatedly(_LOOK_SECONDS, notice_dead_passes, parent.pool),
-            hub.call_repeatedly(_LOOK_SECONDS, self._redis_watchdog.check),
+        self._timers = [
+            hub.call_repeatedly(_CHECK_SECONDS, check_for_dead_processes, parent.pool),
+            hub.call_repeatedly(_CHECK_SECONDS, self._redis_watchdog.check),
         ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
@@ -82,20 +82,20 @@ class DurableStep(bootsteps.StartStopStep):
     terminate = stop
 
 
-def notice_dead_passes(pool: Any) -> None:
+def check_for_dead_processes(pool: Any) -> None:
     """Make Celery check its pool now if a process with an internal task is gone; Celery checks only every 5 s.
 
     If only processes with other tasks are gone, Celery's own timing stays as it is (LAW 8).
     """
     from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
-    ours = {request.worker_pid for request in list(state.active_requests) if _is_ours(request)}
-    ours.discard(None)  # no process has accepted this task yet
-    processes = getattr(getattr(pool, "_pool", None), "_pool", None) if ours else None
-    if processes is not None and not ours <= {process.pid for process in processes if process.exitcode is None}:
+    pids = {request.worker_pid for request in list(state.active_requests) if _is_internal_or_step_task(request)}
+    pids.discard(None)  # no process has accepted this task yet
+    processes = getattr(getattr(pool, "_pool", None), "_pool", None) if pids else None
+    if processes is not None and not pids <= {process.pid for process in processes if process.exitcode is None}:
         pool.maintain_pool()
 
 
-def _is_ours(request: Any) -> bool:
+def _is_internal_or_step_task(request: Any) -> bool:
     """Whether a request is for an internal task, or for a task that does a step."""
-    return request.name.startswith(_OURS) or HEADER in request.request_dict
+    return request.name.startswith(_INTERNAL_PREFIX) or HEADER in request.request_dict

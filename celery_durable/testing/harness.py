@@ -121,7 +121,7 @@ class DurableHarness(Doubles):
             self._code,
             self._web.runtime,
             functools.partial(self._capture, None),
-            post=durable.outbox.post,
+            post=durable.outbox.send_committed,
         )
         durable.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
@@ -217,7 +217,7 @@ class DurableHarness(Doubles):
         if self.messages:
             return self.deliver(self.messages.pop(0))
         published = self._sweeper.sweep()
-        self._sweeper.tidy()
+        self._sweeper.delete_expired()
         return f"swept: {published} due" if published else None
 
     def run_until_idle(self, max_ticks: int = 1000) -> int:

@@ -109,7 +109,7 @@ class RunnerProcess(Process):
             registry,
             runtime,
             wake,
-            post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).post,
+            post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).send_committed,
             should_stop=lambda: self.should_stop,
             stops_process=lambda error: ends_the_process(error) or isinstance(error, interruptions),
         )

@@ -19,7 +19,7 @@ def dispatcher_plans(room: Room) -> tuple[int, float]:
             seen[statement] = parameters
 
     sa.event.listen(engine, "before_cursor_execute", note)
-    durable.sweeper.sweep(most_turns=1)
+    durable.sweeper.sweep(max_rounds=1)
     durable.sweeper.seconds_to_next()
     sa.event.remove(engine, "before_cursor_execute", note)
     blocks, slowest = 0, 0.0

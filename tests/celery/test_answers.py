@@ -236,7 +236,7 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
         return answer(*args, **options)
 
     monkeypatch.setattr(durable.operations, "answer", refuse)
-    monkeypatch.setattr(durable.answers, "rest", lambda: None)
+    monkeypatch.setattr(durable.answers, "pause_before_resend", lambda: None)
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]
     assert refused == [{"is_patient": False}, {"is_patient": True}]  # where the task ran, then from a message
@@ -352,7 +352,7 @@ def test_a_result_is_the_same_committed_where_its_task_ran_or_sent(
     got = []
     for is_direct in (True, False):
         if not is_direct:
-            monkeypatch.setattr(durable.answers, "takes_directly", lambda _: False)
+            monkeypatch.setattr(durable.answers, "can_commit_directly", lambda _: False)
         with published() as names, worker(app, queues=[app.conf.durable_queue]):
             instance = gather.create()
             until(lambda: instance.status().status == "complete")

@@ -107,11 +107,11 @@ def test_the_sweep_task_says_that_due_work_was_looked_for(make_app: MakeApp, tmp
 def test_a_heart_writes_once_in_ten_seconds(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
     heartbeat = heart_of(durable, clock)
-    heartbeat.beat()
+    heartbeat.write_if_due()
     assert said == []  # not before it begins
-    heartbeat.begin("worker", "w@here")
+    heartbeat.register("worker", "w@here")
     for _ in range(400):
-        heartbeat.beat()
+        heartbeat.write_if_due()
         clock.seconds += 0.25
     assert said == ["INSERT"] * 10
 
@@ -119,9 +119,9 @@ def test_a_heart_writes_once_in_ten_seconds(durable: Durable) -> None:
 def test_a_dispatcher_removes_old_rows_each_ten_minutes(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
     heartbeat = heart_of(durable, clock)
-    heartbeat.begin("dispatcher", "beat@here")
+    heartbeat.register("dispatcher", "beat@here")
     for _ in range(120):
-        heartbeat.beat(looked_ago=0.0, wakes_in=1.0)
+        heartbeat.write_if_due(seconds_since_check=0.0, seconds_to_next_check=1.0)
         clock.seconds += 10
     assert (said.count("INSERT"), said.count("DELETE")) == (120, 2)
 
@@ -147,13 +147,13 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
     caplog.set_level(logging.INFO, "celery_durable")
     clock = Clock()
     heartbeat = heart_of(durable, clock)
-    heartbeat.begin("worker", "w@here")
+    heartbeat.register("worker", "w@here")
     with durable.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE workflow_heartbeat RENAME TO elsewhere")
     for _ in range(3):
-        heartbeat.beat()
+        heartbeat.write_if_due()
         clock.seconds += 10
-    heartbeat.end()
+    heartbeat.remove_row()
     told = [record for record in caplog.records if "heartbeat" in record.message]
     assert [(record.levelname, record.message.partition(":")[0]) for record in told] == [
         ("WARNING", "The heartbeat of this process cannot be written, trying on")
@@ -191,17 +191,17 @@ def test_a_worker_without_a_database_starts_all_the_same(make_app: MakeApp) -> N
 def test_a_fork_has_no_heartbeat_before_it_begins_its_own(durable: Durable) -> None:
     clock = Clock()
     heartbeat = heart_of(durable, clock)
-    heartbeat.begin("worker", "w@here")
+    heartbeat.register("worker", "w@here")
     heartbeat.start()
     until(lambda: rows(durable))
     clock.seconds += 100
     child = os.fork()
     if not child:
-        heartbeat.beat()
+        heartbeat.write_if_due()
         heartbeat.stop()
-        heartbeat.end()
-        heartbeat.begin("dispatcher", "beat@there")
-        heartbeat.beat(looked_ago=0.0)
+        heartbeat.remove_row()
+        heartbeat.register("dispatcher", "beat@there")
+        heartbeat.write_if_due(seconds_since_check=0.0)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     by_node = {found.node: found for found in rows(durable)}

@@ -147,7 +147,7 @@ def test_a_copy_that_nobody_waits_for_does_not_run(
     runs: bool,
 ) -> None:
     """Only a message with a delivery number, or one that comes again, is looked up; and in its own database."""
-    monkeypatch.setattr(duplicates, "_HELD", timedelta(seconds=6))  # a look-up may be slow where tests run
+    monkeypatch.setattr(duplicates, "_DELAY", timedelta(seconds=6))  # a look-up may be slow where tests run
     tasks.set()
     with worker(app, hostname="w@here"):
         send(durable, "work", 1, delivery=delivery, store="" if is_ours else "another")
@@ -219,7 +219,7 @@ def test_a_message_that_redis_delivers_again_is_looked_up(
     make_app: MakeApp, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that it restores after its visibility timeout; the memory broker does not say which they are."""
-    monkeypatch.setattr(duplicates, "_HELD", timedelta(seconds=6))
+    monkeypatch.setattr(duplicates, "_DELAY", timedelta(seconds=6))
     url = BROKERS["redis"]
     try:
         with Connection(url, connect_timeout=3) as connection:

@@ -51,7 +51,7 @@ def test_it_sends_a_lost_hint_again_at_its_first_look(app: Celery, durable: Dura
 
 
 def test_its_own_heartbeat_is_no_dispatcher(app: Celery, durable: Durable) -> None:
-    durable.sweep_heartbeat.beat("w@here")
+    durable.sweep_heartbeat.write_if_due("w@here")
     assert sweep(app) == "1 published"
 
 

@@ -76,7 +76,7 @@ def test_a_turn_is_bounded(make_app: Callable[..., Celery]) -> None:
     durable, broker = Durable(make_app(durable_sweep_batch=_BATCH)), Broker()
     _fill(durable, instances=25, messages=25)
     sweeper = _sweeper(durable, broker)
-    assert sweeper.sweep(most_turns=1) == 20
+    assert sweeper.sweep(max_rounds=1) == 20
     assert sweeper.seconds_to_next() <= 0
     assert sweeper.sweep() == 30
 
@@ -85,7 +85,7 @@ def test_queues_share_a_turn(make_app: Callable[..., Celery]) -> None:
     durable, broker = Durable(make_app(durable_sweep_batch=_BATCH)), Broker()
     _fill(durable, instances=25, messages=0, queue="many")
     _fill(durable, instances=3, messages=0, queue="few")
-    _sweeper(durable, broker).sweep(most_turns=1)
+    _sweeper(durable, broker).sweep(max_rounds=1)
     assert [each.workflow for each in broker.taken if isinstance(each, RunRef)].count("few") == 3
 
 

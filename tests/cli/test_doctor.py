@@ -270,7 +270,7 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
 
 def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Make) -> None:
     app = make("memory://")
-    app.durable.sweep_heartbeat.beat("w@here")
+    app.durable.sweep_heartbeat.write_if_due("w@here")
     level, sentence, fix = one(app, "dispatcher")
     assert (level, sentence, fix) == (
         "WARN",

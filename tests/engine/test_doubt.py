@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable import CreateOptions, OutboundEvent, Step, WorkflowEvent, signals
-from celery_durable.tasks.outbox import Deliveries, Handler
+from celery_durable.tasks.outbox import Handler, OutboundDeliverer
 from tests.engine.world import World
 from tests.store.cuts import cut_commit
 
@@ -164,7 +164,9 @@ def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(wor
         return step.do("tell", lambda tx: tx.send_outbound("OrderShipped"))
 
     sent = telling.run().output
-    give_up = Deliveries(world.store, world.settings, world.worker.runtime, {"OrderShipped": Handler.of(refuse, 0)})
+    give_up = OutboundDeliverer(
+        world.store, world.settings, world.worker.runtime, {"OrderShipped": Handler.of(refuse, 0)}
+    )
     assert give_up.deliver(sent) == "given up: ValueError"
     with cut_commit(world.store, when=when) as cut:
         (message,) = getattr(world.operations, verb)([sent])

@@ -153,7 +153,7 @@ def test_an_instance_that_is_made_again_under_its_id_is_told_under_another_id(wo
     world.is_broker_away = True
     flow.run("fine")
     world.advance(7200)
-    assert world.tidy() == 1
+    assert world.delete_expired() == 1
     flow.run("fine")
     world.is_broker_away = False
     world.run_after(3600)

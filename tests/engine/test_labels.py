@@ -359,7 +359,7 @@ def test_labels_are_deleted_with_their_instance(world: World) -> None:
     world.advance(timedelta(hours=12))
     order.run(id="kept", labels={"tenant": "acme"})
     world.advance(timedelta(hours=12))
-    assert (world.tidy(), rows(world)) == (1, 1)
+    assert (world.delete_expired(), rows(world)) == (1, 1)
     assert world.operations.prune(older_than="1 second") == 1
     assert rows(world) == 0
     world.accepted.clear()

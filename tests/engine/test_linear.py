@@ -414,8 +414,8 @@ def test_an_ended_instance_is_kept_as_long_as_its_list_says(world: World) -> Non
     line = Line(world, retention="1 hour")
     instance = line.flow.run()
     world.advance(timedelta(minutes=58))
-    assert (world.tidy(), state(instance)) == (0, "COMPLETED")  # it takes a minute
-    assert world.tidy() == 1
+    assert (world.delete_expired(), state(instance)) == (0, "COMPLETED")  # it takes a minute
+    assert world.delete_expired() == 1
     assert not world.operations.list("order").items
     for promised in (world.accepted, world.accepted_events, world.prior_runs):  # it was deleted on purpose
         promised.clear()

@@ -14,7 +14,7 @@ from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, Workf
 from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.store.outbox import begin
-from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
+from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.process import ends_the_process
 from tests.engine.world import SerializationFailure, World
@@ -207,7 +207,7 @@ class Post:
 
     def deliver(self) -> list[str]:
         runtime: Runtime = self.world.worker.runtime
-        worker = Deliveries(self.world.store, self.world.settings, runtime, self.handlers, ends_the_process)
+        worker = OutboundDeliverer(self.world.store, self.world.settings, runtime, self.handlers, ends_the_process)
         messages, self.world.sent[:] = list(self.world.sent), []
         return [worker.deliver(message.id) for message in messages]
 
@@ -300,7 +300,7 @@ def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: boo
         return PublishReport.of(len(messages), SendState.UNSENT if is_lost and len(parts) == 2 else SendState.SENT)
 
     posting = Outbox(world.store, world.settings, take)
-    posting.post([OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
+    posting.send_committed([OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
     if is_lost:
         assert (parts, len(outbox(world))) == ([(200, 450), (200, 250)], 250)
     else:

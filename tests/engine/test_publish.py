@@ -611,5 +611,5 @@ def test_what_was_published_is_deleted_with_its_instance(world: World) -> None:
     order.run()
     world.accepted.clear()
     world.advance(timedelta(days=2))
-    assert world.tidy() == 1
+    assert world.delete_expired() == 1
     assert world.rows(sa.select(world.store.tables.published)) == []

@@ -58,16 +58,16 @@ def test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_ru
     world.run_until_idle()
     assert (gone.status, kept.status) == ("complete", "complete")
     world.advance(timedelta(days=29, hours=23))
-    assert world.tidy() == 0
+    assert world.delete_expired() == 0
     kept.restart()
     world.run_until_idle()
     world.advance(timedelta(hours=1))
-    assert world.tidy() == 1
+    assert world.delete_expired() == 1
     assert [item.id for item in world.operations.list("order").items] == ["kept"]
     assert rows(world)["workflow_instance"] == 1
     kept.terminate()
     world.advance(timedelta(days=30))
-    assert (world.tidy(), rows(world)) == (1, {})
+    assert (world.delete_expired(), rows(world)) == (1, {})
 
 
 @on_one_database
@@ -83,7 +83,7 @@ def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
     left = []
     for _ in range(3):
         world.advance(60)
-        world.tidy()
+        world.delete_expired()
         left.append(sorted(item.workflow for item in world.operations.list().items))
     forget(world)
     assert left == [["for_ever", "longer"], ["for_ever"], ["for_ever"]]
@@ -93,7 +93,7 @@ def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
 def test_without_a_retention_everything_is_kept(world: World) -> None:
     instance = world.workflow(lambda event, step: None, name="order").run()
     world.advance(timedelta(days=365 * 50))
-    assert (world.tidy(), instance.status) == (0, "complete")
+    assert (world.delete_expired(), instance.status) == (0, "complete")
 
 
 @on_one_database
@@ -109,7 +109,7 @@ def test_children_and_batches_keep_what_their_workflow_says(world: World) -> Non
     world.workflow(parent, name="parent").run()
     world.run_until_idle()
     world.advance(1)
-    assert world.tidy() == 1
+    assert world.delete_expired() == 1
     assert [item.workflow for item in world.operations.list().items] == ["parent"]
 
 

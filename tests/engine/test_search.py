@@ -14,7 +14,7 @@ from celery_durable import Step, WorkflowEvent
 from celery_durable.store import heartbeats, inventories
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.lost_tasks import SentTask
-from celery_durable.tasks.lost.search import Destination, LostTasks
+from celery_durable.tasks.lost.search import Destination, LostTaskSearch
 from tests.engine.test_tasks import answer
 from tests.engine.world import World
 
@@ -86,7 +86,7 @@ class Scene:
         self.reported: list[str] = []
         self.searches = [self.dispatcher("beat-1")]
 
-    def dispatcher(self, id_: str) -> LostTasks:
+    def dispatcher(self, id_: str) -> LostTaskSearch:
         world = self.world
         world.store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(id_, "dispatcher", id_, 1)))
 
@@ -94,7 +94,7 @@ class Scene:
             self.reported += [each.id for each in lost]
             return world.operations.report_lost([(each.reference, each.sent_us) for each in lost], why="it is gone")
 
-        return LostTasks(world.store, world._web.runtime, self.broker, report, row=lambda: id_)
+        return LostTaskSearch(world.store, world._web.runtime, self.broker, report, heartbeat_id=lambda: id_)
 
     def worker(self, node: str, *held: Any, **options: Any) -> Peer:
         self.peers.append(Peer(self.world, node, self.broker, *held, **options))
@@ -109,7 +109,7 @@ class Scene:
             for peer in self.peers:
                 peer.beat()
             for search in self.searches:
-                search.look()
+                search.check()
         return seconds
 
 

@@ -316,7 +316,7 @@ class World:
             self.clock.advance(span - SLACK)
             agenda = self.store.read(schedule.read)
             for queue in agenda.queues:
-                self.sweeper._flow.capacity(queue, agenda.now)
+                self.sweeper._flow.read_capacity(queue, agenda.now)
             span = SLACK
         self.clock.advance(span)
 
@@ -387,10 +387,10 @@ class World:
                 return
         raise AssertionError(f"still busy after {_MOST_TICKS} ticks: a hot loop?")
 
-    def tidy(self) -> int:
+    def delete_expired(self) -> int:
         """Delete what a sweeper would delete, now."""
         self.clock.advance(timedelta(minutes=1))
-        return self.sweeper.tidy()
+        return self.sweeper.delete_expired()
 
     def instance(self, workflow: str, id: str) -> Instance:
         return Instance(self, workflow, id)

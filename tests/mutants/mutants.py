@@ -35,7 +35,7 @@ _LET_GO = "runner.step_commit:Committer.release"
 _WAIT = "runner.step_commit:Committer.commit_wait"
 _LINEAR_WAIT = "runner.linear_pass:LinearPass._start_wait"
 _REPLAYED = "st.status == StepStatus.WAITING.value"
-_POST = "tasks.outbox:Outbox._post_part"
+_POST = "tasks.outbox:Outbox._send_part"
 _MAPS = "tests/engine/test_maps.py::"
 _STREAM = "tests/http/test_stream.py::"
 _LOST = "tests/engine/test_lost.py::"
@@ -149,19 +149,19 @@ MUTANTS = (
     ),
     _m(
         "only one sight of an empty queue is remembered until it counts",
-        ("tasks.flow_control:_Queue.empty_times", "at + slack > now]", "at + slack > now][:1]"),
+        ("tasks.flow_control:_QueueState.empty_times", "at + slack > now]", "at + slack > now][:1]"),
         caught_by="tests/engine/test_workers.py::"
         "test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance[sqlite]",
     ),
     _m(
         "a sweep that looks only once believes no empty queue",
-        ("tasks.dispatcher:Sweeper.sweep_alone", "self._flow.slack = timedelta(0)", "pass"),
+        ("tasks.dispatcher:Sweeper.sweep_as_only_dispatcher", "self._flow.slack = timedelta(0)", "pass"),
         caught_by="tests/cli/test_overview.py::"
         "test_a_sweep_that_comes_once_sends_again_what_was_lost_and_nothing_that_waits[sqlite]",
     ),
     _m(
         "an empty queue says nothing of the hints that it had",
-        ("tasks.flow_control:FlowControl.capacity", "if length == 0:", "if False:"),
+        ("tasks.flow_control:FlowControl.read_capacity", "if length == 0:", "if False:"),
         caught_by="tests/engine/test_create.py::test_an_instance_whose_message_was_lost_is_found_by_the_sweep[sqlite]",
     ),
     _m(
@@ -172,21 +172,21 @@ MUTANTS = (
     ),
     _m(
         "a queue that refuses is offered everything each time",
-        ("tasks.flow_control:FlowControl.capacity", "if steady < queue.backoff_until:", "if False:"),
+        ("tasks.flow_control:FlowControl.read_capacity", "if steady < queue.backoff_until:", "if False:"),
         caught_by="tests/celery/test_publishing.py::"
         "test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other[sqlite]",
     ),
     _m(
         "the outbox is emptied before a dispatcher looks at instances",
         (
-            "tasks.dispatcher:Sweeper._turn",
-            "for kind in (self._instances, self._lost_hints, self._messages):",
+            "tasks.dispatcher:Sweeper._run_round",
+            "for kind in (self._publish_due_runs, self._republish_lost, self._send_outbox):",
             "while True:\n"
-            "            count, has_more = self._messages(self._store.read(schedule.read))\n"
+            "            count, has_more = self._send_outbox(self._store.read(schedule.read))\n"
             "            published += count\n"
             "            if not has_more:\n"
             "                break\n"
-            "        for kind in (self._instances, self._lost_hints):",
+            "        for kind in (self._publish_due_runs, self._republish_lost):",
         ),
         caught_by="tests/celery/test_turns.py::test_a_full_outbox_delays_an_instance_by_one_batch[sqlite]",
     ),
@@ -896,30 +896,30 @@ MUTANTS = (
     ),
     _m(
         "what is in no list at the first inventory is lost",
-        ("tasks.lost.detection:_call", "search.round == ROUNDS", "search.round >= 1"),
+        ("tasks.lost.detection:_evaluate_inventory", "search.round == ROUNDS", "search.round >= 1"),
         caught_by="tests/lost/test_elimination.py::test_what_is_concluded_is_lost_and_what_was_lost_is_concluded",
     ),
     _m(
         "the roll is called before the marker has passed",
-        ("tasks.lost.detection:advance", "if search.marker in facts.received_markers:", "if search.marker:"),
+        ("tasks.lost.detection:advance", "if search.marker in observations.received_markers:", "if search.marker:"),
         caught_by="tests/lost/test_elimination.py::test_nobody_is_asked_before_the_marker_has_come_back",
     ),
     _m(
         "a worker whose loop is stuck is waited for without end",
-        ("tasks.lost.detection:_waits_for", "return UNRESPONSIVE_SECONDS", "return math.inf"),
+        ("tasks.lost.detection:_max_wait_seconds", "return STUCK_LOOP_SECONDS", "return math.inf"),
         caught_by="tests/engine/test_search.py::"
         "test_what_a_worker_holds_whose_loop_is_stuck_is_lost[sqlite-prefork-True]",
     ),
     _m(
         "workers that an outage has silenced are dead",
-        ("tasks.lost.detection:_call", "facts.seen_seconds < SEEN_SECONDS", "False"),
+        ("tasks.lost.detection:_evaluate_inventory", "observations.reachable_seconds < MIN_REACHABLE_SECONDS", "False"),
         caught_by="tests/engine/test_search.py::"
         "test_nothing_is_lost_before_the_database_was_seen_for_long_enough[sqlite]",
     ),
     _m(
         "a message that is still in the outbox is lost",
         (
-            "tasks.lost.search:LostTasks._begin",
+            "tasks.lost.search:LostTaskSearch._start_searches",
             "self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []",
             "list(page.tasks)",
         ),
@@ -927,13 +927,13 @@ MUTANTS = (
     ),
     _m(
         "a worker forgets what waits for its ETA",
-        ("tasks.lost.held:HeldTasks.ids", "not request.acknowledged or ", ""),
+        ("tasks.lost.held_tasks:HeldTasks.list_ids", "not request.acknowledged or ", ""),
         caught_by="tests/celery/test_lost.py::"
         "test_a_worker_holds_what_it_has_received_until_it_has_ended[sqlite-threads]",
     ),
     _m(
         "a copy of what was answered runs",
-        ("tasks.lost.duplicates:DuplicateFilter._look_up", "state.revoked.add(task_id)", "pass"),
+        ("tasks.lost.duplicates:DuplicateFilter._revoke_if_answered", "state.revoked.add(task_id)", "pass"),
         caught_by="tests/celery/test_lost.py::test_a_copy_that_nobody_waits_for_does_not_run[sqlite-1-True-False]",
     ),
     # --- how tasks end --------------------------------------------------------------------------
@@ -944,13 +944,13 @@ MUTANTS = (
     ),
     _m(
         "an answer is neither taken nor sent anew but acknowledged",
-        ("tasks:_kept", "_send(task, answers, message)", "pass"),
+        ("tasks:_commit_or_resend", "_send_answer(task, answers, message)", "pass"),
         caught_by=_ANSWERS + "test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
     ),
     _m(
         "an answer is neither committed where its task ran nor sent",
         (
-            "tasks.completions:TaskCompletions._committing",
+            "tasks.task_ends:TaskEndHandler._make_commit",
             "reference.ref, exc)\n            return False",
             "reference.ref, exc)",
         ),
@@ -958,24 +958,36 @@ MUTANTS = (
     ),
     _m(
         "an answer for another database is committed to this one",
-        ("tasks.answers:Answers.is_ours", "self._operations().store_id() == reference.store_id", "True"),
+        (
+            "tasks.answers:AnswerCommitter.is_awaited_here",
+            "self._operations().store_id() == reference.store_id",
+            "True",
+        ),
         caught_by=_ANSWERS + "test_a_task_of_another_database_answers_by_message[sqlite]",
     ),
     _m(
         "every answer is a message",
-        ("tasks.answers:Answers.is_ours", "self._operations().store_id() == reference.store_id", "False"),
+        (
+            "tasks.answers:AnswerCommitter.is_awaited_here",
+            "self._operations().store_id() == reference.store_id",
+            "False",
+        ),
         caught_by=_ANSWERS + "test_results_and_errors_come_back_from_a_worker[sqlite]",
     ),
     _m(
         "a task that ends without a callback answers nobody",
-        ("tasks.completions:TaskCompletions._ran", "self.failed(error_of_exception(retval), reference)", "pass"),
+        (
+            "tasks.task_ends:TaskEndHandler._handle_postrun",
+            "self.commit_or_send_error(encode_exception(retval), reference)",
+            "pass",
+        ),
         caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too[sqlite]",
     ),
     _m(
         "a failure that the result backend does not take answers nobody",
         (
-            "tasks.completions:TaskCompletions._broke",
-            "self.failed(error_of_exception(error), reference)",
+            "tasks.task_ends:TaskEndHandler._handle_internal_error",
+            "self.commit_or_send_error(encode_exception(error), reference)",
             "pass",
         ),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing[sqlite]",
@@ -1105,7 +1117,7 @@ MUTANTS = (
     _m(
         "what full queues leave due keeps a dispatcher busy",
         (
-            "tasks.dispatcher:Dispatcher._look",
+            "tasks.dispatcher:Dispatcher._check",
             "return left if left > 0 or published else self._settings.poll_seconds",
             "return left",
         ),
@@ -1125,7 +1137,7 @@ MUTANTS = (
     ),
     _m(
         "only a declared queue is known to who publishes",
-        ("tasks.queues:_consume", "queues.select_add(_queue(app, name))", "pass"),
+        ("tasks.queues:_add_queue", "queues.select_add(_make_queue(app, name))", "pass"),
         caught_by=_ATTACHING + "test_a_client_publishes_where_queues_were_assigned_late_and_missing_ones_are_not_made",
     ),
     _m(
@@ -1135,7 +1147,7 @@ MUTANTS = (
     ),
     _m(
         "a worker on another pool consumes the queue of workflows",
-        ("tasks.pools:leave_queue", "queues.deselect([queue])", "pass"),
+        ("tasks.pools:stop_consuming", "queues.deselect([queue])", "pass"),
         caught_by=_WORKERS + "test_a_worker_on_another_pool_does_its_own_tasks_and_leaves_workflows_alone[sqlite]",
     ),
     _m(
@@ -1246,19 +1258,19 @@ MUTANTS = (
     # --- publishing -----------------------------------------------------------------------------
     _m(
         "a process forks while a connection is made",
-        ("tasks.publishing.sender:Sender._opened", "with self.fork_lock:", "with contextlib.nullcontext():"),
+        ("tasks.publishing.sender:Sender._open_transport", "with self.fork_lock:", "with contextlib.nullcontext():"),
         caught_by="tests/publishing/test_forks.py::test_no_child_is_forked_while_a_connection_is_made[redis]",
     ),
     _m(
         "whoever publishes waits for the sending thread without a bound",
-        ("tasks.publishing.sender:Sender.do", "job.done.wait(seconds)", "job.done.wait()"),
+        ("tasks.publishing.sender:Sender.run", "job.done.wait(seconds)", "job.done.wait()"),
         caught_by=_BOUNDS + "test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing[redis]",
     ),
     _m(
         "callers wait for a broker that is known to be away",
         (
             "tasks.publishing.circuit_breakers:CircuitBreakers.is_open",
-            "record is not None and not record.answers",
+            "record is not None and not record.has_answered_probe",
             "False",
         ),
         caught_by=_BOUNDS + "test_an_outage_of_the_outbox_is_bounded_too[redis]",
@@ -1288,58 +1300,66 @@ MUTANTS = (
     ),
     _m(
         "an error of one channel ends the confirms of all",
-        ("tasks.publishing.transports.amqp:AmqpTransport._confirm", " if each.channel.connection is None", ""),
+        ("tasks.publishing.transports.amqp:AmqpTransport._read_confirms", " if each.channel.connection is None", ""),
         caught_by=_REFUSALS + "test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[exchange]",
     ),
     _m(
         "a child of a fork sends what its parent was about to send",
-        ("tasks.publishing.sender:Sender.forked", "self._begin_anew()", "pass"),
+        ("tasks.publishing.sender:Sender.reset_in_child", "self._reset()", "pass"),
         caught_by="tests/publishing/test_forks.py::"
         "test_a_child_publishes_whose_parent_was_handing_over_a_message[redis]",
     ),
     _m(
         "a child of a fork keeps its parent's templates",
-        ("tasks.publishing.templates:Templates.forget", "self._known = {}", "pass"),
+        ("tasks.publishing.templates:Templates.clear", "self._templates = {}", "pass"),
         caught_by="tests/publishing/test_forks.py::test_a_childs_messages_name_the_child[redis]",
     ),
     _m(
         "an interrupted answer is not tried again",
-        ("tasks.completions:_despite_limit", "reference.ref)\n        return end()", "reference.ref)\n        raise"),
+        (
+            "tasks.task_ends:_call_despite_soft_limit",
+            "reference.ref)\n        return end()",
+            "reference.ref)\n        raise",
+        ),
         caught_by="tests/celery/test_interrupted_answers.py",
     ),
     _m(
         "an acknowledged task that puts itself back is awaited",
-        ("tasks.lost.held:is_requeued", " and task.acks_late", ""),
+        ("tasks.lost.held_tasks:is_requeued", " and task.acks_late", ""),
         caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too",
     ),
     _m(
         "a step's task subscribes to its result when it is sent",
-        ("tasks.publishing.message_builder:MessageBuilder.outgoing", "keep_off_backend(self._app)", "pass"),
+        (
+            "tasks.publishing.message_builder:MessageBuilder.build_outbox_messages",
+            "prevent_result_subscription(self._app)",
+            "pass",
+        ),
         caught_by="tests/publishing/test_result_backends.py::"
         "test_a_redis_result_backend_that_refuses_does_not_keep_a_message_back",
     ),
     _m(
         "a step gets the error of the result backend",
         (
-            "tasks.completions:TaskCompletions._broke",
-            "_raised_by_task(exception)",
+            "tasks.task_ends:TaskEndHandler._handle_internal_error",
+            "_find_task_exception(exception)",
             "(exception.__context__ or exception)",
         ),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a step gets the error that its task caught",
-        ("tasks.completions:_raised_by_task", ".f_code.co_filename == trace.__file__", ""),
+        ("tasks.task_ends:_find_task_exception", ".f_code.co_filename == trace.__file__", ""),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a retry that is not stored fails its step",
-        ("tasks.completions:TaskCompletions._broke", "not isinstance(error, Retry)", "True"),
+        ("tasks.task_ends:TaskEndHandler._handle_internal_error", "not isinstance(error, Retry)", "True"),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing",
     ),
     _m(
         "a result committed raw",
-        ("tasks.completions:TaskCompletions.returned", "done(plain, ", "done(result, "),
+        ("tasks.task_ends:TaskEndHandler.commit_result", "commit_result(plain, ", "commit_result(result, "),
         caught_by=_ANSWERS + "test_a_result_is_the_same_committed_where_its_task_ran_or_sent",
     ),
     _m(

@@ -51,7 +51,10 @@ class Line:
         return app
 
     def make_publisher(self, app: Celery) -> Publisher:
-        names = {"deliver": "celery_durable.deliver", "answers": ("celery_durable.done", "celery_durable.failed")}
+        names = {
+            "deliver": "celery_durable.deliver",
+            "answer_task_names": ("celery_durable.done", "celery_durable.failed"),
+        }
         self.publishers.append(
             Publisher(app, "celery_durable.advance", Runtime(), **names, queue=lambda: self.queue("own"))
         )

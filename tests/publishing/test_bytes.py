@@ -168,7 +168,7 @@ def test_the_bytes_are_those_of_send_task(line: Line, name: str, *, is_inside: b
     due_runs = [
         DueRun(RunRef(workflow, id_, run), queue) for workflow in WORKFLOWS for id_ in INSTANCES for run in (1, 2**40)
     ]
-    line.publisher._composer._runtime = Counted()
+    line.publisher._message_builder._runtime = Counted()
     with inside_a_task(line, is_inside=is_inside):
         assert {state.value for state in line.publisher.publish(due_runs).states} == {"sent"}
         ours = raw(line, queue)
@@ -181,8 +181,8 @@ def test_the_bytes_are_those_of_send_task(line: Line, name: str, *, is_inside: b
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_templates_are_used_where_they_fit(line: Line, name: str) -> None:
     line.app.conf.update(CONFIGURATIONS[name](line))
-    composer: MessageBuilder = line.publisher._composer
-    (message, *_) = composer.hints(can_fill=True)(line.due_runs("hints")[0])
+    message_builder: MessageBuilder = line.publisher._message_builder
+    (message, *_) = message_builder.make_dispatch_builder(supports_templates=True)(line.due_runs("hints")[0])
     assert isinstance(message, FilledTemplate) == (name not in RECORDED)
 
 

@@ -87,7 +87,7 @@ def test_a_child_publishes_whose_parent_was_handing_over_a_message(line: Line) -
 def test_no_child_is_forked_while_a_connection_is_made(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu imports then. A child that inherits the lock of an import hangs for ever at its own."""
     sender = line.publisher._sender
-    make = sender._make
+    make = sender._make_transport
     has_begun, is_making = threading.Event(), False
 
     def make_slowly(turn: int) -> Any:
@@ -98,7 +98,7 @@ def test_no_child_is_forked_while_a_connection_is_made(line: Line, monkeypatch: 
         is_making = False
         return make(turn)
 
-    monkeypatch.setattr(sender, "_make", make_slowly)
+    monkeypatch.setattr(sender, "_make_transport", make_slowly)
     thread = threading.Thread(target=line.publish)
     thread.start()
     assert has_begun.wait(10)

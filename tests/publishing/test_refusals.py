@@ -30,7 +30,11 @@ def published(line: Line, *parts: list[DueRun]) -> dict[str, list[str]]:
 
 def wait_for_rest(line: Line) -> None:
     """Until no queue is left alone any more."""
-    until("queues are tried again", lambda: not any(line.publisher._circuits.refuses(name) for name in line.queues), 40)
+    until(
+        "queues are tried again",
+        lambda: not any(line.publisher._circuit_breakers.is_paused(name) for name in line.queues),
+        40,
+    )
 
 
 # --- RabbitMQ -----------------------------------------------------------------------------------

@@ -78,4 +78,4 @@ def test_the_reply_queue_of_the_rpc_backend_is_declared() -> None:
     recorder = Recorder()
     app.backend.on_task_call(recorder, "id-1")
     recorder.publish("x", exchange="", routing_key="backends")
-    assert [each.name for each in recorder.calls[0].declare] == [app.backend.binding.name]
+    assert [each.name for each in recorder.messages[0].declare] == [app.backend.binding.name]

@@ -45,7 +45,7 @@ def test_the_time_until_a_tick_offers_work_again_doubles_up_to_the_longest() -> 
 def test_a_short_limit_holds_for_empty_queues_too() -> None:
     rule = Redispatch(first=timedelta(seconds=1), longest=timedelta(seconds=2))
     assert rule.min_age(10**6) == rule.min_age(0) == timedelta(seconds=2)
-    assert rule.look_again(at(0), 0, QueueProgress(empty=at(1))) == at(2)
+    assert rule.next_check_at(at(0), 0, QueueProgress(empty=at(1))) == at(2)
 
 
 @dataclass

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
 from celery_durable.operations import Operations
 from celery_durable.runner import Runner
-from celery_durable.tasks.answers import Answers
-from celery_durable.tasks.outbox import Deliveries, Handler, Outbox
+from celery_durable.tasks.answers import AnswerCommitter
+from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import CooperativeThread, Crash
 from celery_durable.testing.process import Process, ends_the_process
@@ -133,7 +133,7 @@ class Worker(Machine):
             self.world.registry,
             self.runtime,
             functools.partial(self.world.capture, self.runtime),
-            post=Outbox(self.store, self.world.settings, self.send).post,
+            post=Outbox(self.store, self.world.settings, self.send).send_committed,
             should_stop=lambda: self.should_stop,
             stops_process=ends_the_process,
         )
@@ -193,10 +193,10 @@ class Answerer(Machine):
 
     def take(self, answer: dict[str, Any], asked: list[Any]) -> str:
         """Take one: it has an "output", or an "error" with name and message."""
-        answers = Answers(self.operations, self.world.settings, self.runtime)
+        answers = AnswerCommitter(self.operations, self.world.settings, self.runtime)
         if "error" in answer:
-            return self.until_dead(lambda: answers.failed(answer["error"], asked))
-        return self.until_dead(lambda: answers.done(answer["output"], asked))
+            return self.until_dead(lambda: answers.commit_error(answer["error"], asked))
+        return self.until_dead(lambda: answers.commit_result(answer["output"], asked))
 
 
 class Postman(Machine):
@@ -206,7 +206,9 @@ class Postman(Machine):
         """Deliver one; "crashed" where it died in the handler."""
         handlers = {"note": Handler.of(self._note, Retries(limit=None, delay=5, backoff="constant"))}
         try:
-            return Deliveries(self.store, self.world.settings, self.runtime, handlers, ends_the_process).deliver(id_)
+            return OutboundDeliverer(self.store, self.world.settings, self.runtime, handlers, ends_the_process).deliver(
+                id_
+            )
         except BaseException:
             if not self.runtime.is_dead:
                 raise

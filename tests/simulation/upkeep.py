@@ -81,7 +81,7 @@ class Upkeep(Schedule):
 
     def _tidy(self) -> None:
         """A dispatcher deletes what has been kept long enough."""
-        deleted = self._sweepers[self.dice.randrange(len(self._sweepers))].tidy()
+        deleted = self._sweepers[self.dice.randrange(len(self._sweepers))].delete_expired()
         self.story.stats["deleted after its retention"] += deleted
         self.tell(f"tidied {deleted}")
         self.has_deleted()
@@ -100,7 +100,7 @@ class Upkeep(Schedule):
         self.world.clock.advance(self._retention)
         for _ in range(2):  # who has tidied just now rests first
             self.world.clock.advance(timedelta(hours=1))
-            self._sweepers[0].tidy()
+            self._sweepers[0].delete_expired()
         left = self.world.raw.execute("SELECT instance_id, status FROM workflow_instance ORDER BY id").fetchall()
         return [f"R3 {name}, {status}, is kept when its retention is over" for name, status in left] + self._broken(
             "when nothing is kept"

@@ -7,7 +7,7 @@ from typing import Any
 from celery import bootsteps
 
 
-class LostTasksStep(bootsteps.StartStopStep):
+class InventoryStep(bootsteps.StartStopStep):
     """Starts with the pool, and goes on until Celery reports the shutdown: until then the pool holds tasks."""
 
     requires = ("celery.worker.components:Pool",)
@@ -17,7 +17,7 @@ class LostTasksStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        self._durable.start_inventories(lambda: _receiver(parent))
+        self._durable.start_inventories(lambda: _find_consumer(parent))
 
     def stop(self, parent: Any) -> None:
         """Do nothing: this bootstep stops before the pool, which still works on the tasks that it holds."""
@@ -27,7 +27,7 @@ class LostTasksStep(bootsteps.StartStopStep):
         self._durable.stop_inventories()
 
 
-def _receiver(worker: Any) -> Any:
+def _find_consumer(worker: Any) -> Any:
     """The worker's consumer while it receives messages or is about to; None when the worker shuts down."""
     states: Any = bootsteps
     return None if worker.blueprint.state in (states.CLOSE, states.TERMINATE) else worker.consumer

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 ROUNDS = 2
-SEEN_SECONDS = 30.0
+MIN_REACHABLE_SECONDS = 30.0
 """For how long the database must have been reachable without a gap: an outage makes all heartbeats stale at once."""
-IDLE_SECONDS = 60.0
+SOLO_ANSWER_SECONDS = 60.0
 """How long to wait for a solo worker that does not consume the queue; it may run a task's body for hours."""
-UNRESPONSIVE_SECONDS = 20.0
+STUCK_LOOP_SECONDS = 20.0
 """How long to wait for a worker whose main loop runs no task bodies.
 
 After that time its loop is stuck, although its heartbeat goes on. Otherwise the tasks that the loop has received, but
@@ -48,13 +48,13 @@ class Worker:
 class Observations:
     """What the dispatcher knows now.
 
-    ``received_markers``: the markers that a worker has received. ``seen_seconds``: for how long the database has been
-    reachable without a gap.
+    ``received_markers``: the markers that a worker has received. ``reachable_seconds``: for how
+    long the database has been reachable without a gap.
     """
 
     workers: Sequence[Worker]
     received_markers: frozenset[str]
-    seen_seconds: float
+    reachable_seconds: float
 
 
 class Stage(Enum):
@@ -114,22 +114,22 @@ Action = SendMarker | RequestInventory | Wait | Abandon | ReportLost
 
 
 def advance(
-    search: Search, facts: Observations, *, next_marker: str, waited_seconds: float = 0.0
+    search: Search, observations: Observations, *, next_marker: str, waited_seconds: float = 0.0
 ) -> tuple[Search, Action]:
     """The search after this step, and the next action.
 
     ``next_marker``: an id for a second marker. ``waited_seconds``: the time since the inventory was requested.
     """
-    consumers = [worker for worker in facts.workers if search.queue in worker.queues]
+    consumers = [worker for worker in observations.workers if search.queue in worker.queues]
     if not consumers:
         return search, Abandon("no living worker consumes the queue")
     if any(worker.answered is None for worker in consumers):
         return search, Abandon("a worker that consumes the queue cannot answer an inventory")
     if search.stage is Stage.MARKER:
-        if search.marker in facts.received_markers:
+        if search.marker in observations.received_markers:
             return search, RequestInventory()
         return search, Wait("the marker is in the queue")
-    return _call(search, facts, next_marker, waited_seconds)
+    return _evaluate_inventory(search, observations, next_marker, waited_seconds)
 
 
 def with_inventory_request(search: Search, inventory: int) -> Search:
@@ -137,23 +137,27 @@ def with_inventory_request(search: Search, inventory: int) -> Search:
     return replace(search, stage=Stage.INVENTORY, inventory=inventory)
 
 
-def _call(search: Search, facts: Observations, next_marker: str, waited_seconds: float) -> tuple[Search, Action]:
-    if facts.seen_seconds < SEEN_SECONDS:
+def _evaluate_inventory(
+    search: Search, observations: Observations, next_marker: str, waited_seconds: float
+) -> tuple[Search, Action]:
+    if observations.reachable_seconds < MIN_REACHABLE_SECONDS:
         return search, Wait("the database was away, and heartbeats with it")
-    here = [worker for worker in facts.workers if worker.answered is not None and worker.answered >= search.inventory]
-    missing = [worker for worker in facts.workers if worker not in here and worker.answered is not None]
-    late = [worker for worker in missing if waited_seconds < _waits_for(worker, search.queue)]
+    reported = [
+        worker for worker in observations.workers if worker.answered is not None and worker.answered >= search.inventory
+    ]
+    missing = [worker for worker in observations.workers if worker not in reported and worker.answered is not None]
+    late = [worker for worker in missing if waited_seconds < _max_wait_seconds(worker, search.queue)]
     if late:
         return search, Wait(f"{len(late)} workers have not answered")
-    left = search.candidates.difference(*(worker.held for worker in here))
-    if not left or search.round == ROUNDS:
-        return search, ReportLost(left)
-    again = replace(search, candidates=left, marker=next_marker, stage=Stage.MARKER, round=search.round + 1)
-    return again, SendMarker()
+    unaccounted = search.candidates.difference(*(worker.held for worker in reported))
+    if not unaccounted or search.round == ROUNDS:
+        return search, ReportLost(unaccounted)
+    next_round = replace(search, candidates=unaccounted, marker=next_marker, stage=Stage.MARKER, round=search.round + 1)
+    return next_round, SendMarker()
 
 
-def _waits_for(worker: Worker, queue: str) -> float:
+def _max_wait_seconds(worker: Worker, queue: str) -> float:
     """For how many seconds to wait for a worker's answer."""
     if not worker.runs_bodies:
-        return UNRESPONSIVE_SECONDS
-    return math.inf if queue in worker.queues else IDLE_SECONDS
+        return STUCK_LOOP_SECONDS
+    return math.inf if queue in worker.queues else SOLO_ANSWER_SECONDS

@@ -18,11 +18,11 @@ from celery_durable.store import lost_tasks
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.lost.held import HEADER
+from celery_durable.tasks.lost.held_tasks import HEADER
 
 logger = logging.getLogger("celery_durable.lost")
 
-_HELD = timedelta(seconds=2)
+_DELAY = timedelta(seconds=2)
 
 
 class DuplicateFilter:
@@ -31,7 +31,7 @@ class DuplicateFilter:
     def __init__(self, store: Callable[[], Store], runtime: Runtime, background: BackgroundQueue) -> None:
         self._store, self._runtime, self._background = store, runtime, background
 
-    def received(self, request: Any) -> None:
+    def check(self, request: Any) -> None:
         """If the received task may be a copy, delay it for two seconds and look it up in the background.
 
         If the look-up takes longer, the task runs once more, as any step may.
@@ -39,13 +39,15 @@ class DuplicateFilter:
         reference = TaskReference.read(request.request_dict.get(HEADER))
         if reference is None or not (reference.delivery or request.delivery_info.get("redelivered")):
             return
-        is_looked_up = self._background.submit(lambda: self._look_up(request.id, reference), what="A copy of a task")
-        if is_looked_up and request.eta is None and hasattr(request, "_eta"):
+        is_queued = self._background.submit(
+            lambda: self._revoke_if_answered(request.id, reference), what="A copy of a task"
+        )
+        if is_queued and request.eta is None and hasattr(request, "_eta"):
             # The race: without the delay a free pool process would start the task before the look-up has ended.
             # Celery reads `_eta` after this signal, and its timer then holds the task.
-            request._eta = self._runtime.wall_clock() + _HELD  # noqa: SLF001
+            request._eta = self._runtime.wall_clock() + _DELAY  # noqa: SLF001
 
-    def _look_up(self, task_id: str, reference: TaskReference) -> None:
+    def _revoke_if_answered(self, task_id: str, reference: TaskReference) -> None:
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
         def is_over(tx: Tx) -> bool:

@@ -20,134 +20,134 @@ from celery_durable.store import inventories
 from celery_durable.store.engine import Store
 from celery_durable.store.inventories import BEAT
 from celery_durable.tasks.fork_safety import ForkSafeThread
-from celery_durable.tasks.lost.detection import UNRESPONSIVE_SECONDS
-from celery_durable.tasks.lost.held import HeldTasks
+from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
+from celery_durable.tasks.lost.held_tasks import HeldTasks
 from celery_durable.tasks.pools import pool_name
 
 logger = logging.getLogger("celery_durable.lost")
 
-_TURNS = 2
+_LOOP_ITERATIONS = 2
 """How many turns the worker's loop makes before it answers, so that it reads messages that wait in its socket."""
-_AGAIN_SECONDS = 5.0
+_REQUEST_AGAIN_SECONDS = 5.0
 """When to ask the loop again: a loop that ended with a lost connection has dropped the request."""
-_FRAMES = 16
+_STACK_FRAMES = 16
 """How many frames of a stuck loop's stack to log: enough for a client library and its caller."""
 
 
 class InventoryReporter(ForkSafeThread):
     """Answers inventories for one worker, from `start` to `stop`.
 
-    ``row`` returns the id of the worker's heartbeat row, or None if there is none.
+    ``heartbeat_id`` returns the id of the worker's heartbeat row, or None if there is none.
     """
 
     def __init__(
-        self, store: Callable[[], Store], runtime: Runtime, held: HeldTasks, *, row: Callable[[], str | None]
+        self, store: Callable[[], Store], runtime: Runtime, held: HeldTasks, *, heartbeat_id: Callable[[], str | None]
     ) -> None:
         super().__init__()
-        self._store, self._runtime, self._held, self._row = store, runtime, held, row
-        self._stop, self._soon = threading.Event(), threading.Event()
+        self._store, self._runtime, self._held, self._heartbeat_id = store, runtime, held, heartbeat_id
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._consumer: Callable[[], Any] = lambda: None
-        self._written: list[str] = []
-        self._answered, self._asked, self._asked_at = 0, 0, -math.inf
+        self._stored_markers: list[str] = []
+        self._answered_number, self._requested_number, self._requested_at = 0, 0, -math.inf
         self._answer: tuple[int, list[str]] | None = None
-        self._waits_since: float | None = None
-        self._stands_still = False
+        self._unanswered_since: float | None = None
+        self._is_loop_stuck = False
         self._loop_thread = 0
-        self._is_blind = False
+        self._is_failing = False
 
-    def received(self, request: Any) -> None:
+    def record_received(self, request: Any) -> None:
         """Record that the worker has received a task; a marker is reported at once."""
-        if self._held.received(request):
-            self._soon.set()
+        if self._held.record_received(request):
+            self._wake.set()
 
     def start(self, consumer: Callable[[], Any]) -> None:
         """Start the thread; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
         self.stop()
         self._consumer, self._stop, self._loop_thread = consumer, threading.Event(), threading.get_ident()
         self.reset_fork_lock()
-        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-roll-call", daemon=True)
+        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-inventory", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 0.0) -> None:
         """Tell the thread to end, and wait for it for at most ``timeout`` seconds."""
         self._stop.set()
-        self._soon.set()
+        self._wake.set()
         if self._thread is not None and timeout > 0:
             self._thread.join(timeout)
 
     def _loop(self, stop: threading.Event) -> None:
         while not stop.is_set():
             with self.fork_lock:
-                self._beat()
-            self._soon.wait(BEAT.total_seconds())
-            self._soon.clear()
+                self._try_report()
+            self._wake.wait(BEAT.total_seconds())
+            self._wake.clear()
 
-    def _beat(self) -> None:
-        row = self._row()
-        if row is None:
+    def _try_report(self) -> None:
+        heartbeat_id = self._heartbeat_id()
+        if heartbeat_id is None:
             return
         try:
-            self._report(row)
+            self._report(heartbeat_id)
         except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next beat tries again
-            if not self._is_blind:
+            if not self._is_failing:
                 logger.warning("This worker cannot say what it holds, trying on: %s", exc)
-            self._is_blind = True
+            self._is_failing = True
         else:
-            self._is_blind = False
+            self._is_failing = False
 
-    def _report(self, row: str) -> None:
+    def _report(self, heartbeat_id: str) -> None:
         received_markers, store = self._held.received_markers(), self._store()
-        if received_markers != self._written:
-            store.transact_once(lambda tx: inventories.note_passed(tx, row, received_markers))
-            self._written = received_markers
-        number = store.transact_once(lambda tx: inventories.beat(tx, row))
+        if received_markers != self._stored_markers:
+            store.transact_once(lambda tx: inventories.note_passed(tx, heartbeat_id, received_markers))
+            self._stored_markers = received_markers
+        number = store.transact_once(lambda tx: inventories.beat(tx, heartbeat_id))
         answer = self._answer
-        if answer is not None and answer[0] > self._answered:
-            store.transact_once(lambda tx: inventories.answer(tx, row, *answer))
-            self._answered = answer[0]
-        if number > self._answered:
-            self._ask(number)
+        if answer is not None and answer[0] > self._answered_number:
+            store.transact_once(lambda tx: inventories.answer(tx, heartbeat_id, *answer))
+            self._answered_number = answer[0]
+        if number > self._answered_number:
+            self._request_list(number)
 
-    def _ask(self, number: int) -> None:
+    def _request_list(self, number: int) -> None:
         """Make the worker's main loop list the held tasks."""
         now = self._runtime.monotonic()
-        if number == self._asked and now - self._asked_at < _AGAIN_SECONDS:
+        if number == self._requested_number and now - self._requested_at < _REQUEST_AGAIN_SECONDS:
             return
-        self._asked, self._asked_at = number, now
+        self._requested_number, self._requested_at = number, now
         consumer = self._consumer()
         if consumer is None:  # the worker receives no messages now, so this thread can make the list
-            self._list(number)
+            self._list_held_tasks(number)
             return
-        if self._waits_since is None:
-            self._waits_since = now
-        self._report_stillness(now - self._waits_since, consumer)
-        consumer.call_soon(self._turn, consumer, number, _TURNS)
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        self._log_stuck_loop(now - self._unanswered_since, consumer)
+        consumer.call_soon(self._list_after_iterations, consumer, number, _LOOP_ITERATIONS)
 
-    def _report_stillness(self, seconds: float, consumer: Any) -> None:
+    def _log_stuck_loop(self, seconds: float, consumer: Any) -> None:
         """Log the loop's stack once if the loop is stuck; a solo pool's loop is not, since it runs the task bodies."""
-        if self._stands_still or seconds < UNRESPONSIVE_SECONDS or pool_name(type(consumer.pool)) == "solo":
+        if self._is_loop_stuck or seconds < STUCK_LOOP_SECONDS or pool_name(type(consumer.pool)) == "solo":
             return
-        self._stands_still = True
+        self._is_loop_stuck = True
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # documented, for debuggers
         logger.warning(
             "The main loop of this worker has not turned for %.0f s: it receives and starts no tasks, and what it "
             "holds goes to other workers. It stands here:\n%s",
             seconds,
-            "".join(traceback.format_stack(frame, _FRAMES)),
+            "".join(traceback.format_stack(frame, _STACK_FRAMES)),
         )
 
-    def _turn(self, consumer: Any, number: int, turns: int) -> None:
-        if turns:
-            consumer.call_soon(self._turn, consumer, number, turns - 1)
+    def _list_after_iterations(self, consumer: Any, number: int, iterations: int) -> None:
+        if iterations:
+            consumer.call_soon(self._list_after_iterations, consumer, number, iterations - 1)
         else:
-            self._list(number)
+            self._list_held_tasks(number)
 
-    def _list(self, number: int) -> None:
+    def _list_held_tasks(self, number: int) -> None:
         # One assignment: this may run in the main loop, while the reporting thread reads the number and the ids.
-        self._answer = (number, self._held.ids())
-        self._waits_since = None
-        if self._stands_still:
-            self._stands_still = False
+        self._answer = (number, self._held.list_ids())
+        self._unanswered_since = None
+        if self._is_loop_stuck:
+            self._is_loop_stuck = False
             logger.info("The main loop of this worker turns again")
-        self._soon.set()
+        self._wake.set()

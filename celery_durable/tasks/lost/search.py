@@ -33,26 +33,26 @@ from celery_durable.tasks.lost.detection import (
 
 logger = logging.getLogger("celery_durable.lost")
 
-_LOOK_SECONDS = 1.0
-_GAP_SECONDS = 10.0
+_CHECK_SECONDS = 1.0
+_MAX_GAP_SECONDS = 10.0
 """The longest time between two calls of `look`; after more, the database or this process may have been down."""
-_SLOW_SECONDS = 60.0
+_PERIODIC_SCAN_SECONDS = 60.0
 _NEW_WORKER_SECONDS = 5.0
 """The time after which a worker that has just started consumes its queues."""
-_AGAIN_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 """When to search again after an abandoned search, while a worker's death is recent."""
-_RECENT_SECONDS = 600.0
-_PAGE = 10_000
-_REPORTS = 50
+_RECENT_DEATH_SECONDS = 600.0
+_PAGE_SIZE = 10_000
+_REPORT_BATCH_SIZE = 50
 """How many lost tasks one transaction reports; each call of `look` runs one."""
-_VANISHED_SECONDS = 10.0
+_MARKER_CHECK_SECONDS = 10.0
 """A marker that no worker has reported for this long, and whose queue is empty, is gone."""
-_MARKERS = 3
+_MAX_MARKERS = 3
 """After this many lost markers, another application seems to consume them: the queue is not searched for a while."""
-_LEFT_ALONE_SECONDS = 600.0
-_LOOPS_THAT_RUN_BODIES = ("solo", None)
+_QUEUE_PAUSE_SECONDS = 600.0
+_POOLS_THAT_RUN_BODIES_IN_MAIN_LOOP = ("solo", None)
 """The pools whose main loop runs the bodies of tasks, as heartbeats name them; None: not known."""
-WHY = "no worker holds it, and its message is gone"
+LOSS_REASON = "no worker holds it, and its message is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class MessageBroker(Protocol):
     def destination(self, body: str) -> Destination | None:
         """The destination of a stored task's message; None if no queue is known."""
 
-    def send_marker(self, id_: str, to: Destination) -> bool:
+    def send_marker(self, id_: str, destination: Destination) -> bool:
         """Send a marker; returns False if the broker did not take it."""
 
     def queue_length(self, queue: str) -> int | None:
@@ -78,17 +78,17 @@ class MessageBroker(Protocol):
 
 @dataclass(slots=True)
 class _ActiveSearch:
-    """A search that is running; ``marked_at`` and ``called_at`` are times of this process's steady clock.
+    """A search that is running; its times are of this process's monotonic clock.
 
     ``has_successor``: after the search started, a scan found tasks that it does not cover.
     """
 
     search: Search
     tasks: dict[str, SentTask]
-    begun_at: float
-    marked_at: float = -math.inf
-    called_at: float = 0.0
-    markers: int = 0
+    started_at: float
+    marker_sent_at: float = -math.inf
+    inventory_requested_at: float = 0.0
+    markers_sent: int = 0
     has_successor: bool = False
 
 
@@ -96,26 +96,26 @@ class _ActiveSearch:
 class _Scan:
     """When to scan for candidates next: tasks sent at least ``age_seconds`` ago, from the position ``after`` on."""
 
-    at: float
+    due_at: float
     age_seconds: float
     after: Place | None = None
 
 
 @dataclass(slots=True)
-class _State:
+class _SearchState:
     searches: dict[Destination, _ActiveSearch] = field(default_factory=dict)
-    left_alone: dict[str, float] = field(default_factory=dict)
+    paused_until: dict[str, float] = field(default_factory=dict)
     lost: list[SentTask] = field(default_factory=list)
-    known: frozenset[str] | None = None
-    death_at: float = -math.inf
-    slow: _Scan = field(default_factory=lambda: _Scan(-math.inf, _SLOW_SECONDS))
-    full: _Scan = field(default_factory=lambda: _Scan(math.inf, 0.0))
+    known_workers: frozenset[str] | None = None
+    last_death_at: float = -math.inf
+    periodic_scan: _Scan = field(default_factory=lambda: _Scan(-math.inf, _PERIODIC_SCAN_SECONDS))
+    full_scan: _Scan = field(default_factory=lambda: _Scan(math.inf, 0.0))
 
 
-class LostTasks:
+class LostTaskSearch:
     """Finds lost tasks; of several dispatchers, the oldest one searches.
 
-    ``row`` returns the id of this process's heartbeat row.
+    ``heartbeat_id`` returns the id of this process's heartbeat row.
     """
 
     def __init__(
@@ -125,84 +125,97 @@ class LostTasks:
         messages: MessageBroker,
         report: Callable[[Sequence[SentTask]], int],
         *,
-        row: Callable[[], str | None],
+        heartbeat_id: Callable[[], str | None],
     ) -> None:
-        self._store, self._runtime, self._messages, self._report, self._row = store, runtime, messages, report, row
-        self._look_at, self._looked_at, self._seen_from = -math.inf, -math.inf, math.inf
-        self._state = _State()
+        self._store, self._runtime, self._messages, self._report, self._heartbeat_id = (
+            store,
+            runtime,
+            messages,
+            report,
+            heartbeat_id,
+        )
+        self._next_check_at, self._last_check_at, self._reachable_since = -math.inf, -math.inf, math.inf
+        self._state = _SearchState()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Advance all searches by a bounded amount of work; raises the database's errors."""
         now = self._runtime.monotonic()
-        row = self._row()
-        if now < self._look_at or row is None:
+        heartbeat_id = self._heartbeat_id()
+        if now < self._next_check_at or heartbeat_id is None:
             return
-        self._look_at = now + _LOOK_SECONDS
-        if now - self._looked_at > _GAP_SECONDS:
-            self._seen_from = now
+        self._next_check_at = now + _CHECK_SECONDS
+        if now - self._last_check_at > _MAX_GAP_SECONDS:
+            self._reachable_since = now
         try:
-            peers = self._store.transact_once(lambda tx: inventories.stand(tx, row))
-            if not _is_first(row, peers):
-                self._state = _State()
+            peers = self._store.transact_once(lambda tx: inventories.stand(tx, heartbeat_id))
+            if not _is_oldest_searcher(heartbeat_id, peers):
+                self._state = _SearchState()
             else:
-                self._go_on(row, peers, now)
+                self._advance_searches(heartbeat_id, peers, now)
         except Exception:
-            self._looked_at = -math.inf
+            self._last_check_at = -math.inf
             raise
-        self._looked_at = now
+        self._last_check_at = now
 
-    def _go_on(self, row: str, peers: Sequence[Peer], now: float) -> None:
+    def _advance_searches(self, heartbeat_id: str, peers: Sequence[Peer], now: float) -> None:
         state = self._state
         if state.lost:
-            part, state.lost = state.lost[:_REPORTS], state.lost[_REPORTS:]
+            part, state.lost = state.lost[:_REPORT_BATCH_SIZE], state.lost[_REPORT_BATCH_SIZE:]
             self._report_lost(part)
             return
         workers = [peer for peer in peers if peer.is_worker and not _is_dead(peer, peers)]
-        self._notice(frozenset(peer.id for peer in workers), now)
-        facts = Observations(
-            [Worker(each.queues, each.answered, each.held, each.pool in _LOOPS_THAT_RUN_BODIES) for each in workers],
+        self._schedule_full_scan(frozenset(peer.id for peer in workers), now)
+        observations = Observations(
+            [
+                Worker(each.queues, each.answered, each.held, each.pool in _POOLS_THAT_RUN_BODIES_IN_MAIN_LOOP)
+                for each in workers
+            ],
             frozenset().union(*(peer.received_markers for peer in workers)),
-            now - self._seen_from,
+            now - self._reachable_since,
         )
-        wants_roll = [to for to, each in list(state.searches.items()) if self._advance(to, each, facts, now)]
-        if wants_roll:
-            self._call(row, wants_roll, now)
-        for due, every in ((state.full, math.inf), (state.slow, _SLOW_SECONDS)):
-            if now >= due.at:
-                self._begin(due, now, every)
+        needing_inventory = [
+            destination
+            for destination, each in list(state.searches.items())
+            if self._advance_search(destination, each, observations, now)
+        ]
+        if needing_inventory:
+            self._request_inventory(heartbeat_id, needing_inventory, now)
+        for due, every in ((state.full_scan, math.inf), (state.periodic_scan, _PERIODIC_SCAN_SECONDS)):
+            if now >= due.due_at:
+                self._start_searches(due, now, every)
                 break
 
-    def _notice(self, living: frozenset[str], now: float) -> None:
+    def _schedule_full_scan(self, living: frozenset[str], now: float) -> None:
         """Schedule a scan of all sent tasks if a worker has died or a new worker has started."""
-        state, known = self._state, self._state.known
-        state.known = living
-        if known is None or known - living:
-            state.death_at = now
-            state.full.at, state.full.after = now, None
-        elif living - known:
-            state.full.at, state.full.after = min(state.full.at, now + _NEW_WORKER_SECONDS), None
+        state, known_workers = self._state, self._state.known_workers
+        state.known_workers = living
+        if known_workers is None or known_workers - living:
+            state.last_death_at = now
+            state.full_scan.due_at, state.full_scan.after = now, None
+        elif living - known_workers:
+            state.full_scan.due_at, state.full_scan.after = min(state.full_scan.due_at, now + _NEW_WORKER_SECONDS), None
 
     # --- start a search -------------------------------------------------------------------------
 
-    def _begin(self, due: _Scan, now: float, every: float) -> None:
+    def _start_searches(self, due: _Scan, now: float, every: float) -> None:
         """Read a page of sent tasks, and start a search for each destination of these tasks."""
         age = timedelta(seconds=due.age_seconds)
-        page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE))
+        page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE_SIZE))
         due.after = page.next
-        due.at = now + (every if page.next is None or every < math.inf else _LOOK_SECONDS)
+        due.due_at = now + (every if page.next is None or every < math.inf else _CHECK_SECONDS)
         candidates = self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []
-        for to, tasks in self._by_destination(candidates).items():
-            if (under_way := self._state.searches.get(to)) is not None:
-                under_way.has_successor |= any(under_way.tasks.get(task.id) != task for task in tasks)
+        for destination, tasks in self._group_by_destination(candidates).items():
+            if (active := self._state.searches.get(destination)) is not None:
+                active.has_successor |= any(active.tasks.get(task.id) != task for task in tasks)
                 continue
-            if now < self._state.left_alone.get(to.queue, -math.inf):
+            if now < self._state.paused_until.get(destination.queue, -math.inf):
                 continue
             by_id = {task.id: task for task in tasks}
-            search = Search(to.queue, frozenset(by_id), self._runtime.new_token())
-            opened = self._state.searches[to] = _ActiveSearch(search, by_id, now)
-            self._mark(to, opened, now)
+            search = Search(destination.queue, frozenset(by_id), self._runtime.new_token())
+            active = self._state.searches[destination] = _ActiveSearch(search, by_id, now)
+            self._send_marker(destination, active, now)
 
-    def _by_destination(self, candidates: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
+    def _group_by_destination(self, candidates: Sequence[SentTask]) -> dict[Destination, list[SentTask]]:
         """Group tasks by destination; all tasks of a step have the destination of its first one."""
         steps: dict[tuple[int, int, str], list[SentTask]] = {}
         for task in candidates:
@@ -212,71 +225,81 @@ class LostTasks:
         found: dict[Destination, list[SentTask]] = {}
         for tasks in steps.values():
             body = bodies.get(tasks[0].key)
-            to = None if body is None else self._messages.destination(body)
-            if to is not None:
-                found.setdefault(to, []).extend(tasks)
+            destination = None if body is None else self._messages.destination(body)
+            if destination is not None:
+                found.setdefault(destination, []).extend(tasks)
         return found
 
-    def _mark(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
-        if self._messages.send_marker(opened.search.marker, to):
-            opened.marked_at, opened.markers = now, opened.markers + 1
+    def _send_marker(self, destination: Destination, active: _ActiveSearch, now: float) -> None:
+        if self._messages.send_marker(active.search.marker, destination):
+            active.marker_sent_at, active.markers_sent = now, active.markers_sent + 1
 
     # --- advance a search -----------------------------------------------------------------------
 
-    def _advance(self, to: Destination, opened: _ActiveSearch, facts: Observations, now: float) -> bool:
+    def _advance_search(
+        self, destination: Destination, active: _ActiveSearch, observations: Observations, now: float
+    ) -> bool:
         """Advance one search as far as possible; returns True if it needs an inventory."""
-        opened.search, action = detection.advance(
-            opened.search, facts, next_marker=self._runtime.new_token(), waited_seconds=now - opened.called_at
+        active.search, action = detection.advance(
+            active.search,
+            observations,
+            next_marker=self._runtime.new_token(),
+            waited_seconds=now - active.inventory_requested_at,
         )
         match action:
             case RequestInventory():
                 return True
             case SendMarker():
-                opened.markers = 0
-                self._mark(to, opened, now)
+                active.markers_sent = 0
+                self._send_marker(destination, active, now)
             case Wait():
-                self._look_after_marker(to, opened, now)
+                self._check_marker(destination, active, now)
             case Abandon(why):
-                self._end(to, opened, now)
-                logger.debug("Tasks of queue %r cannot be searched for: %s", to.queue, why)
-                if now - self._state.death_at < _RECENT_SECONDS:
-                    self._state.full.at = min(self._state.full.at, now + _AGAIN_SECONDS)
+                self._end_search(destination, active, now)
+                logger.debug("Tasks of queue %r cannot be searched for: %s", destination.queue, why)
+                if now - self._state.last_death_at < _RECENT_DEATH_SECONDS:
+                    self._state.full_scan.due_at = min(self._state.full_scan.due_at, now + _RETRY_SECONDS)
             case ReportLost(lost):
-                self._end(to, opened, now)
+                self._end_search(destination, active, now)
                 if lost:
-                    logger.warning("%d tasks of queue %r are in nobody's hands, and are lost", len(lost), to.queue)
-                self._state.lost += [opened.tasks[id_] for id_ in sorted(lost)]
+                    logger.warning(
+                        "%d tasks of queue %r are in nobody's hands, and are lost", len(lost), destination.queue
+                    )
+                self._state.lost += [active.tasks[id_] for id_ in sorted(lost)]
         return False
 
-    def _end(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
-        del self._state.searches[to]
-        if opened.begun_at < self._state.death_at:  # a worker died during the search: scan all sent tasks again
-            self._state.full.at, self._state.full.after = now, None
-        elif opened.has_successor:
-            self._state.slow.at, self._state.slow.after = now, None
+    def _end_search(self, destination: Destination, active: _ActiveSearch, now: float) -> None:
+        del self._state.searches[destination]
+        if active.started_at < self._state.last_death_at:  # a worker died during the search: scan all sent tasks again
+            self._state.full_scan.due_at, self._state.full_scan.after = now, None
+        elif active.has_successor:
+            self._state.periodic_scan.due_at, self._state.periodic_scan.after = now, None
 
-    def _call(self, row: str, searching: Sequence[Destination], now: float) -> None:
-        number = self._store.transact_once(lambda tx: inventories.call(tx, row))
-        for to in searching if number is not None else ():
-            opened = self._state.searches[to]
-            opened.search, opened.called_at = detection.with_inventory_request(opened.search, number or 0), now
+    def _request_inventory(self, heartbeat_id: str, searching: Sequence[Destination], now: float) -> None:
+        number = self._store.transact_once(lambda tx: inventories.call(tx, heartbeat_id))
+        for destination in searching if number is not None else ():
+            active = self._state.searches[destination]
+            active.search, active.inventory_requested_at = (
+                detection.with_inventory_request(active.search, number or 0),
+                now,
+            )
 
-    def _look_after_marker(self, to: Destination, opened: _ActiveSearch, now: float) -> None:
+    def _check_marker(self, destination: Destination, active: _ActiveSearch, now: float) -> None:
         """Send the marker again if the broker did not take it, or if its queue is empty."""
-        if opened.search.stage is not detection.Stage.MARKER or now - opened.marked_at < _VANISHED_SECONDS:
+        if active.search.stage is not detection.Stage.MARKER or now - active.marker_sent_at < _MARKER_CHECK_SECONDS:
             return
-        is_out = opened.marked_at > -math.inf
-        if is_out and self._messages.queue_length(to.queue) != 0:
-            opened.marked_at = now  # check the queue again later
-        elif opened.markers < _MARKERS:
-            self._mark(to, opened, now)
+        is_out = active.marker_sent_at > -math.inf
+        if is_out and self._messages.queue_length(destination.queue) != 0:
+            active.marker_sent_at = now  # check the queue again later
+        elif active.markers_sent < _MAX_MARKERS:
+            self._send_marker(destination, active, now)
         else:
-            self._end(to, opened, now)
-            self._state.left_alone[to.queue] = now + _LEFT_ALONE_SECONDS
+            self._end_search(destination, active, now)
+            self._state.paused_until[destination.queue] = now + _QUEUE_PAUSE_SECONDS
             logger.warning(
                 "Queue %r is consumed by another application too, which takes our markers: tasks that are lost there "
                 "wait for their timeout",
-                to.queue,
+                destination.queue,
             )
 
     def _report_lost(self, lost: Sequence[SentTask]) -> None:
@@ -292,10 +315,10 @@ def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
     return peer.since_seen >= REPLACED and any(other.since_seen < peer.since_seen for other in after)
 
 
-def _is_first(row: str, peers: Sequence[Peer]) -> bool:
+def _is_oldest_searcher(heartbeat_id: str, peers: Sequence[Peer]) -> bool:
     """Whether this process is the oldest living dispatcher that searches.
 
     Two dispatchers may both be the oldest for a moment. Then both search, which does no harm.
     """
     searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT]
-    return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == row
+    return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == heartbeat_id

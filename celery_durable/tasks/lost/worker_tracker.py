@@ -16,7 +16,7 @@ from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.duplicates import DuplicateFilter
-from celery_durable.tasks.lost.held import HEADER, HeldTasks, is_requeued
+from celery_durable.tasks.lost.held_tasks import HEADER, HeldTasks, is_requeued
 from celery_durable.tasks.lost.inventory import InventoryReporter
 
 logger = logging.getLogger("celery_durable.lost")
@@ -29,7 +29,10 @@ class LossOperations(Protocol):
 
 
 class WorkerLossTracker:
-    """Listens to Celery's signals in a worker, for one app. ``row`` returns the id of the worker's heartbeat row."""
+    """Listens to Celery's signals in a worker, for one app.
+
+    ``heartbeat_id`` returns the id of the worker's heartbeat row.
+    """
 
     def __init__(
         self,
@@ -39,33 +42,35 @@ class WorkerLossTracker:
         operations: Callable[[], LossOperations],
         *,
         marker: str,
-        row: Callable[[], str | None],
+        heartbeat_id: Callable[[], str | None],
     ) -> None:
         self._store, self._runtime, self._background, self._operations = store, runtime, background, operations
-        self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), row=row)
-        self._copies = DuplicateFilter(store, runtime, background)
+        self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), heartbeat_id=heartbeat_id)
+        self._duplicates = DuplicateFilter(store, runtime, background)
 
-    def connect(self, is_ours: Callable[[Any], bool]) -> None:
-        """Listen to the signals; ``is_ours``: whether a sender's app is the app of this tracker."""
+    def connect(self, is_own_app: Callable[[Any], bool]) -> None:
+        """Listen to the signals; ``is_own_app``: whether a sender's app is the app of this tracker."""
 
         def received(sender: Any, request: Any, **_: Any) -> None:
-            if is_ours(sender.app):
-                self.inventories.received(request)
-                self._copies.received(request)
+            if is_own_app(sender.app):
+                self.inventories.record_received(request)
+                self._duplicates.check(request)
 
         def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:
-            if is_ours(sender.app):
-                self._go_on(request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=self._pause(reason)))
+            if is_own_app(sender.app):
+                self._record(
+                    request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=self._retry_delay(reason))
+                )
 
         def ended(sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
-            if is_ours(sender.app) and is_requeued(task, state, retval):
-                self._go_on(task.request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=timedelta(0)))
+            if is_own_app(sender.app) and is_requeued(task, state, retval):
+                self._record(task.request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=timedelta(0)))
 
         signals.task_postrun.connect(ended, weak=False)
         signals.task_received.connect(received, weak=False)
         signals.task_retry.connect(retried, weak=False)
 
-    def died(self, reference: object, *, why: str) -> bool:
+    def record_process_death(self, reference: object, *, why: str) -> bool:
         """Report in the background that a task's pool process died or that the task ended the process.
 
         Celery's main loop calls this. Returns False if the reference is malformed or the background queue is full.
@@ -80,14 +85,14 @@ class WorkerLossTracker:
 
         return self._background.submit(report, what=f"A task of {found.ref} whose process died")
 
-    def replaced(self, request: Any) -> None:
+    def record_replacement(self, request: Any) -> None:
         """Record that a task has replaced itself.
 
         Its successors, or only the last of them, have its links. They may all have other ids.
         """
-        self._go_on(request, lost_tasks.note_replaced)
+        self._record(request, lost_tasks.note_replaced)
 
-    def _go_on(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
+    def _record(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
         reference = TaskReference.read(request.get(HEADER))
         if reference is None:
             return
@@ -96,7 +101,7 @@ class WorkerLossTracker:
         except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
             logger.warning("That a task of %s goes on by itself cannot be noted: %s", reference.ref, exc)
 
-    def _pause(self, reason: Any) -> timedelta:
+    def _retry_delay(self, reason: Any) -> timedelta:
         """For how long a retry waits; until then the message may be in the broker, and no worker holds the task."""
         when = getattr(reason, "when", None)
         if isinstance(when, (int, float)):

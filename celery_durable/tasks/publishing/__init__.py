@@ -1,6 +1,6 @@
 """Publishing: sends the dispatch messages for due runs and the messages of the outbox."""
 
 from celery_durable.tasks.publishing.publisher import Publisher
-from celery_durable.tasks.publishing.report import Outage, PublishReport, SendState
+from celery_durable.tasks.publishing.report import BrokerOutage, PublishReport, SendState
 
-__all__ = ["Outage", "PublishReport", "Publisher", "SendState"]
+__all__ = ["BrokerOutage", "PublishReport", "Publisher", "SendState"]

@@ -15,7 +15,7 @@ logger = logging.getLogger("celery_durable.tasks")
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class BatchItem:
     """One message, and its position in the list of states that the caller reads."""
 
     states: list[SendState]
@@ -47,7 +47,7 @@ class DestinationBatch:
     exchange: str
     routing_key: str
     queue: str | None
-    items: list[Item] = field(default_factory=list)
+    items: list[BatchItem] = field(default_factory=list)
     declare: list[Any] = field(default_factory=list)
     error: str = ""
 
@@ -55,22 +55,22 @@ class DestinationBatch:
     def key(self) -> tuple[str, str]:
         return self.exchange, self.routing_key
 
-    def add(self, item: Item) -> None:
+    def add(self, item: BatchItem) -> None:
         self.items.append(item)
-        self.declare_too(item.recorded.declare)
+        self.add_declarations(item.recorded.declare)
 
-    def declare_too(self, entities: Iterable[Any]) -> None:
+    def add_declarations(self, entities: Iterable[Any]) -> None:
         for entity in entities:
             if not any(entity is each or entity == each for each in self.declare):
                 self.declare.append(entity)
 
-    def join(self, other: DestinationBatch) -> None:
+    def merge(self, other: DestinationBatch) -> None:
         """Add the messages of another caller to the same destination."""
         self.items += other.items
-        self.declare_too(other.declare)
+        self.add_declarations(other.declare)
         self.queue = self.queue or other.queue
 
-    def open_items(self) -> list[Item]:
+    def open_items(self) -> list[BatchItem]:
         """The messages that are not known to be sent."""
         return [item for item in self.items if item.state is not SendState.SENT]
 
@@ -80,7 +80,7 @@ class DestinationBatch:
         for item in self.open_items():
             item.state = SendState.REFUSED
 
-    def refuse_one(self, item: Item, exc: Exception) -> None:
+    def refuse_item(self, item: BatchItem, exc: Exception) -> None:
         """Mark a message as refused that cannot be encoded; the queue and the broker are not to blame."""
         item.state = SendState.REFUSED
         logger.error("Message %s to %r cannot be sent, and is tried again later: %r", item.id, self.routing_key, exc)
@@ -91,7 +91,7 @@ def merge_batches(batches: Iterable[DestinationBatch]) -> list[DestinationBatch]
     found: dict[tuple[str, str], DestinationBatch] = {}
     for batch in batches:
         if batch.key in found:
-            found[batch.key].join(batch)
+            found[batch.key].merge(batch)
         else:
             found[batch.key] = batch
     return list(found.values())

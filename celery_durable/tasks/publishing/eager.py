@@ -19,18 +19,20 @@ logger = logging.getLogger("celery_durable.tasks")
 class EagerTasks:
     """Runs tasks instead of publishing their messages."""
 
-    def __init__(self, app: Celery, composer: MessageBuilder, *, advance: str, deliver: str, on_error: str) -> None:
-        self._app, self._composer = app, composer
+    def __init__(
+        self, app: Celery, message_builder: MessageBuilder, *, advance: str, deliver: str, on_error: str
+    ) -> None:
+        self._app, self._message_builder = app, message_builder
         self._advance, self._deliver, self._on_error = advance, deliver, on_error
         self._thread = threading.local()
 
     def run(self, due_runs: Sequence[DueRun]) -> None:
-        self._do_in_turn([functools.partial(self._run_due, due) for due in due_runs])
+        self._run_in_order([functools.partial(self._run_due, due) for due in due_runs])
 
     def send(self, messages: Sequence[OutboxMessage]) -> None:
-        self._do_in_turn([functools.partial(self._run_outgoing, message) for message in messages])
+        self._run_in_order([functools.partial(self._run_outbox_message, message) for message in messages])
 
-    def _do_in_turn(self, jobs: Sequence[Callable[[], object]]) -> None:
+    def _run_in_order(self, jobs: Sequence[Callable[[], object]]) -> None:
         """Run jobs one after another; jobs that a job adds run after it, not inside it."""
         waiting: deque[Callable[[], object]] | None = getattr(self._thread, "queue", None)
         if waiting is not None:
@@ -47,12 +49,12 @@ class EagerTasks:
         ref = due.ref
         self._app.tasks[self._advance].apply(args=(ref.workflow, ref.instance_id, ref.run_number))
 
-    def _run_outgoing(self, message: OutboxMessage) -> None:
+    def _run_outbox_message(self, message: OutboxMessage) -> None:
         if message.kind is OutboxKind.EVENT:
             self._app.tasks[self._deliver].apply(args=(message.id,))
             return
         body = message.content
-        callbacks = self._composer.answering(body)
+        callbacks = self._message_builder.build_answer_options(body)
         if message.name not in self._app.tasks:
             text = f"Task {message.name!r} is not known to this process, which runs its tasks itself"
             logger.error(text)

@@ -11,13 +11,18 @@ from celery.app.routes import Router
 
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.publishing.recorder import RecordedMessage, Recorder, is_watched, keep_off_backend
+from celery_durable.tasks.publishing.recorder import (
+    RecordedMessage,
+    Recorder,
+    is_publish_observed,
+    prevent_result_subscription,
+)
 from celery_durable.tasks.publishing.templates import FilledTemplate, Templates
 
 HEADER = "durable"
 """The header of a task's message that carries its `TaskReference`."""
 Message = RecordedMessage | FilledTemplate
-_LONGEST_NAME = 240
+_MAX_NAME_LENGTH = 240
 
 
 class MessageBuilder:
@@ -33,16 +38,16 @@ class MessageBuilder:
         *,
         advance: str,
         deliver: str,
-        answers: tuple[str, str],
+        answer_task_names: tuple[str, str],
         queue: Callable[[], str],
     ) -> None:
         self._app, self._runtime = app, runtime
-        self._advance, self._deliver, self._answers, self._queue = advance, deliver, answers, queue
+        self._advance, self._deliver, self._answer_task_names, self._queue = advance, deliver, answer_task_names, queue
         self.templates = Templates(app)
 
-    def hints(self, *, can_fill: bool) -> Callable[[DueRun], Sequence[Message]]:
-        """A function that makes the dispatch messages of one batch. ``can_fill``: the transport can send templates."""
-        uses_templates = can_fill and not is_watched(self._app)
+    def make_dispatch_builder(self, *, supports_templates: bool) -> Callable[[DueRun], Sequence[Message]]:
+        """A function that makes the dispatch messages of one batch, from templates if the transport supports them."""
+        uses_templates = supports_templates and not is_publish_observed(self._app)
         task: Any = self._app.current_worker_task
         ids = (task.request.root_id or task.request.id, task.request.id) if task else ("", "")
 
@@ -51,54 +56,56 @@ class MessageBuilder:
             args = (ref.workflow, ref.instance_id, ref.run_number)
             # Flower and logs show these ids. With the nonce, a revoke of one message does not block the next one.
             # The id is a short string of AMQP, at most 255 bytes.
-            id_ = f"{':'.join(map(str, args))[:_LONGEST_NAME]}:{self._nonce()}"
+            id_ = f"{':'.join(map(str, args))[:_MAX_NAME_LENGTH]}:{self._nonce()}"
 
             def record(args: tuple[Any, ...], options: dict[str, Any]) -> RecordedMessage:
-                return self._record_ours(self._advance, args, ref.workflow, due.queue, options)[0]
+                return self._record_internal(self._advance, args, ref.workflow, due.queue, options)[0]
 
             if uses_templates:
                 has_parent = task is not None
-                template = self.templates.find(due.queue, ref.workflow, has_parent=has_parent, record=record)
+                template = self.templates.get_or_make(due.queue, ref.workflow, has_parent=has_parent, record=record)
                 if template is not None:
                     return (self.templates.fill(template, args, id=id_, root=ids[0], parent=ids[1]),)
             options = {"task_id": id_, "argsrepr": repr(args), "kwargsrepr": "{}"}
-            return self._record_ours(self._advance, args, ref.workflow, due.queue, options)
+            return self._record_internal(self._advance, args, ref.workflow, due.queue, options)
 
         return make
 
-    def outgoing(self, message: OutboxMessage) -> Sequence[Message]:
+    def build_outbox_messages(self, message: OutboxMessage) -> Sequence[Message]:
         """The messages for a row of the outbox; always recorded, since each row has its own options."""
         if message.kind is OutboxKind.EVENT:
             id_ = {"task_id": f"{message.id}:{self._nonce()}"}
-            return self._record_ours(self._deliver, (message.id,), message.name, self._queue(), id_)
-        keep_off_backend(self._app)
+            return self._record_internal(self._deliver, (message.id,), message.name, self._queue(), id_)
+        prevent_result_subscription(self._app)
         recorder, body = Recorder(), message.content
         ours = {"task_id": message.id, "producer": recorder, "add_to_parent": False}
-        options: dict[str, Any] = {**body["options"], **self.answering(body), **ours}
+        options: dict[str, Any] = {**body["options"], **self.build_answer_options(body), **ours}
         task = self._app.tasks.get(message.name)
         if task is None:  # the task belongs to another application, or its module is not imported here
             self._app.send_task(message.name, args=body["args"], kwargs=body["kwargs"], **options)
         else:  # apply_async adds the options of the task's definition
             task.apply_async(body["args"], body["kwargs"], **options)
-        return recorder.calls
+        return recorder.messages
 
-    def answering(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def build_answer_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The options that make a worker of any application answer when the task has ended; {} if no step waits.
 
         Celery calls no callback if the message is unreadable or its task unknown. Then a worker reads the header, which
         has the same reference.
         """
-        asked = TaskReference.read(body.get("answers"))
-        if asked is None:
+        reference_to_step = TaskReference.read(body.get("answers"))
+        if reference_to_step is None:
             return {}
         queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue
-        reference = asked.published_from(queue).to_json()
+        reference = reference_to_step.published_from(queue).to_json()
         options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
-        done, failed = (self._app.signature(name, args=(reference,), options=options) for name in self._answers)
+        done, failed = (
+            self._app.signature(name, args=(reference,), options=options) for name in self._answer_task_names
+        )
         headers = {**(body["options"].get("headers") or {}), HEADER: reference}
         return {"link": done, "link_error": failed, "headers": headers}
 
-    def _record_ours(
+    def _record_internal(
         self, task: str, args: tuple[Any, ...], name: str, queue: str, options: dict[str, Any]
     ) -> list[RecordedMessage]:
         """Record a message to an internal task, without the application's routes and default priority."""
@@ -107,7 +114,7 @@ class MessageBuilder:
             task,
             args=args,
             queue=queue,
-            shadow=f"durable:{name}"[:_LONGEST_NAME],
+            shadow=f"durable:{name}"[:_MAX_NAME_LENGTH],
             router=Router(queues=self._app.amqp.queues, app=self._app),
             priority=0,
             serializer="json",
@@ -116,7 +123,7 @@ class MessageBuilder:
             producer=recorder,
             **options,
         )
-        return recorder.calls
+        return recorder.messages
 
     def _nonce(self) -> str:
         return uuid.UUID(self._runtime.new_token()).hex[:8]

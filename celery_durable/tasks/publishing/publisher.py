@@ -18,53 +18,61 @@ from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
 
 from celery_durable.model import DueRun, OutboxMessage
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
 from celery_durable.tasks.publishing.eager import EagerTasks
 from celery_durable.tasks.publishing.message_builder import Message, MessageBuilder
 from celery_durable.tasks.publishing.recorder import RecordedMessage
-from celery_durable.tasks.publishing.report import Outage, PublishReport, SendState
+from celery_durable.tasks.publishing.report import BrokerOutage, PublishReport, SendState
 from celery_durable.tasks.publishing.sender import Job, Sender
-from celery_durable.tasks.publishing.transports import Transport, maker, transport_kind
+from celery_durable.tasks.publishing.transports import Transport, find_transport_class, make_transport_factory
 
 T = TypeVar("T")
 
 logger = logging.getLogger("celery_durable.tasks")
 
-BOUND_SECONDS = 3.0
-_PART = 1000
+MAX_WAIT_SECONDS = 3.0
+_JOB_SIZE = 1000
 """How many messages one job sends. If a job of a long list is late, the states of the earlier jobs are known."""
 
 
 class Publisher:
     """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send.
 
-    ``answers``: the names of the two internal tasks that take the result and the error of a task that a step sent.
+    ``answer_task_names``: the internal task for the results of a step's tasks, and the internal task for their errors.
     """
 
     def __init__(
         self,
         app: Celery,
-        task: str,
+        advance: str,
         runtime: Runtime,
         *,
         deliver: str,
-        answers: tuple[str, str],
+        answer_task_names: tuple[str, str],
         queue: Callable[[], str],
     ) -> None:
         self._app, self._runtime = app, runtime
-        self._composer = MessageBuilder(app, runtime, advance=task, deliver=deliver, answers=answers, queue=queue)
-        self._eager = EagerTasks(app, self._composer, advance=task, deliver=deliver, on_error=answers[1])
-        self._circuits = CircuitBreakers(runtime, lambda: str(app.connection_for_write().as_uri()))
+        self._message_builder = MessageBuilder(
+            app, runtime, advance=advance, deliver=deliver, answer_task_names=answer_task_names, queue=queue
+        )
+        self._eager = EagerTasks(
+            app, self._message_builder, advance=advance, deliver=deliver, on_error=answer_task_names[1]
+        )
+        self._circuit_breakers = CircuitBreakers(runtime, lambda: str(app.connection_for_write().as_uri()))
         _publishers.add(self)
 
     @functools.cached_property
     def _kind(self) -> type[Transport]:
-        return transport_kind(self._app)
+        return find_transport_class(self._app)
 
     @functools.cached_property
     def _sender(self) -> Sender:
-        return Sender(maker(self._app, self._kind, self._runtime.monotonic), self._circuits, self._runtime)
+        return Sender(
+            make_transport_factory(self._app, self._kind, self._runtime.monotonic),
+            self._circuit_breakers,
+            self._runtime,
+        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -79,7 +87,9 @@ class Publisher:
             self.run_eagerly(due_runs)
             return PublishReport.of(len(due_runs), SendState.SENT)
         return self._send_all(
-            due_runs, lambda: self._composer.hints(can_fill=self._kind.can_fill), lambda due: due.queue
+            due_runs,
+            lambda: self._message_builder.make_dispatch_builder(supports_templates=self._kind.supports_templates),
+            lambda due: due.queue,
         )
 
     def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
@@ -87,7 +97,7 @@ class Publisher:
         if self._app.conf.task_always_eager:
             self.send_eagerly(messages)
             return PublishReport.of(len(messages), SendState.SENT)
-        return self._send_all(messages, lambda: self._composer.outgoing, lambda _: None)
+        return self._send_all(messages, lambda: self._message_builder.build_outbox_messages, lambda _: None)
 
     def run_eagerly(self, due_runs: Sequence[DueRun]) -> None:
         """Run due runs in this process, without a broker and a worker."""
@@ -99,19 +109,19 @@ class Publisher:
 
     # --- the state of the broker ----------------------------------------------------------------
 
-    def outages(self) -> Mapping[str | None, Outage]:
+    def outages(self) -> Mapping[str | None, BrokerOutage]:
         """The outages that this process knows: of queues by name, and of the broker itself under None."""
-        return self._circuits.outages()
+        return self._circuit_breakers.outages()
 
     def queue_length(self, queue: str) -> int | None:
         """How many messages wait in a queue; None if the broker is down or cannot count them."""
-        if self._is_broker_away():
+        if self._is_broker_down():
             return None
-        job = Job(ask=lambda transport: transport.queue_length(queue))
-        if not self._sender.do(job, BOUND_SECONDS):
-            self._give_up(job)
-        answer: int | None = job.answer
-        return answer
+        job = Job(request=lambda transport: transport.queue_length(queue))
+        if not self._sender.run(job, MAX_WAIT_SECONDS):
+            self._record_timeout(job)
+        response: int | None = job.response
+        return response
 
     def close(self) -> None:
         """End the sending thread and close its connection."""
@@ -122,21 +132,21 @@ class Publisher:
 
     def _send_all(
         self,
-        given: Sequence[T],
-        compose: Callable[[], Callable[[T], Sequence[Message]]],
+        elements: Sequence[T],
+        make_builder: Callable[[], Callable[[T], Sequence[Message]]],
         queue_of: Callable[[T], str | None],
     ) -> PublishReport:
         states: list[SendState] = []
-        end = self._runtime.monotonic() + BOUND_SECONDS
-        while len(states) < len(given) and not self._is_broker_away():
-            part = given[len(states) : len(states) + _PART]
+        end = self._runtime.monotonic() + MAX_WAIT_SECONDS
+        while len(states) < len(elements) and not self._is_broker_down():
+            part = elements[len(states) : len(states) + _JOB_SIZE]
             left = end - self._runtime.monotonic()
             if left <= 0:
                 break
-            states += self._send_part(part, compose(), queue_of, left)
+            states += self._send_part(part, make_builder(), queue_of, left)
             if states[-1] is SendState.UNSENT:
                 break
-        return PublishReport(states + [SendState.UNSENT] * (len(given) - len(states)))
+        return PublishReport(states + [SendState.UNSENT] * (len(elements) - len(states)))
 
     def _send_part(
         self,
@@ -146,13 +156,13 @@ class Publisher:
         seconds: float,
     ) -> list[SendState]:
         states = [SendState.UNSENT] * len(part)
-        batches = self._lanes(part, make, queue_of, states)
+        batches = self._build_batches(part, make, queue_of, states)
         if not batches:
             return states
         self._runtime.checkpoint("before-publish")
         job = Job(batches)
-        if not self._sender.do(job, seconds):
-            self._give_up(job)
+        if not self._sender.run(job, seconds):
+            self._record_timeout(job)
             # The race between the timeout and the thread: `do` has removed the job unless the thread had started it.
             if job.is_started:  # the thread may still send these messages
                 return [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
@@ -160,7 +170,7 @@ class Publisher:
         self._runtime.checkpoint("after-publish")
         return states
 
-    def _lanes(
+    def _build_batches(
         self,
         part: Sequence[T],
         make: Callable[[T], Sequence[Message]],
@@ -172,7 +182,7 @@ class Publisher:
         refused: list[tuple[T, Exception]] = []
         for index, each in enumerate(part):
             queue = queue_of(each)
-            if queue is not None and self._circuits.refuses(queue):
+            if queue is not None and self._circuit_breakers.is_paused(queue):
                 states[index] = SendState.REFUSED
                 continue
             try:
@@ -182,43 +192,43 @@ class Publisher:
             except Exception as exc:  # noqa: BLE001  # a queue that the app does not have, a receiver that raises
                 states[index] = SendState.REFUSED
                 if isinstance(exc, QueueNotFound) and queue is not None:
-                    self._circuits.failed(queue, f"{type(exc).__name__}: {exc}")
+                    self._circuit_breakers.record_failure(queue, f"{type(exc).__name__}: {exc}")
                 else:
                     refused.append((each, exc))
                 continue
             item = _item(messages[0], states, index)
-            batch = _lane(batches, item, queue)
-            if batch.queue is not None and self._circuits.refuses(batch.queue):
+            batch = _batch_for(batches, item, queue)
+            if batch.queue is not None and self._circuit_breakers.is_paused(batch.queue):
                 states[index] = SendState.REFUSED
                 continue
             batch.add(item)
             for event in messages[1:]:  # Celery's events about the message; no caller reads their states
                 item = _item(event, [SendState.UNSENT], 0)
-                _lane(batches, item, None, is_event=True).add(item)
-        _say_refused(refused)
+                _batch_for(batches, item, None, is_event=True).add(item)
+        _log_refused(refused)
         return [batch for batch in batches.values() if batch.items]
 
-    def _give_up(self, job: Job) -> None:
+    def _record_timeout(self, job: Job) -> None:
         if not job.done.is_set():
-            self._circuits.failed(None, f"TimeoutError: no answer within {BOUND_SECONDS:g} s")
+            self._circuit_breakers.record_failure(None, f"TimeoutError: no answer within {MAX_WAIT_SECONDS:g} s")
 
-    def _is_broker_away(self) -> bool:
+    def _is_broker_down(self) -> bool:
         """Whether the broker is down; starts a probe in the background if one is due."""
-        if self._circuits.should_probe():
-            self._sender.begin(Job(ask=self._probe))
-        return self._circuits.is_open()
+        if self._circuit_breakers.should_probe():
+            self._sender.submit(Job(request=self._probe))
+        return self._circuit_breakers.is_open()
 
     def _probe(self, transport: Transport) -> None:
         transport.probe()
-        self._circuits.answered()
+        self._circuit_breakers.record_probe_answer()
 
-    def forked(self) -> None:
+    def reset_in_child(self) -> None:
         """Reset the state that a forked child must not keep."""
-        self._circuits.forked()
-        self._composer.templates.forget()
+        self._circuit_breakers.reset_in_child()
+        self._message_builder.templates.clear()
 
 
-def _say_refused(refused: Sequence[tuple[object, Exception]]) -> None:
+def _log_refused(refused: Sequence[tuple[object, Exception]]) -> None:
     """Log one line for a batch: if the application's own code fails, it usually fails for all messages."""
     if refused:
         what, exc = refused[0]
@@ -233,13 +243,13 @@ def _say_refused(refused: Sequence[tuple[object, Exception]]) -> None:
         logger.error("A message for %s%s cannot be sent, and is tried again later: %r", name, more, exc)
 
 
-def _item(message: Message, states: list[SendState], index: int) -> Item:
+def _item(message: Message, states: list[SendState], index: int) -> BatchItem:
     id_ = message.properties.get("correlation_id") if isinstance(message, RecordedMessage) else message.values["id"]
-    return Item(states, index, str(id_), message)
+    return BatchItem(states, index, str(id_), message)
 
 
-def _lane(
-    batches: dict[tuple[str, str], DestinationBatch], item: Item, queue: str | None, *, is_event: bool = False
+def _batch_for(
+    batches: dict[tuple[str, str], DestinationBatch], item: BatchItem, queue: str | None, *, is_event: bool = False
 ) -> DestinationBatch:
     recorded = item.recorded
     key = recorded.exchange, recorded.routing_key
@@ -259,7 +269,7 @@ _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 def _in_child() -> None:
     for publisher in list(_publishers):
-        publisher.forked()
+        publisher.reset_in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

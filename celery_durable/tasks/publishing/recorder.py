@@ -67,7 +67,7 @@ class Recorder(Producer):
 
     def __init__(self) -> None:
         super().__init__(None, auto_declare=False)  # type: ignore[arg-type]  # the recorder is its own channel
-        self.calls: list[RecordedMessage] = []
+        self.messages: list[RecordedMessage] = []
         self._entities: list[Any] = []
         self._connection = _NoConnection(self)
         self._channel = self
@@ -90,11 +90,11 @@ class Recorder(Producer):
 
     def basic_publish(self, message: tuple[Any, ...], exchange: str, routing_key: str, **_: Any) -> None:
         """Record the message instead of publishing it."""
-        self.calls.append(RecordedMessage(message, exchange, routing_key, tuple(self._entities)))
+        self.messages.append(RecordedMessage(message, exchange, routing_key, tuple(self._entities)))
         self._entities = []
 
 
-def keep_off_backend(app: Celery) -> None:
+def prevent_result_subscription(app: Celery) -> None:
     """Keep the application's result backend from subscribing to the results of recorded messages.
 
     The Redis backend subscribes when a task is sent, over a connection of its own. It waits for 20 s if the connection
@@ -104,12 +104,12 @@ def keep_off_backend(app: Celery) -> None:
     """
     backend: Any = app.backend
     subscribe = backend.on_task_call
-    if isinstance(backend, RPCBackend) or isinstance(subscribe, _Subscribe):
+    if isinstance(backend, RPCBackend) or isinstance(subscribe, _SubscribeUnlessRecorder):
         return
-    backend.on_task_call = _Subscribe(subscribe)
+    backend.on_task_call = _SubscribeUnlessRecorder(subscribe)
 
 
-class _Subscribe:
+class _SubscribeUnlessRecorder:
     """Calls a result backend's ``on_task_call`` for each producer that is not a recorder."""
 
     def __init__(self, subscribe: Callable[[Any, str], Any]) -> None:
@@ -119,7 +119,7 @@ class _Subscribe:
         return {} if isinstance(producer, Recorder) else self._subscribe(producer, task_id)
 
 
-def is_watched(app: Celery) -> bool:
+def is_publish_observed(app: Celery) -> bool:
     """Whether other code observes or changes published messages; then each message is recorded.
 
     Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. Only the file of its code

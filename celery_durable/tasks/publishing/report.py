@@ -28,7 +28,7 @@ class SendState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class BrokerOutage:
     """A broker, or one of its queues, that does not take messages.
 
     ``where``: the broker's URL with the password masked, or the queue's name. ``since``: the first failure, in UTC, by

@@ -28,17 +28,17 @@ logger = logging.getLogger("celery_durable.tasks")
 IDLE_SECONDS = 60.0
 _STUCK_SECONDS = 6.0
 """A thread that is busy with one batch for longer is abandoned: it gets no more jobs, and ends after that batch."""
-_ONCE_MORE_SECONDS = 0.5
-_MOST_MESSAGES = 2000
+_RETRY_WITHIN_SECONDS = 0.5
+_MAX_MESSAGES = 2000
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A caller's request: send messages, or call ``ask`` with the transport and store the result in ``answer``."""
+    """A caller's request: send messages, or store what ``request`` returns for the transport in ``response``."""
 
     batches: Sequence[DestinationBatch] = ()
-    ask: Callable[[Transport], Any] | None = None
-    answer: Any = None
+    request: Callable[[Transport], Any] | None = None
+    response: Any = None
     is_started: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -50,31 +50,33 @@ class Sender(ForkSafeThread):
     the locked import lock.
     """
 
-    def __init__(self, make: Callable[[int], Transport], circuits: CircuitBreakers, runtime: Runtime) -> None:
+    def __init__(
+        self, make_transport: Callable[[int], Transport], circuit_breakers: CircuitBreakers, runtime: Runtime
+    ) -> None:
         super().__init__()
-        self._make, self._circuits, self._runtime = make, circuits, runtime
+        self._make_transport, self._circuit_breakers, self._runtime = make_transport, circuit_breakers, runtime
         self._failures = 0
         self._inherited: list[Transport] = []
-        self._begin_anew()
+        self._reset()
         _senders.add(self)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self.reset_fork_lock()
         self._changed = threading.Condition()
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
-        self._given_up: list[threading.Thread] = []
+        self._abandoned: list[threading.Thread] = []
         self._transport: Transport | None = None
         self._busy_since: float | None = None
 
     # --- callers --------------------------------------------------------------------------------
 
-    def do(self, job: Job, seconds: float) -> bool:
+    def run(self, job: Job, seconds: float) -> bool:
         """Run a job and wait for it; returns False if the job is not done in time.
 
         Then the job was removed from the queue, unless the thread had started it. A started job goes on.
         """
-        if not self.begin(job):
+        if not self.submit(job):
             return False
         if job.done.wait(seconds):
             return True
@@ -84,27 +86,27 @@ class Sender(ForkSafeThread):
                 self._jobs.remove(job)
         return False
 
-    def begin(self, job: Job) -> bool:
+    def submit(self, job: Job) -> bool:
         """Queue a job and return at once; returns False if two threads hang already."""
         with self._changed:
-            if not self._has_thread():
+            if not self._ensure_thread():
                 return False
             self._jobs.append(job)
             self._changed.notify_all()
             return True
 
-    def _has_thread(self) -> bool:
-        self._given_up = [each for each in self._given_up if each.is_alive()]
+    def _ensure_thread(self) -> bool:
+        self._abandoned = [each for each in self._abandoned if each.is_alive()]
         since = self._busy_since
         if self._thread is not None and since is not None and time.monotonic() - since > _STUCK_SECONDS:
-            if self._given_up:
+            if self._abandoned:
                 return False
             # The abandoned thread finds in `_next_jobs` that `_thread` is another one, and ends.
-            self._given_up.append(self._thread)
+            self._abandoned.append(self._thread)
             self._thread = self._transport = self._busy_since = None
         if self._thread is None or not self._thread.is_alive():
             self._busy_since = None
-            self._thread = threading.Thread(target=self._work, name="durable-publisher", daemon=True)
+            self._thread = threading.Thread(target=self._run_thread, name="durable-publisher", daemon=True)
             self._thread.start()
         return True
 
@@ -116,10 +118,10 @@ class Sender(ForkSafeThread):
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STUCK_SECONDS / 2)
 
-    def forked(self) -> None:
+    def reset_in_child(self) -> None:
         """In a forked child, close the inherited sockets without sending anything: the parent owns the connection."""
         transport = self._transport
-        self._begin_anew()
+        self._reset()
         if transport is not None:
             self._inherited.append(transport)  # keeps a reference: a destructor would send to the broker
             with contextlib.suppress(Exception):  # the connection may be half open, and its library may raise any error
@@ -128,32 +130,32 @@ class Sender(ForkSafeThread):
 
     # --- the thread -----------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        me = threading.current_thread()
+    def _run_thread(self) -> None:
+        this_thread = threading.current_thread()
         transport: Transport | None = None
-        while jobs := self._next_jobs(me):
-            transport = self._do_all(jobs, transport, me)
+        while jobs := self._next_jobs(this_thread):
+            transport = self._run_jobs(jobs, transport, this_thread)
             with self._changed:
-                if self._thread is me:
+                if self._thread is this_thread:
                     self._busy_since = None
             for job in jobs:
                 job.done.set()
         if transport is not None:
             transport.close()
 
-    def _next_jobs(self, me: threading.Thread) -> list[Job]:
+    def _next_jobs(self, this_thread: threading.Thread) -> list[Job]:
         """Wait for jobs and return them; returns an empty list if the thread was closed or abandoned, or was idle."""
         end = time.monotonic() + IDLE_SECONDS
         with self._changed:
-            while self._thread is me and not self._jobs and (left := end - time.monotonic()) > 0:
+            while self._thread is this_thread and not self._jobs and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
-            if self._thread is not me:
+            if self._thread is not this_thread:
                 return []
             if not self._jobs:
                 self._thread = self._transport = None
                 return []
             count = taken = 0
-            while taken < len(self._jobs) and (taken == 0 or count < _MOST_MESSAGES):
+            while taken < len(self._jobs) and (taken == 0 or count < _MAX_MESSAGES):
                 count += sum(len(batch.items) for batch in self._jobs[taken].batches)
                 taken += 1
             jobs, self._jobs = self._jobs[:taken], self._jobs[taken:]
@@ -162,39 +164,41 @@ class Sender(ForkSafeThread):
             self._busy_since = time.monotonic()
             return jobs
 
-    def _do_all(self, jobs: Sequence[Job], transport: Transport | None, me: threading.Thread) -> Transport | None:
+    def _run_jobs(
+        self, jobs: Sequence[Job], transport: Transport | None, this_thread: threading.Thread
+    ) -> Transport | None:
         """Run the jobs; returns the connection if it can be used again, else None."""
         batches = merge_batches(batch for job in jobs for batch in job.batches)
         was_open, began = transport is not None, time.monotonic()
         try:
             try:
-                transport = self._opened(transport, me)
-                self._do_on(transport, jobs, batches)
+                transport = self._open_transport(transport, this_thread)
+                self._run_on(transport, jobs, batches)
             except Exception as exc:
                 # The connection may have been lost while it was idle: try once more over a new one.
-                if not was_open or time.monotonic() - began > _ONCE_MORE_SECONDS:
+                if not was_open or time.monotonic() - began > _RETRY_WITHIN_SECONDS:
                     raise
                 logger.debug("Sending once more, over a new connection: %r", exc)
                 self._discard(transport)
-                transport = self._opened(None, me)
-                self._do_on(transport, jobs, batches)
+                transport = self._open_transport(None, this_thread)
+                self._run_on(transport, jobs, batches)
         except Exception as exc:  # noqa: BLE001  # each transport raises errors of its own
             self._failures += 1
             self._discard(transport)
             transport = None
-            if me not in self._given_up:
-                self._circuits.failed(None, f"{type(exc).__name__}: {exc}")
+            if this_thread not in self._abandoned:
+                self._circuit_breakers.record_failure(None, f"{type(exc).__name__}: {exc}")
         else:
-            self._note_success(batches)
-        self._note_queues(batches)
+            self._record_broker_success(batches)
+        self._record_queue_states(batches)
         return transport
 
-    def _opened(self, transport: Transport | None, me: threading.Thread) -> Transport:
+    def _open_transport(self, transport: Transport | None, this_thread: threading.Thread) -> Transport:
         if transport is None:
             with self.fork_lock:
-                transport = self._make(self._failures)
+                transport = self._make_transport(self._failures)
             with self._changed:
-                if self._thread is me:
+                if self._thread is this_thread:
                     self._transport = transport  # before it opens, so that a forked child finds its sockets
             transport.open()
         return transport
@@ -208,27 +212,27 @@ class Sender(ForkSafeThread):
                 self._transport = None
 
     @staticmethod
-    def _do_on(transport: Transport, jobs: Sequence[Job], batches: Sequence[DestinationBatch]) -> None:
+    def _run_on(transport: Transport, jobs: Sequence[Job], batches: Sequence[DestinationBatch]) -> None:
         for batch in batches:
             batch.error = ""
         if batches:
             transport.send(batches)
         for job in jobs:
-            if job.ask is not None:
-                job.answer = job.ask(transport)
+            if job.request is not None:
+                job.response = job.request(transport)
 
-    def _note_success(self, batches: Sequence[DestinationBatch]) -> None:
+    def _record_broker_success(self, batches: Sequence[DestinationBatch]) -> None:
         if batches:
-            self._circuits.succeeded(None)
+            self._circuit_breakers.record_success(None)
 
-    def _note_queues(self, batches: Sequence[DestinationBatch]) -> None:
+    def _record_queue_states(self, batches: Sequence[DestinationBatch]) -> None:
         for batch in batches:
             if batch.queue is None:
                 continue
             if batch.error:
-                self._circuits.failed(batch.queue, batch.error)
+                self._circuit_breakers.record_failure(batch.queue, batch.error)
             elif all(item.state is SendState.SENT for item in batch.items):
-                self._circuits.succeeded(batch.queue)
+                self._circuit_breakers.record_success(batch.queue)
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
@@ -236,7 +240,7 @@ _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 def _in_child() -> None:
     for sender in list(_senders):
-        sender.forked()
+        sender.reset_in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -14,10 +14,10 @@ from celery import Celery
 
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 
-MARK = "@durable."
-ID, ARGS, ROOT, PARENT, REPLY = (f"{MARK}{name}@" for name in ("id", "args", "root", "parent", "reply"))
-_INSTANCE, _RUN = f"{MARK}instance@", 8388607123
-_MOST = 1000
+PLACEHOLDER_PREFIX = "@durable."
+ID, ARGS, ROOT, PARENT, REPLY = (f"{PLACEHOLDER_PREFIX}{name}@" for name in ("id", "args", "root", "parent", "reply"))
+_INSTANCE, _RUN = f"{PLACEHOLDER_PREFIX}instance@", 8388607123
+_MAX_TEMPLATES = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,23 +51,25 @@ class Templates:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._known: dict[Any, Template | None] = {}
+        self._templates: dict[Any, Template | None] = {}
         self._queues: Any = None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all templates in a forked child: they contain the parent's pid (`origin`)."""
-        self._known = {}
+        self._templates = {}
 
-    def find(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
+    def get_or_make(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
         """The template of these messages; None if the messages differ in more values than a template can fill in."""
         queues = self._app.amqp.queues
-        if queues is not self._queues or len(self._known) > _MOST:  # a new task_queues changes the declarations
-            self._queues, self._known = queues, {}
+        if (
+            queues is not self._queues or len(self._templates) > _MAX_TEMPLATES
+        ):  # a new task_queues changes the declarations
+            self._queues, self._templates = queues, {}
         # The reply queue of the calling thread is in the message too; `fill` fills it in.
         key = (queue, workflow, has_parent)
-        if key not in self._known:
-            self._known[key] = self._make(queue, workflow, has_parent=has_parent, record=record)
-        return self._known[key]
+        if key not in self._templates:
+            self._templates[key] = self._make(queue, workflow, has_parent=has_parent, record=record)
+        return self._templates[key]
 
     def fill(
         self, template: Template, args: tuple[str, str, int], *, id: str, root: str, parent: str
@@ -77,7 +79,7 @@ class Templates:
         return FilledTemplate(template, values, body)
 
     def _make(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
-        if MARK in queue or MARK in workflow:
+        if PLACEHOLDER_PREFIX in queue or PLACEHOLDER_PREFIX in workflow:
             return None
         args = (workflow, _INSTANCE, _RUN)
         ids = {"root_id": ROOT, "parent_id": PARENT} if has_parent else {}
@@ -85,6 +87,6 @@ class Templates:
         if not isinstance(recorded.body, str):
             return None  # the body is compressed
         parts = recorded.body.split(json.dumps(args))
-        if len(parts) != 2 or MARK in "".join(parts):
+        if len(parts) != 2 or PLACEHOLDER_PREFIX in "".join(parts):
             return None  # task protocol 1 has the id in its body
         return Template(recorded, *parts)

@@ -12,18 +12,20 @@ from celery_durable.tasks.publishing.transports.generic import Transport
 from celery_durable.tasks.publishing.transports.redis import RedisTransport
 
 
-def transport_kind(app: Celery) -> type[Transport]:
+def find_transport_class(app: Celery) -> type[Transport]:
     """The transport class for the application's broker.
 
     `Transport` is the fallback if this version of kombu lacks the private names that the other classes use.
     """
     transport = app.connection_for_write().transport
     kinds: tuple[type[Transport], ...] = (RedisTransport, AmqpTransport)
-    return next((kind for kind in kinds if kind.fits(transport)), Transport)
+    return next((kind for kind in kinds if kind.supports(transport)), Transport)
 
 
-def maker(app: Celery, kind: type[Transport], monotonic: Callable[[], float]) -> Callable[[int], Transport]:
-    """A function that makes an unopened transport; its argument is the number of earlier failures (``turn``)."""
+def make_transport_factory(
+    app: Celery, kind: type[Transport], monotonic: Callable[[], float]
+) -> Callable[[int], Transport]:
+    """A function that makes an unopened transport; its argument is the number of earlier failures."""
     return functools.partial(kind, app, monotonic)
 
 

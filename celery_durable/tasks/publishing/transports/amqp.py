@@ -15,17 +15,17 @@ from typing import Any, ClassVar
 import amqp
 from kombu import Queue
 
-from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
-from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
+from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolve_address
 
 _ALARM = "connection.blocked: the broker takes no messages (a memory or disk alarm)"
 _NACK = "basic.nack: the queue is full or not available"
 _PROBE_QUEUE = "celery-durable.probe"
-_MOST_DESTINATIONS = 64
-_MOST_BYTES = 131_072
-_LONGEST_NAME = 255
+_MAX_DESTINATIONS = 64
+_MAX_WRITE_BYTES = 131_072
+_MAX_NAME_BYTES = 255
 
 
 @dataclass(slots=True, eq=False)
@@ -36,20 +36,20 @@ class _Destination:
     batch: DestinationBatch
     declared: set[int] = field(default_factory=set)
     tag: int = 0
-    waiting: dict[int, Item] = field(default_factory=dict)
+    unconfirmed: dict[int, BatchItem] = field(default_factory=dict)
     """Written and not confirmed, by delivery tag."""
     was_declared: bool = False
-    is_gone: bool = False
+    was_deleted: bool = False
     """The exchange or queue was deleted after it was declared."""
 
 
 class AmqpTransport(Transport):
     """Sends over RabbitMQ; each destination has its own channel, so a refusal concerns that destination only."""
 
-    can_fill: ClassVar[bool] = True
+    supports_templates: ClassVar[bool] = True
 
     @classmethod
-    def fits(cls, transport: Any) -> bool:
+    def supports(cls, transport: Any) -> bool:
         connection = getattr(transport, "Connection", None)
         has_names = hasattr(amqp.Channel, "_do_revive") and hasattr(amqp.Message, "_serialize_properties")
         return bool(has_names and isinstance(connection, type) and issubclass(connection, amqp.Connection))
@@ -66,7 +66,7 @@ class AmqpTransport(Transport):
         }
 
     def _choose_address(self) -> None:
-        self.connection.hostname = resolved(self.connection, self._turn) or self.connection.hostname
+        self.connection.hostname = resolve_address(self.connection, self._failure_count) or self.connection.hostname
 
     def open(self) -> None:
         super().open()
@@ -79,18 +79,18 @@ class AmqpTransport(Transport):
     # --- sending --------------------------------------------------------------------------------
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
-        with self._naming_silence():
-            self._hear()
-            again = self._pass(batches)
+        with self._explain_timeout():
+            self._read_pending_frames()
+            again = self._send_round(batches)
             for batch in again:  # an operator has deleted these destinations: declare them again, send once more
                 batch.error = ""
             if again:
-                self._pass(again)
-            while len(self._destinations) > _MOST_DESTINATIONS:
+                self._send_round(again)
+            while len(self._destinations) > _MAX_DESTINATIONS:
                 self._destinations.pop(next(iter(self._destinations))).channel.close()
 
     @contextlib.contextmanager
-    def _naming_silence(self) -> Iterator[None]:
+    def _explain_timeout(self) -> Iterator[None]:
         """Turn a timeout into a ConnectionError that names the broker's alarm, if the broker has reported one."""
         try:
             yield
@@ -98,7 +98,7 @@ class AmqpTransport(Transport):
             silence = str(exc) if exc.errno else f"no answer within {SEND_SECONDS:g} s"
             raise ConnectionError(_ALARM if self.is_blocked else silence) from exc
 
-    def _hear(self) -> None:
+    def _read_pending_frames(self) -> None:
         """Read the frames that arrived while the connection was idle: closed, blocked or unblocked.
 
         Raises ConnectionError if the connection is blocked.
@@ -113,39 +113,41 @@ class AmqpTransport(Transport):
         if self.is_blocked:
             raise ConnectionError(_ALARM)
 
-    def _pass(self, batches: Sequence[DestinationBatch]) -> list[DestinationBatch]:
+    def _send_round(self, batches: Sequence[DestinationBatch]) -> list[DestinationBatch]:
         """Declare, write and confirm; returns the batches whose destination was deleted after it was declared."""
         ready = []
         for batch in batches:
-            payloads = self._encoded(batch)
-            destination = self._ready(batch)
+            payloads = self._encode_batch(batch)
+            destination = self._prepare_destination(batch)
             if destination is not None:
                 ready.append((destination, payloads))
         for destination, payloads in ready:
             self._write(destination, payloads)
-        self._confirm([destination for destination, _ in ready])
-        return [destination.batch for destination, _ in ready if destination.is_gone and destination.was_declared]
+        self._read_confirms([destination for destination, _ in ready])
+        return [destination.batch for destination, _ in ready if destination.was_deleted and destination.was_declared]
 
-    def _encoded(self, batch: DestinationBatch) -> list[tuple[Item, Payload]]:
+    def _encode_batch(self, batch: DestinationBatch) -> list[tuple[BatchItem, Payload]]:
         payloads = []
         for item in batch.open_items():
             try:
                 payloads.append((item, self._encoder.encode(item.message)))
             except Exception as exc:  # noqa: BLE001  # for example a header without an AMQP type, or an id too long
-                batch.refuse_one(item, exc)
+                batch.refuse_item(item, exc)
         return payloads
 
-    def _ready(self, batch: DestinationBatch) -> _Destination | None:
+    def _prepare_destination(self, batch: DestinationBatch) -> _Destination | None:
         """The channel of a batch, with its entities declared; None if the broker refused that."""
-        if any(len(name.encode()) > _LONGEST_NAME for name in batch.key):
-            batch.refuse(f"The name of an exchange, queue or routing key is longer than {_LONGEST_NAME} bytes in AMQP")
+        if any(len(name.encode()) > _MAX_NAME_BYTES for name in batch.key):
+            batch.refuse(
+                f"The name of an exchange, queue or routing key is longer than {_MAX_NAME_BYTES} bytes in AMQP"
+            )
             return None
         destination = self._destinations.pop(batch.key, None)  # inserted again below, so the dict is in order of use
         try:
             if destination is None:
-                destination = self._begin(batch)
-            destination.batch, destination.waiting = batch, {}
-            destination.was_declared, destination.is_gone = bool(destination.declared), False
+                destination = self._open_destination(batch)
+            destination.batch, destination.unconfirmed = batch, {}
+            destination.was_declared, destination.was_deleted = bool(destination.declared), False
             for entity in batch.declare:
                 if hash(entity) not in destination.declared:
                     entity(destination.channel).declare()
@@ -156,7 +158,7 @@ class AmqpTransport(Transport):
         self._destinations[batch.key] = destination
         return destination
 
-    def _begin(self, batch: DestinationBatch) -> _Destination:
+    def _open_destination(self, batch: DestinationBatch) -> _Destination:
         channel = self._amqp.channel()
         # After an error py-amqp would open the channel again in the middle of a read: it would wait, and the channel
         # would have no confirms.
@@ -164,30 +166,30 @@ class AmqpTransport(Transport):
         channel.confirm_select()
         destination = _Destination(channel, batch)
 
-        def settle(tag: int, multiple: bool, state: SendState) -> None:  # noqa: FBT001  # py-amqp calls it
-            for each in [tag_ for tag_ in destination.waiting if tag_ <= tag] if multiple else [tag]:
-                item = destination.waiting.pop(each, None)
+        def record_confirms(tag: int, multiple: bool, state: SendState) -> None:  # noqa: FBT001  # py-amqp calls it
+            for each in [tag_ for tag_ in destination.unconfirmed if tag_ <= tag] if multiple else [tag]:
+                item = destination.unconfirmed.pop(each, None)
                 # The broker acknowledges a returned message too, after the return, which has set REFUSED.
                 if item is not None and item.state is not SendState.REFUSED:
                     item.state = state
             if state is SendState.REFUSED:
                 destination.batch.error = _NACK
 
-        def returned(exc: Exception, _exchange: str, _key: str, message: Any) -> None:
-            destination.batch.error, destination.is_gone = f"{type(exc).__name__}: {exc}", True
+        def record_return(exc: Exception, _exchange: str, _key: str, message: Any) -> None:
+            destination.batch.error, destination.was_deleted = f"{type(exc).__name__}: {exc}", True
             destination.declared.clear()
             id_ = message.properties.get("correlation_id")
-            waiting = destination.waiting.values()
-            found = (item for item in waiting if item.id == id_ and item.state is not SendState.REFUSED)
+            unconfirmed = destination.unconfirmed.values()
+            found = (item for item in unconfirmed if item.id == id_ and item.state is not SendState.REFUSED)
             if (item := next(found, None)) is not None:
                 item.state = SendState.REFUSED
 
-        channel.events["basic_ack"].add(lambda tag, multiple: settle(tag, multiple, SendState.SENT))
-        channel.events["basic_nack"].add(lambda tag, multiple: settle(tag, multiple, SendState.REFUSED))
-        channel.events["basic_return"].add(returned)
+        channel.events["basic_ack"].add(lambda tag, multiple: record_confirms(tag, multiple, SendState.SENT))
+        channel.events["basic_nack"].add(lambda tag, multiple: record_confirms(tag, multiple, SendState.REFUSED))
+        channel.events["basic_return"].add(record_return)
         return destination
 
-    def _write(self, destination: _Destination, payloads: Sequence[tuple[Item, Payload]]) -> None:
+    def _write(self, destination: _Destination, payloads: Sequence[tuple[BatchItem, Payload]]) -> None:
         batch, number = destination.batch, destination.channel.channel_id
         # Celery's events are not mandatory: their exchange may have no bound queue.
         is_mandatory = any(isinstance(entity, Queue) for entity in batch.declare)
@@ -196,27 +198,27 @@ class AmqpTransport(Transport):
         size = 0
         for item, payload in payloads:
             destination.tag += 1
-            destination.waiting[destination.tag] = item
+            destination.unconfirmed[destination.tag] = item
             item.state = SendState.UNKNOWN
             frames += (method, *content_frames(number, payload, self._amqp.frame_max))
             size += len(payload.body)
-            if size > _MOST_BYTES:
+            if size > _MAX_WRITE_BYTES:
                 self._amqp.transport.write(b"".join(frames))
                 frames, size = [], 0
         self._amqp.transport.write(b"".join(frames))
 
-    def _confirm(self, destinations: Sequence[_Destination]) -> None:
+    def _read_confirms(self, destinations: Sequence[_Destination]) -> None:
         """Read until all messages are confirmed. Each answer extends the wait, up to 4 s: a slow broker still works."""
-        began = heard = self._monotonic()
-        while waiting := [each for each in destinations if each.waiting]:
+        started_at = last_answer_at = self._monotonic()
+        while unconfirmed := [each for each in destinations if each.unconfirmed]:
             try:
-                left = min(heard + SEND_SECONDS, began + 2 * SEND_SECONDS) - self._monotonic()
+                left = min(last_answer_at + SEND_SECONDS, started_at + 2 * SEND_SECONDS) - self._monotonic()
                 self._amqp.drain_events(timeout=max(left, 0.001))
-                heard = self._monotonic()
+                last_answer_at = self._monotonic()
             except self.connection.channel_errors as exc:
-                for each in [each for each in waiting if each.channel.connection is None]:
-                    each.is_gone = isinstance(exc, amqp.NotFound)
-                    each.waiting.clear()
+                for each in [each for each in unconfirmed if each.channel.connection is None]:
+                    each.was_deleted = isinstance(exc, amqp.NotFound)
+                    each.unconfirmed.clear()
                     each.batch.refuse(exc)
                     self._destinations.pop(each.batch.key, None)
 
@@ -228,8 +230,8 @@ class AmqpTransport(Transport):
         During an alarm, RabbitMQ reads one message, then reports that the connection is blocked. It does not answer
         when the channel is closed.
         """
-        with self._naming_silence(), self._throwaway_channel() as channel:
-            self._hear()
+        with self._explain_timeout(), self._throwaway_channel() as channel:
+            self._read_pending_frames()
             confirmed: list[int] = []
             channel.confirm_select()
             channel.events["basic_return"].add(lambda *_: None)
@@ -243,7 +245,7 @@ class AmqpTransport(Transport):
 
     def queue_length(self, queue: str) -> int | None:
         """The number of ready messages; None if the queue is missing, or exclusive to another connection."""
-        with self._naming_silence(), self._throwaway_channel() as channel:
+        with self._explain_timeout(), self._throwaway_channel() as channel:
             try:
                 return int(channel.queue_declare(queue, passive=True).message_count)
             except self.connection.channel_errors:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from celery import Celery
 from kombu.common import maybe_declare
 
-from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.report import SendState
 
 logger = logging.getLogger("celery_durable.tasks")
@@ -24,20 +24,21 @@ class Transport:
 
     An error of one destination sets the states of its batch. Any exception that a method raises is a failure of the
     broker. The connection keeps the application's URL, user, TLS and virtual host, and overrides each option that sets
-    a time. ``turn``: the number of earlier failures, which selects the next URL and the next address of a host.
+    a time. ``failure_count``: the number of earlier failures, which selects the next URL and the next address of a
+    host.
     """
 
-    can_fill: ClassVar[bool] = False
+    supports_templates: ClassVar[bool] = False
     """Whether the transport can send messages made from templates."""
 
-    def __init__(self, app: Celery, monotonic: Callable[[], float], turn: int) -> None:
-        self._monotonic, self._turn = monotonic, turn
+    def __init__(self, app: Celery, monotonic: Callable[[], float], failure_count: int) -> None:
+        self._monotonic, self._failure_count = monotonic, failure_count
         bounds = {"max_retries": 0, "interval_start": 0, **self._options()}
         self.connection: Any = app.connection_for_write(connect_timeout=CONNECT_SECONDS, transport_options=bounds)
         self.channel: Any = None
 
     @classmethod
-    def fits(cls, transport: Any) -> bool:  # noqa: ARG003
+    def supports(cls, transport: Any) -> bool:  # noqa: ARG003
         return True
 
     def _options(self) -> dict[str, Any]:
@@ -48,7 +49,7 @@ class Transport:
 
     def open(self) -> None:
         """Connect to the broker."""
-        for _ in range(self._turn % max(len(self.connection.alt), 1)):
+        for _ in range(self._failure_count % max(len(self.connection.alt), 1)):
             self.connection.maybe_switch_next()
         self._choose_address()
         self.connection.ensure_connection(max_retries=0)  # the only form that fails at the first error, without a pause
@@ -71,7 +72,7 @@ class Transport:
         except self.connection.channel_errors as exc:
             batch.refuse(exc)
 
-    def _send_one(self, item: Item) -> None:
+    def _send_one(self, item: BatchItem) -> None:
         recorded = item.recorded
         properties = dict(recorded.properties)
         message = self.channel.prepare_message(*recorded.prepare[:5], properties)
@@ -102,8 +103,8 @@ class Transport:
                 self.connection.close()
 
 
-def resolved(connection: Any, turn: int) -> str | None:
-    """The ``turn``-th address of a connection's host; None if the connection has to use the host's name.
+def resolve_address(connection: Any, failure_count: int) -> str | None:
+    """The ``failure_count``-th address of a connection's host; None if the connection has to use the host's name.
 
     A client library tries the next address of a name only if connecting fails. So an address that accepts the
     connection and then hangs would hide the other addresses.
@@ -116,4 +117,4 @@ def resolved(connection: Any, turn: int) -> str | None:
     except OSError:
         return None  # connecting to the name raises the transport's own error
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    return addresses[turn % len(addresses)]
+    return addresses[failure_count % len(addresses)]

@@ -13,15 +13,15 @@ from kombu import Queue
 from kombu.common import maybe_declare
 from kombu.utils.json import dumps
 
-from celery_durable.tasks.publishing.batches import DestinationBatch, Item
+from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import SendState
-from celery_durable.tasks.publishing.templates import MARK, Template
-from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolved
+from celery_durable.tasks.publishing.templates import PLACEHOLDER_PREFIX, Template
+from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolve_address
 
 Render = Callable[[Mapping[str, str], str], str]
 
-_PRIVATE = (
+_PRIVATE_NAMES = (
     "_create_client",
     "_get_message_priority",
     "_inplace_augment_message",
@@ -30,19 +30,19 @@ _PRIVATE = (
     "_queue_bind",
     "_size",
 )
-_MOST_FORMS = 1000
+_MAX_RENDERERS = 1000
 _quote = json.encoder.encode_basestring_ascii
 
 
 class RedisTransport(Transport):
     """Redis and Sentinel. There is no MULTI: each queue has its own reply, and only a missing reply leaves a doubt."""
 
-    can_fill: ClassVar[bool] = True
+    supports_templates: ClassVar[bool] = True
 
     @classmethod
-    def fits(cls, transport: Any) -> bool:
+    def supports(cls, transport: Any) -> bool:
         channel = getattr(transport, "Channel", None)
-        return transport.driver_type == "redis" and all(hasattr(channel, name) for name in _PRIVATE)
+        return transport.driver_type == "redis" and all(hasattr(channel, name) for name in _PRIVATE_NAMES)
 
     def _options(self) -> dict[str, Any]:
         # connect_timeout has no effect on Redis, and health checks wait without a timeout.
@@ -51,35 +51,37 @@ class RedisTransport(Transport):
 
     def _choose_address(self) -> None:
         if type(self.connection.transport).__name__ == "Transport":  # Sentinel resolves names itself
-            self.connection.hostname = resolved(self.connection, self._turn) or self.connection.hostname
+            self.connection.hostname = resolve_address(self.connection, self._failure_count) or self.connection.hostname
 
     def open(self) -> None:
         super().open()
         # kombu has checked the server over a second connection pool, made for consumers; close that pool.
         if (pool := getattr(self.channel, "_async_pool", None)) is not None:
             pool.disconnect()
-        self._forms: dict[Template, Render] = {}
+        self._renderers: dict[Template, Render] = {}
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
-        pushed: list[tuple[DestinationBatch, list[Item]]] = []
+        commands: list[tuple[DestinationBatch, list[BatchItem]]] = []
         with self.channel._create_client().pipeline(transaction=False) as pipe:  # noqa: SLF001
             for batch in batches:
                 if self._is_fanout(batch):
                     self._send_one_by_one(batch)
                 else:
-                    self._push(pipe, batch, pushed)
-            if not pushed:
+                    self._push(pipe, batch, commands)
+            if not commands:
                 return
-            for _, items in pushed:
-                _mark(items, SendState.UNKNOWN)
+            for _, items in commands:
+                _set_states(items, SendState.UNKNOWN)
             answers = pipe.execute(raise_on_error=False)
-        for (_, items), answer in zip(pushed, answers, strict=True):
-            _mark(items, SendState.UNSENT if isinstance(answer, Exception) else SendState.SENT)
-        for (batch, _), answer in zip(pushed, answers, strict=True):
+        for (_, items), answer in zip(commands, answers, strict=True):
+            _set_states(items, SendState.UNSENT if isinstance(answer, Exception) else SendState.SENT)
+        for (batch, _), answer in zip(commands, answers, strict=True):
             if isinstance(answer, Exception):
                 self._refuse_or_raise(batch, answer)
 
-    def _push(self, pipe: Any, batch: DestinationBatch, pushed: list[tuple[DestinationBatch, list[Item]]]) -> None:
+    def _push(
+        self, pipe: Any, batch: DestinationBatch, commands: list[tuple[DestinationBatch, list[BatchItem]]]
+    ) -> None:
         """Add the commands of a batch to the pipeline, each paired with the messages whose state its reply decides."""
         channel = self.channel
         try:
@@ -90,22 +92,22 @@ class RedisTransport(Transport):
         if not queues:
             batch.refuse(f"No queue is bound to exchange {batch.exchange!r} with routing key {batch.routing_key!r}")
             return
-        by_priority: dict[int, list[tuple[Item, str]]] = {}
+        by_priority: dict[int, list[tuple[BatchItem, str]]] = {}
         for item in batch.open_items():
             try:
                 priority = channel._get_message_priority({"properties": {"priority": item.recorded.priority}})  # noqa: SLF001
-                by_priority.setdefault(priority, []).append((item, self._text(item)))
+                by_priority.setdefault(priority, []).append((item, self._encode_item(item)))
             except Exception as exc:  # noqa: BLE001  # the content may raise any error when it is encoded as JSON
-                batch.refuse_one(item, exc)
+                batch.refuse_item(item, exc)
         expires: Mapping[str, int] = getattr(channel, "_expires", {})  # from kombu 5.7
         for priority, texts in by_priority.items():
             items = [item for item, _ in texts]
             for queue in queues:
                 pipe.lpush(channel._q_for_pri(queue, priority), *(text for _, text in texts))  # noqa: SLF001
-                pushed.append((batch, items))
+                commands.append((batch, items))
                 for step in channel.priority_steps if queue in expires else ():
                     pipe.pexpire(channel._q_for_pri(queue, step), expires[queue])  # noqa: SLF001
-                    pushed.append((batch, []))
+                    commands.append((batch, []))
 
     def _is_fanout(self, batch: DestinationBatch) -> bool:
         if not batch.exchange:
@@ -121,11 +123,11 @@ class RedisTransport(Transport):
             return [batch.routing_key]
         found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
         if not found:  # Redis has lost the binding, as after FLUSHALL; kombu would drop the message silently
-            self._bind_anew(batch)
+            self._restore_bindings(batch)
             found = list(self.channel._lookup(batch.exchange, batch.routing_key))  # noqa: SLF001
         return found
 
-    def _bind_anew(self, batch: DestinationBatch) -> None:
+    def _restore_bindings(self, batch: DestinationBatch) -> None:
         """Write the bindings of a batch's queues; a declaration would not, since kombu remembers it for the process."""
         channel = self.channel
         for queue in [each for each in batch.declare if isinstance(each, Queue)]:
@@ -139,15 +141,15 @@ class RedisTransport(Transport):
             raise exc  # READONLY, OOM, LOADING, MISCONF: a failure of the broker, not of one queue
         batch.refuse(exc)
 
-    def _text(self, item: Item) -> str:
+    def _encode_item(self, item: BatchItem) -> str:
         if isinstance(item.message, RecordedMessage):
             return self._encode(item.message)
         template = item.message.template
-        render = self._forms.get(template)
+        render = self._renderers.get(template)
         if render is None:
-            if len(self._forms) > _MOST_FORMS:
-                self._forms = {}
-            render = self._forms[template] = self._form(template)
+            if len(self._renderers) > _MAX_RENDERERS:
+                self._renderers = {}
+            render = self._renderers[template] = self._make_renderer(template)
         return render(item.message.values, item.message.body)
 
     def _encode(self, recorded: RecordedMessage) -> str:
@@ -155,11 +157,14 @@ class RedisTransport(Transport):
         self.channel._inplace_augment_message(message, recorded.exchange, recorded.routing_key)  # noqa: SLF001
         return str(dumps(message))
 
-    def _form(self, template: Template) -> Render:
+    def _make_renderer(self, template: Template) -> Render:
         message = json.loads(self._encode(template.recorded))
         is_base64 = message["properties"]["body_encoding"] == "base64"
-        message["body"], message["properties"]["delivery_tag"] = f"{MARK}body@", f"{MARK}tag@"
-        form = re.sub(rf"{re.escape(MARK)}(\w+)@", r"%(\1)s", dumps(message).replace("%", "%%"))
+        message["body"], message["properties"]["delivery_tag"] = (
+            f"{PLACEHOLDER_PREFIX}body@",
+            f"{PLACEHOLDER_PREFIX}tag@",
+        )
+        form = re.sub(rf"{re.escape(PLACEHOLDER_PREFIX)}(\w+)@", r"%(\1)s", dumps(message).replace("%", "%%"))
 
         def render(values: Mapping[str, str], body: str) -> str:
             fit = {key: _quote(value)[1:-1] for key, value in values.items()}
@@ -188,7 +193,7 @@ class RedisTransport(Transport):
         return [sock for each in held if (sock := getattr(each, "_sock", None)) is not None]
 
 
-def _mark(items: Sequence[Item], state: SendState) -> None:
+def _set_states(items: Sequence[BatchItem], state: SendState) -> None:
     for item in items:
         item.state = state
 

@@ -14,7 +14,7 @@ from celery import states
 
 HEADER = "durable"
 """The header of a message whose task does a step; it holds the `TaskReference`."""
-_MARKERS = 50
+_MAX_MARKERS = 50
 
 
 def is_requeued(task: Any, state: Any, retval: Any) -> bool:
@@ -29,14 +29,14 @@ class HeldTasks:
     """The tasks of steps that this worker holds, and the newest markers that it has received."""
 
     def __init__(self, marker: str) -> None:
-        self._marker = marker
+        self._marker_task = marker
         self._requests: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._passed: deque[str] = deque(maxlen=_MARKERS)
+        self._received_markers: deque[str] = deque(maxlen=_MAX_MARKERS)
 
-    def received(self, request: Any) -> bool:
+    def record_received(self, request: Any) -> bool:
         """Record a received task, before it waits for an ETA or a rate limit; returns True if it is a marker."""
-        if request.name == self._marker:
-            self._passed.append(str(request.id))
+        if request.name == self._marker_task:
+            self._received_markers.append(str(request.id))
             return True
         if HEADER in request.request_dict:
             self._requests.add(request)
@@ -44,9 +44,9 @@ class HeldTasks:
 
     def received_markers(self) -> list[str]:
         """The markers, oldest first."""
-        return list(self._passed)
+        return list(self._received_markers)
 
-    def ids(self) -> list[str]:
+    def list_ids(self) -> list[str]:
         """The ids of the tasks that the worker holds now.
 
         Call it in the thread that receives messages, so that no message is received meanwhile. Celery has no list of

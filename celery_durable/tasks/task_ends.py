@@ -21,17 +21,17 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_durable.model import TaskReference
 from celery_durable.signals import listen
-from celery_durable.tasks.answers import Answers, error_of_exception
+from celery_durable.tasks.answers import AnswerCommitter, encode_exception
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.lost.held import HEADER, is_requeued
+from celery_durable.tasks.lost.held_tasks import HEADER, is_requeued
 
 logger = logging.getLogger("celery_durable.tasks")
 
 T = TypeVar("T")
 
 _REPLACED = "Replaced by new task"  # the text of the Ignore that Celery's Task.replace raises
-_PLAIN = "json"
-_DIED = "the process that ran it died"
+_SERIALIZER = "json"
+_PROCESS_DIED = "the process that ran it died"
 
 
 class SendAnswer(Protocol):
@@ -40,39 +40,40 @@ class SendAnswer(Protocol):
     def __call__(self, what: Any, reference: Any, *, is_error: bool) -> None: ...
 
 
-class LostTasks(Protocol):
+class LossRecorder(Protocol):
     """The events that the search for lost tasks has to record."""
 
-    def died(self, reference: object, *, why: str) -> bool: ...
-    def replaced(self, request: Any) -> None: ...
+    def record_process_death(self, reference: object, *, why: str) -> bool: ...
+    def record_replacement(self, request: Any) -> None: ...
 
 
-class TaskCompletions:
+class TaskEndHandler:
     """Commits the completions of the tasks of one app.
 
-    ``send`` sends an answer as a message. ``lost`` records tasks whose process died and tasks that were replaced.
+    ``send`` sends an answer as a message. ``loss_recorder`` records tasks whose process died, and tasks that were
+    replaced.
     """
 
     def __init__(
         self,
         app: Celery,
-        answers: Callable[[], Answers],
+        answers: Callable[[], AnswerCommitter],
         background: BackgroundQueue,
         send: SendAnswer,
         *,
-        lost: LostTasks,
+        loss_recorder: LossRecorder,
     ) -> None:
         self._app, self._answers, self._background, self._send = app, answers, background, send
-        self._lost = lost
-        self._loop_pid: int | None = None
+        self._loss_recorder = loss_recorder
+        self._main_loop_pid: int | None = None
 
-    def in_main_loop_of(self, pid: int | None) -> None:
+    def set_main_loop_pid(self, pid: int | None) -> None:
         """Run no SQL in the process ``pid``: it is a worker's main loop and runs no tasks (LAW 8)."""
-        self._loop_pid = pid
+        self._main_loop_pid = pid
 
     # --- what Celery calls ----------------------------------------------------------------------
 
-    def returned(self, result: Any, reference: Any) -> bool:
+    def commit_result(self, result: Any, reference: Any) -> bool:
         """Commit a task's result; returns False if the caller has to send the answer as a message.
 
         The result passes through kombu's JSON as in a message: an integer key becomes text, a tuple becomes a list.
@@ -81,12 +82,12 @@ class TaskCompletions:
         found = TaskReference.read(reference)
         if found is None or self._app.conf.task_always_eager:
             return False
-        content_type, encoding, text = serialization.dumps(result, serializer=_PLAIN)
+        content_type, encoding, text = serialization.dumps(result, serializer=_SERIALIZER)
         plain = serialization.loads(text, content_type, encoding, accept={content_type})
-        commit = self._committing(found, lambda: self._answers().done(plain, reference, is_direct=True))
-        return _despite_limit(commit, found)
+        commit = self._make_commit(found, lambda: self._answers().commit_result(plain, reference, is_direct=True))
+        return _call_despite_soft_limit(commit, found)
 
-    def failed(self, error: Mapping[str, Any], reference: Any) -> str:
+    def commit_or_send_error(self, error: Mapping[str, Any], reference: Any) -> str:
         """Commit or send a task's error; returns a short text for the log.
 
         Raises nothing if the database fails: Celery 5.5 would call the errback again.
@@ -94,13 +95,13 @@ class TaskCompletions:
         found = TaskReference.read(reference)
         if found is None:
             return "noop: malformed reference"
-        if self._loop_pid == os.getpid():
+        if self._main_loop_pid == os.getpid():
             what = f"The answer of a task of {found.ref}"
             self._background.submit(lambda: self._commit_or_send(error, found), what=what)
             return "taken in the background"
-        return _despite_limit(lambda: self._commit_or_send(error, found), found)
+        return _call_despite_soft_limit(lambda: self._commit_or_send(error, found), found)
 
-    def died(self, error: Mapping[str, Any], reference: Any) -> str:
+    def report_lost_task(self, error: Mapping[str, Any], reference: Any) -> str:
         """Report in the background that a task is lost: its process died, or the task ended the process.
 
         Returns a short text for the log. A lost task does not count as failed.
@@ -110,8 +111,8 @@ class TaskCompletions:
             return "noop: malformed reference"
 
         def report() -> None:
-            if self._answers().is_ours(found):
-                self._lost.died(reference, why=_DIED)
+            if self._answers().is_awaited_here(found):
+                self._loss_recorder.record_process_death(reference, why=_PROCESS_DIED)
             else:  # the application whose database waits for the answer receives the error
                 self._send(error, reference, is_error=True)
 
@@ -120,23 +121,23 @@ class TaskCompletions:
 
     def _commit_or_send(self, error: Mapping[str, Any], found: TaskReference) -> str:
         reference = found.to_json()
-        commit = self._committing(found, lambda: self._answers().failed(error, reference, is_direct=True))
+        commit = self._make_commit(found, lambda: self._answers().commit_error(error, reference, is_direct=True))
         if commit():
             return "committed"
         self._send(error, reference, is_error=True)
         return "sent"
 
-    def _committing(self, reference: TaskReference, take: Callable[[], str]) -> Callable[[], bool]:
+    def _make_commit(self, reference: TaskReference, take: Callable[[], str]) -> Callable[[], bool]:
         def commit() -> bool:
             try:
                 answers = self._answers()
-                if not answers.takes_directly(reference):
+                if not answers.can_commit_directly(reference):
                     return False
                 take()
             except SoftTimeLimitExceeded:
                 raise
             except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; another worker may have them
-                self._answers().rest_from_database()
+                self._answers().pause_direct_commits()
                 logger.warning("The answer of a task of %s goes as a message: %s", reference.ref, exc)
                 return False
             return True
@@ -147,12 +148,12 @@ class TaskCompletions:
 
     def connect(self) -> None:
         """Listen to Celery's signals."""
-        listen(signals.task_postrun, self._ran)
-        listen(signals.task_internal_error, self._broke)
-        listen(signals.task_revoked, self._revoked)
-        listen(signals.task_rejected, self._refused)
+        listen(signals.task_postrun, self._handle_postrun)
+        listen(signals.task_internal_error, self._handle_internal_error)
+        listen(signals.task_revoked, self._handle_revoked)
+        listen(signals.task_rejected, self._handle_rejected)
 
-    def _ran(self, sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
+    def _handle_postrun(self, sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
         """Handle Ignore and Reject.
 
         A state of None means that this process is being killed; the parent process reports that.
@@ -163,39 +164,41 @@ class TaskCompletions:
         if reference is None or is_requeued(task, state, retval):
             return
         if str(retval) == _REPLACED:
-            self._lost.replaced(task.request)
+            self._loss_recorder.record_replacement(task.request)
             return
-        self.failed(error_of_exception(retval), reference)
+        self.commit_or_send_error(encode_exception(retval), reference)
 
-    def _broke(self, sender: Any, request: Any, exception: Any, **_: Any) -> None:
+    def _handle_internal_error(self, sender: Any, request: Any, exception: Any, **_: Any) -> None:
         """Handle an error inside Celery: it calls no errback if the result backend cannot store a failure."""
         if sender.app is not self._app or (reference := request.get(HEADER)) is None:
             return
-        error = _raised_by_task(exception)
+        error = _find_task_exception(exception)
         if not isinstance(error, Retry):  # Celery sends a retry's message before it stores the state
-            self.failed(error_of_exception(error), reference)
+            self.commit_or_send_error(encode_exception(error), reference)
 
-    def _revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
+    def _handle_revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
         if sender.app is not self._app or (reference := request.get(HEADER)) is None:
             return
         why = "terminated" if terminated else "not run: it had expired" if expired else "revoked"
         text = f"Celery task {request.task!r} ({request.id}) was {why}"
-        self._report({"name": "TaskRevoked", "message": text}, reference)
+        self._commit_or_send_in_background({"name": "TaskRevoked", "message": text}, reference)
 
-    def _refused(self, sender: Any, message: Any, exc: Any, **_: Any) -> None:
+    def _handle_rejected(self, sender: Any, message: Any, exc: Any, **_: Any) -> None:
         """Handle a message that the worker has discarded because ``accept_content`` forbids its content type."""
         reference = (message.headers or {}).get(HEADER)
         if sender.app is self._app and reference is not None and isinstance(exc, ContentDisallowed):
-            self._report({"name": "ContentDisallowed", "message": str(exc), "final": True}, reference)
+            self._commit_or_send_in_background(
+                {"name": "ContentDisallowed", "message": str(exc), "final": True}, reference
+            )
 
-    def _report(self, error: Mapping[str, Any], reference: Any) -> None:
+    def _commit_or_send_in_background(self, error: Mapping[str, Any], reference: Any) -> None:
         """Commit or send an error in the background: Celery's main loop calls this on every pool."""
         if (found := TaskReference.read(reference)) is not None:
             what = f"The answer for a task of {found.ref}, which does not run,"
             self._background.submit(lambda: self._commit_or_send(error, found), what=what)
 
 
-def _raised_by_task(exception: BaseException) -> BaseException:
+def _find_task_exception(exception: BaseException) -> BaseException:
     """The task's own exception, found in the context of an exception that the result backend raised later.
 
     It is the oldest exception that reached Celery's tracer. Exceptions that the backend or the task caught did not
@@ -209,7 +212,7 @@ def _raised_by_task(exception: BaseException) -> BaseException:
     return found
 
 
-def _despite_limit(end: Callable[[], T], reference: TaskReference) -> T:
+def _call_despite_soft_limit(end: Callable[[], T], reference: TaskReference) -> T:
     """Call ``end``, and call it again if the soft time limit fires meanwhile; returns what ``end`` returns.
 
     The task is over and its answer is known, so the limit must not become a second, different answer. The limit fires

@@ -15,7 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTermi
 from celery_durable.runtime import is_ctrl_c
 
 
-def stopped_from_outside(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:
+def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:
     """A function that returns True for an exception that stops the process, and False for an error of the code.
 
     ``is_stopping``: whether this worker shuts down.

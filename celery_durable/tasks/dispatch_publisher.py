@@ -18,8 +18,8 @@ from celery_durable.tasks.publishing import PublishReport, SendState
 
 logger = logging.getLogger("celery_durable.tasks")
 
-_REST = timedelta(seconds=1)
-_CHUNK = 500
+_RETRY_DELAY = timedelta(seconds=1)
+_CHUNK_SIZE = 500
 
 
 class DispatchPublisher:
@@ -28,16 +28,16 @@ class DispatchPublisher:
     def __init__(self, store: Store, publish: Callable[[Sequence[DueRun]], PublishReport]) -> None:
         self._store, self._publish = store, publish
 
-    def wake(self, due_runs: Sequence[DueRun]) -> None:
+    def publish(self, due_runs: Sequence[DueRun]) -> None:
         """Publish a dispatch message for each run; raises nothing if the broker or the database is down."""
         if not due_runs:
             return
-        kept = self._publish(due_runs).with_state(due_runs, SendState.UNSENT, SendState.REFUSED)
-        if not kept or self._store.is_write_locked_by_step:  # a step holds SQLite's only write lock
+        unsent = self._publish(due_runs).with_state(due_runs, SendState.UNSENT, SendState.REFUSED)
+        if not unsent or self._store.is_write_locked_by_step:  # a step holds SQLite's only write lock
             return
         try:
-            for start in range(0, len(kept), _CHUNK):
-                given_back = kept[start : start + _CHUNK]
-                self._store.transact_once(functools.partial(sweeps.undo_dispatch, due_runs=given_back, delay=_REST))
+            for start in range(0, len(unsent), _CHUNK_SIZE):
+                chunk = unsent[start : start + _CHUNK_SIZE]
+                self._store.transact_once(functools.partial(sweeps.undo_dispatch, due_runs=chunk, delay=_RETRY_DELAY))
         except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost messages by their age
-            logger.info("%d hints that did not leave are found later: %s", len(kept), exc)
+            logger.info("%d hints that did not leave are found later: %s", len(unsent), exc)
