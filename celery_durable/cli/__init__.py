@@ -11,7 +11,7 @@ from importlib import import_module
 
 import click
 
-_VERBS = {
+_MODULES = {
     "init": "init",
     "dev": "dev",
     "migrate": "manage",
@@ -49,24 +49,24 @@ _VERBS = {
 }
 
 
-class Verbs(click.Group):
+class CommandGroup(click.Group):
     """The verbs, in the order in which people meet them."""
 
-    verbs: Mapping[str, str] = _VERBS
+    module_by_command: Mapping[str, str] = _MODULES
     """Their names, and the module of each, with its name in it where that is another: ``reading.ls``."""
     aliases: Mapping[str, str] = {"cancel": "terminate"}
     """Other names of verbs; they are not listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """All of them, without loading any."""
-        return list(self.verbs)
+        return list(self.module_by_command)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """One of them, loaded now."""
         cmd_name = self.aliases.get(cmd_name, cmd_name)
-        if cmd_name not in self.verbs:
+        if cmd_name not in self.module_by_command:
             return None
-        module, _, name = self.verbs[cmd_name].partition(".")
+        module, _, name = self.module_by_command[cmd_name].partition(".")
         command: click.Command = getattr(import_module(f"{__name__}.{module}"), name or cmd_name.replace("-", "_"))
         return command
 
@@ -75,16 +75,16 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that is called; one that does not exist is answered with the nearest that does."""
         name = self.aliases.get(args[0], args[0])
-        if name not in self.verbs and not name.startswith("-"):
+        if name not in self.module_by_command and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, self.verbs, n=1)
+            near = difflib.get_close_matches(name, self.module_by_command, n=1)
             ctx.fail(f"There is no verb {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
 
 @click.group(
-    cls=Verbs,
+    cls=CommandGroup,
     epilog="""\b
 Try it, without any server:
   celery -A proj durable dev

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery_durable.cli.backend import Seen, WorkflowInfo
-from celery_durable.cli.client import Client, NoApi
+from celery_durable.cli.backend import InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.client import Client, WrongApi
 from celery_durable.cli.command import CliError
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (
@@ -73,9 +73,9 @@ class HttpBackend:
                 "The HTTP API lists one workflow at a time.", "Name it; there are: celery-durable workflows list"
             )
         items: list[InstanceSummary] = []
-        chosen = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
+        filters = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
         while len(items) < limit:
-            query = chosen | {"cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
+            query = filters | {"cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
             found = self._client.get(*_instances(workflow), query=query).data
             items += [_summary(workflow, each) for each in found["instances"]]
             cursor = found.get("cursor")
@@ -83,15 +83,21 @@ class HttpBackend:
                 break
         return Page(tuple(items), cursor)
 
-    def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
+    def read_snapshot(
+        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
+    ) -> InstanceSnapshot | None:
         """One long poll."""
-        query = {"wait": f"{patience:.3f}"} if known is not None and patience > 0 else {}
-        reply = self._client.get(*_instances(workflow, instance_id), query=query, known=known, wait=patience)
-        if reply.data is None:
+        query = {"wait": f"{wait_seconds:.3f}"} if known_version is not None and wait_seconds > 0 else {}
+        response = self._client.get(
+            *_instances(workflow, instance_id), query=query, known_etag=known_version, wait_seconds=wait_seconds
+        )
+        if response.data is None:
             return None
-        meta = reply.data["meta"]
-        status = Status(reply.data["details"]["status"])
-        return Seen(status, meta["runNumber"], meta["pauseRequested"], reply.etag, _instant(meta["createdAt"]))
+        meta = response.data["meta"]
+        status = Status(response.data["details"]["status"])
+        return InstanceSnapshot(
+            status, meta["runNumber"], meta["pauseRequested"], response.etag, _parse_time(meta["createdAt"])
+        )
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Page by page."""
@@ -102,72 +108,74 @@ class HttpBackend:
         query["runNumber"] = first["runNumber"]
         while cursors := {key: page[key] for key in ("stepsCursor", "eventsCursor") if key in page}:
             page = self._client.get(*path, query=query | cursors).data
-            for kind, gathered in (("steps", steps), ("events", events)):
+            for kind, collected in (("steps", steps), ("events", events)):
                 if f"{kind}Cursor" in cursors:
-                    gathered.extend(page[kind])
+                    collected.extend(page[kind])
                 else:
                     page.pop(f"{kind}Cursor", None)  # of the first page, which came again
-        about, types = first["run"], {each["stepKey"]: each["type"] for each in steps}
+        run_data, types = first["run"], {each["stepKey"]: each["type"] for each in steps}
         return History(
             workflow=workflow,
             instance_id=instance_id,
             run_number=first["runNumber"],
-            status=_status(about["details"]),
-            params=about["params"],
-            created_at=_instant(about["createdAt"]),
-            started_at=_maybe(about["startedAt"]),
-            completed_at=_maybe(about["completedAt"]),
-            reason=about["reason"],
-            steps=tuple(_step(each) for each in steps),
-            events=tuple(_event(place, each) for place, each in enumerate(events)),
-            origin=_origin(about.get("origin")),
-            audit=tuple(_audited(first["runNumber"], each, types) for each in about.get("audit", [])),
-            labels=about.get("labels", {}),
-            parent=_parent(about.get("parent")),
+            status=_status(run_data["details"]),
+            params=run_data["params"],
+            created_at=_parse_time(run_data["createdAt"]),
+            started_at=_optional_time(run_data["startedAt"]),
+            completed_at=_optional_time(run_data["completedAt"]),
+            reason=run_data["reason"],
+            steps=tuple(_step_record(each) for each in steps),
+            events=tuple(_event_record(seq, each) for seq, each in enumerate(events)),
+            origin=_origin(run_data.get("origin")),
+            audit=tuple(_audit_record(first["runNumber"], each, types) for each in run_data.get("audit", [])),
+            labels=run_data.get("labels", {}),
+            parent=_parent(run_data.get("parent")),
         )
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> HttpTail:
+    ) -> HttpLogTail:
         """By the API's cursors."""
-        narrowed = {"runNumber": run, "logLevel": level, "logCategory": category}
-        return HttpTail(self._client, _instances(workflow, instance_id, "history"), narrowed)
+        filters = {"runNumber": run, "logLevel": level, "logCategory": category}
+        return HttpLogTail(self._client, _instances(workflow, instance_id, "history"), filters)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """As the server shows it; one of an earlier version shows nothing."""
         try:
-            said = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
-        except NoApi:
+            data = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
+        except WrongApi:
             return {}
-        return {key: Published(each["value"], _instant(each["updatedAt"])) for key, each in said["published"].items()}
+        return {
+            key: Published(each["value"], _parse_time(each["updatedAt"])) for key, each in data["published"].items()
+        }
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """As the server sees it; one of an earlier version says nothing."""
         try:
-            said = self._client.get(*_instances(workflow, instance_id, "explain")).data
-        except NoApi:
+            data = self._client.get(*_instances(workflow, instance_id, "explain")).data
+        except WrongApi:
             return None
-        return Diagnosis(Code(said["code"]), said["sentence"], said["facts"], tuple(said["actions"]))
+        return Diagnosis(Code(data["code"]), data["sentence"], data["facts"], tuple(data["actions"]))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Tried again only with an id, which can be taken but once."""
         body = {"params": params} | ({} if id is None else {"id": id}) | ({"labels": dict(labels)} if labels else {})
-        made = self._client.post(*_instances(workflow), body=body, is_safe=id is not None, makes=id).data["id"]
-        return str(made)
+        response = self._client.post(*_instances(workflow), body=body, is_idempotent=id is not None, new_id=id)
+        return str(response.data["id"])
 
     def restart_or_create(
         self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
     ) -> RestartOrCreateResult:
         """Not tried again: the run that a first try began may have ended meanwhile."""
         body = {"params": params} | ({"labels": labels} if labels else {})
-        said = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
-        return RestartOrCreateResult(said["outcome"], said["id"], said["runNumber"], Status(said["details"]["status"]))
+        data = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
+        return RestartOrCreateResult(data["outcome"], data["id"], data["runNumber"], Status(data["details"]["status"]))
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Tried again only with an id, which is accepted but once."""
         body = {"type": type_, "payload": payload} | ({} if id is None else {"id": id})
         path = _instances(workflow, instance_id, "events")
-        return bool(self._client.post(*path, body=body, is_safe=id is not None).data["accepted"])
+        return bool(self._client.post(*path, body=body, is_idempotent=id is not None).data["accepted"])
 
     def pause(self, workflow: str, instance_id: str) -> None:
         """Not tried again, as all that follow."""
@@ -179,56 +187,56 @@ class HttpBackend:
 
     def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
         """Refused where it has ended."""
-        self._client.post(*_instances(workflow, instance_id, "terminate"), body=_because(reason))
+        self._client.post(*_instances(workflow, instance_id, "terminate"), body=_reason_body(reason))
 
     def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
         """From any state."""
-        made = self._client.post(*_instances(workflow, instance_id, "restart"), body=_because(reason))
-        return int(made.data["runNumber"])
+        response = self._client.post(*_instances(workflow, instance_id, "restart"), body=_reason_body(reason))
+        return int(response.data["runNumber"])
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
         """Refused where it has not ended errored."""
-        made = self._client.post(*_instances(workflow, instance_id, "retry"), body=_because(reason))
-        return int(made.data["runNumber"])
+        response = self._client.post(*_instances(workflow, instance_id, "retry"), body=_reason_body(reason))
+        return int(response.data["runNumber"])
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
         """From any state."""
-        body = {"step": step} | (_because(reason) or {})
+        body = {"step": step} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "rewind"), body=body).data["runNumber"])
 
     def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
         """Under another name than ``by`` where the server knows who is asking."""
-        body = {"step": step, "result": value, "by": by} | (_because(reason) or {})
+        body = {"step": step, "result": value, "by": by} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "set-result"), body=body).data["runNumber"])
 
     def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
         """As `set_result`."""
-        body = {"step": step, "by": by} | (_because(reason) or {})
+        body = {"step": step, "by": by} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "skip"), body=body).data["runNumber"])
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Tried again only with an id, which can be taken but once."""
         body = {"step": step} | ({} if id is None else {"id": id})
         path = _instances(workflow, instance_id, "fork")
-        return str(self._client.post(*path, body=body, is_safe=id is not None).data["id"])
+        return str(self._client.post(*path, body=body, is_idempotent=id is not None).data["id"])
 
 
-class HttpTail:
+class HttpLogTail:
     """The log lines of a run. A page that was not full is read again, for what has come since."""
 
-    def __init__(self, client: Client, path: tuple[str, ...], narrowed: dict[str, Any]) -> None:
-        self._client, self._path, self._narrowed = client, path, narrowed
+    def __init__(self, client: Client, path: tuple[str, ...], filters: dict[str, Any]) -> None:
+        self._client, self._path, self._filters = client, path, filters
         self._cursor: str | None = None
-        self._seen = 0
+        self._last_id = 0
 
-    def news(self) -> Iterator[LogRecord]:
+    def read_new_lines(self) -> Iterator[LogRecord]:
         """In pages."""
         while True:
-            query = {**self._narrowed, "includeLogs": True, "pageSize": _PAGE, "logsCursor": self._cursor}
+            query = {**self._filters, "includeLogs": True, "pageSize": _PAGE, "logsCursor": self._cursor}
             page = self._client.get(*self._path, query=query).data
-            for line in map(_line, page["logs"]):
-                if line.id > self._seen:
-                    self._seen = line.id
+            for line in map(_log_record, page["logs"]):
+                if line.id > self._last_id:
+                    self._last_id = line.id
                     yield line
             if not page["logsHasNextPage"]:
                 return
@@ -239,73 +247,73 @@ def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
     return ("workflows", workflow, "instances", *rest)
 
 
-def _because(reason: str | None) -> dict[str, Any] | None:
+def _reason_body(reason: str | None) -> dict[str, Any] | None:
     return None if reason is None else {"reason": reason}
 
 
 # --- what the API answers with ------------------------------------------------------------------
 
 
-def _instant(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _maybe(text: str | None) -> datetime | None:
-    return None if text is None else _instant(text)
+def _optional_time(text: str | None) -> datetime | None:
+    return None if text is None else _parse_time(text)
 
 
-def _error(said: dict[str, Any]) -> ErrorInfo | None:
-    error = said.get("error")
+def _error(data: dict[str, Any]) -> ErrorInfo | None:
+    error = data.get("error")
     return None if error is None else ErrorInfo(error["name"], error["message"])
 
 
-def _status(said: dict[str, Any]) -> InstanceStatus:
-    return InstanceStatus(Status(said["status"]), _error(said), said.get("output"))
+def _status(data: dict[str, Any]) -> InstanceStatus:
+    return InstanceStatus(Status(data["status"]), _error(data), data.get("output"))
 
 
-def _summary(workflow: str, said: dict[str, Any]) -> InstanceSummary:
+def _summary(workflow: str, data: dict[str, Any]) -> InstanceSummary:
     return InstanceSummary(
-        id=said["id"],
+        id=data["id"],
         workflow=workflow,
-        run_number=said["runNumber"],
-        status=Status(said["details"]["status"]),
-        error=_error(said["details"]),
+        run_number=data["runNumber"],
+        status=Status(data["details"]["status"]),
+        error=_error(data["details"]),
         run_at=None,  # the API keeps it to itself
-        created_at=_instant(said["createdAt"]),
-        updated_at=_instant(said["updatedAt"]),
-        labels=said.get("labels", {}),
+        created_at=_parse_time(data["createdAt"]),
+        updated_at=_parse_time(data["updatedAt"]),
+        labels=data.get("labels", {}),
     )
 
 
-def _step(said: dict[str, Any]) -> StepRecord:
+def _step_record(data: dict[str, Any]) -> StepRecord:
     return StepRecord(
-        step_key=said["stepKey"],
-        name=said["name"],
-        type=StepType(said["type"]),
-        status=_step_status(said["status"], said["type"]),
-        attempts=said["attempts"],
-        max_attempts=said["maxAttempts"],
-        timeout=None if said["timeoutMs"] is None else timedelta(milliseconds=said["timeoutMs"]),
-        next_retry_at=_maybe(said["nextRetryAt"]),
-        wake_at=_maybe(said["wakeAt"]),
-        wait_event_type=said["waitEventType"],
-        result=said.get("result"),
-        error=_error(said),
-        created_at=_maybe(said["createdAt"]),
-        started_at=_maybe(said["startedAt"]),
-        finished_at=_maybe(said["finishedAt"]),
-        wait_topic=said.get("waitTopic"),
-        task=said.get("task"),
-        task_id=said.get("taskId"),
-        child=_child(said.get("child")),
-        items=_items(said.get("items")),
+        step_key=data["stepKey"],
+        name=data["name"],
+        type=StepType(data["type"]),
+        status=_step_status(data["status"], data["type"]),
+        attempts=data["attempts"],
+        max_attempts=data["maxAttempts"],
+        timeout=None if data["timeoutMs"] is None else timedelta(milliseconds=data["timeoutMs"]),
+        next_retry_at=_optional_time(data["nextRetryAt"]),
+        wake_at=_optional_time(data["wakeAt"]),
+        wait_event_type=data["waitEventType"],
+        result=data.get("result"),
+        error=_error(data),
+        created_at=_optional_time(data["createdAt"]),
+        started_at=_optional_time(data["startedAt"]),
+        finished_at=_optional_time(data["finishedAt"]),
+        wait_topic=data.get("waitTopic"),
+        task=data.get("task"),
+        task_id=data.get("taskId"),
+        child=_child(data.get("child")),
+        items=_items(data.get("items")),
     )
 
 
-def _step_status(said: str, type_: str) -> StepStatus:
+def _step_status(data: str, type_: str) -> StepStatus:
     if type_ == StepType.LINEAR:
-        return _LINEAR[said]
-    return StepStatus(said)
+        return _LINEAR[data]
+    return StepStatus(data)
 
 
 _LINEAR = {
@@ -318,62 +326,62 @@ _LINEAR = {
 }
 
 
-def _child(said: dict[str, Any] | None) -> Child | None:
-    return None if said is None else Child(said["workflowName"], said["instanceId"])
+def _child(data: dict[str, Any] | None) -> Child | None:
+    return None if data is None else Child(data["workflowName"], data["instanceId"])
 
 
-def _items(said: dict[str, Any] | None) -> ItemCounts | None:
-    return None if said is None else ItemCounts(said["total"], said["done"], said["failed"])
+def _items(data: dict[str, Any] | None) -> ItemCounts | None:
+    return None if data is None else ItemCounts(data["total"], data["done"], data["failed"])
 
 
-def _event(place: int, said: dict[str, Any]) -> EventRecord:
+def _event_record(seq: int, data: dict[str, Any]) -> EventRecord:
     return EventRecord(
-        seq=place,
-        event_id=said["id"],
-        type=said["type"],
-        payload=said["payload"],
-        created_at=_instant(said["createdAt"]),
-        delivered_at=_maybe(said["deliveredAt"]),
-        consumed_by_step_key=said["consumedByStepKey"],
+        seq=seq,
+        event_id=data["id"],
+        type=data["type"],
+        payload=data["payload"],
+        created_at=_parse_time(data["createdAt"]),
+        delivered_at=_optional_time(data["deliveredAt"]),
+        consumed_by_step_key=data["consumedByStepKey"],
     )
 
 
-def _parent(said: dict[str, Any] | None) -> ParentStep | None:
-    if said is None:
+def _parent(data: dict[str, Any] | None) -> ParentStep | None:
+    if data is None:
         return None
-    return ParentStep(said["workflowName"], said["instanceId"], said["runNumber"], said["stepKey"])
+    return ParentStep(data["workflowName"], data["instanceId"], data["runNumber"], data["stepKey"])
 
 
-def _origin(said: dict[str, Any] | None) -> Origin | None:
-    return None if said is None else Origin(said["instanceId"], said["runNumber"], said["stepKey"])
+def _origin(data: dict[str, Any] | None) -> Origin | None:
+    return None if data is None else Origin(data["instanceId"], data["runNumber"], data["stepKey"])
 
 
-def _audited(run: int, said: dict[str, Any], types: Mapping[str, str]) -> AuditRecord:
+def _audit_record(run: int, data: dict[str, Any], types: Mapping[str, str]) -> AuditRecord:
     """``types``: of the run's steps, by key; statuses of linear ones have names of their own."""
-    before = said["before"]
+    before = data["before"]
     return AuditRecord(
         run_number=run,
-        step_key=said["stepKey"],
-        action=said["action"],
-        by=said["by"],
-        reason=said["reason"],
-        status_before=_step_status(before["status"], types.get(said["stepKey"], "")),
+        step_key=data["stepKey"],
+        action=data["action"],
+        by=data["by"],
+        reason=data["reason"],
+        status_before=_step_status(before["status"], types.get(data["stepKey"], "")),
         attempts_before=before["attempts"],
         error_before=_error(before),
-        created_at=_instant(said["createdAt"]),
+        created_at=_parse_time(data["createdAt"]),
     )
 
 
-def _line(said: dict[str, Any]) -> LogRecord:
+def _log_record(data: dict[str, Any]) -> LogRecord:
     return LogRecord(
-        id=int(said["id"]),
-        run_number=said["runNumber"],
-        level=LogLevel(said["level"]),
-        category=said["category"],
-        message=said["message"],
-        data=said["data"],
-        step_key=said["stepKey"],
-        attempt=said["attempt"],
-        is_replay=said["isReplay"],
-        created_at=_instant(said["createdAt"]),
+        id=int(data["id"]),
+        run_number=data["runNumber"],
+        level=LogLevel(data["level"]),
+        category=data["category"],
+        message=data["message"],
+        data=data["data"],
+        step_key=data["stepKey"],
+        attempt=data["attempt"],
+        is_replay=data["isReplay"],
+        created_at=_parse_time(data["createdAt"]),
     )

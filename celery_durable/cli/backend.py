@@ -23,14 +23,14 @@ from celery_durable.model import (
     Status,
 )
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Between two looks at an instance that is followed; a look is one small read."""
-PATIENCE_SECONDS = 20.0
+LONG_POLL_SECONDS = 20.0
 """How long one look at an instance that is followed may take where nothing changes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InstanceSnapshot:
     """An instance at one moment. ``version``: opaque; another one means that something has changed."""
 
     status: Status
@@ -50,10 +50,10 @@ class WorkflowInfo:
     """Module and name of its function."""
 
 
-class Tail(Protocol):
+class LogTail(Protocol):
     """The log lines of a run, read on and on."""
 
-    def news(self) -> Iterator[LogRecord]:
+    def read_new_lines(self) -> Iterator[LogRecord]:
         """The lines since the last call, oldest first."""
 
 
@@ -83,7 +83,9 @@ class Backend(Protocol):
     ) -> Page[InstanceSummary]:
         """Instances that have all these labels, newest first; raises CursorInvalid, InvalidLabel."""
 
-    def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
+    def read_snapshot(
+        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
+    ) -> InstanceSnapshot | None:
         """An instance now; None while it is at the version ``known``, after ``patience`` seconds at most."""
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
@@ -91,7 +93,7 @@ class Backend(Protocol):
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> Tail:
+    ) -> LogTail:
         """The log lines of a run from this level on."""
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:

@@ -33,7 +33,7 @@ from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 
 _SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 _UNKNOWN = "The outcome of a commit is unknown, looking it up"
-_MOST_SEEN = 10_000
+_MAX_OBSERVED = 10_000
 _REPORT_SECONDS = 10.0
 _PAUSE_SECONDS = (0.3, 1.2)
 _GRACE_SECONDS = 30.0
@@ -60,25 +60,25 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
     At the end it shows what it did, how soon the struck runs went on, and every contradiction in the tables: exit
     code 1 if there is one. Ctrl-C ends it early, and everything it started. Piped: what, how often.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
     _check_broker(durable)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    place = durable.store.engine.url.render_as_string()
+    database = durable.store.engine.url.render_as_string()
     if not yes:
         click.confirm(
-            f"Start {workers} workers on {place}, and for {minutes:g} min kill them and lose and repeat messages?",
+            f"Start {workers} workers on {database}, and for {minutes:g} min kill them and lose and repeat messages?",
             abort=True,
             err=True,
         )
-    console.aside(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
+    console.print_note(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
     app = ctx.find_root().params.get("app")
     chaos_run = ChaosRun(durable, console, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
     is_interrupted = chaos_run.run(workers=workers, length=timedelta(minutes=minutes))
     rows, violations = chaos_run.report()
-    console.table(_COLUMNS, rows)
+    console.print_table(_COLUMNS, rows)
     for violation in violations:
-        console.aside(f"VIOLATION {violation}")
+        console.print_note(f"VIOLATION {violation}")
     chaos_run.forget_logs(keep=bool(violations))
     if violations:
         ctx.exit(REFUSED)
@@ -106,7 +106,7 @@ class ChaosRun:
         self._stop = threading.Event()
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []
-        self._done: Counter[str] = Counter({_CHILDREN_KILLED: 0, _WORKERS_KILLED: 0})
+        self._counts: Counter[str] = Counter({_CHILDREN_KILLED: 0, _WORKERS_KILLED: 0})
         self._killed_claims: list[chaos_checks.HeldClaim] = []
         self._recovered: dict[chaos_checks.HeldClaim, float] = {}
         self._seen: dict[int, DueRun] = {}
@@ -145,15 +145,15 @@ class ChaosRun:
     def _signals(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM: a flag, so that no worker is forgotten that is just being started."""
 
-        def ask(*_: object) -> None:
+        def handle_signal(*_: object) -> None:
             if self._stop.is_set():
                 for worker in self._workers:
-                    worker.signal_all(signal.SIGKILL)
+                    worker.signal_group(signal.SIGKILL)
                 os._exit(INTERRUPTED)
             self._stop.set()
-            self._console.aside("Ending the workers that were started; once more ends them at once.")
+            self._console.print_note("Ending the workers that were started; once more ends them at once.")
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -171,14 +171,14 @@ class ChaosRun:
         while not (self._stop.is_set() or all(worker.is_ready for worker in self._workers)):
             failed = next((worker for worker in self._workers if not worker.is_running), None)
             if failed is not None or runtime.monotonic() > end:
-                said = (failed or self._workers[0]).said().strip().splitlines()[-1:]
-                raise CliError("A worker could not be started.", f"It said: {' '.join(said)}")
+                last_line = (failed or self._workers[0]).read_log().strip().splitlines()[-1:]
+                raise CliError("A worker could not be started.", f"Its last log line: {' '.join(last_line)}")
             runtime.sleep(0.1)
 
     def _end_workers(self) -> None:
         for worker in self._workers:
-            worker.signal_all(signal.SIGCONT)  # one may have been frozen for its death
-            worker.ask_to_stop()
+            worker.signal_group(signal.SIGCONT)  # one may have been frozen for its death
+            worker.terminate()
         for worker in self._workers:
             worker.end()
 
@@ -198,7 +198,7 @@ class ChaosRun:
             if now >= report_at:
                 report_at = now + _REPORT_SECONDS
                 summary = "; ".join(f"{what}: {n}" for what, n in self._actions())
-                self._console.aside(f"{now - started:4.0f} s; {summary}; instances seen: {len(self._seen)}")
+                self._console.print_note(f"{now - started:4.0f} s; {summary}; instances seen: {len(self._seen)}")
 
     @contextlib.contextmanager
     def _tolerating_outages(self) -> Iterator[None]:
@@ -207,15 +207,13 @@ class ChaosRun:
         except Exception as exc:
             if not self._durable.store.is_transient(exc):
                 raise
-            self._done["times the database was away"] += 1
+            self._counts["times the database was away"] += 1
 
     def _observe(self) -> None:
         """Note who is at work now, and replace workers that have fallen."""
-        if len(self._seen) < _MOST_SEEN:
-            within, limit = timedelta(minutes=1), _MOST_SEEN - len(self._seen)
-            self._seen |= self._durable.store.read(
-                lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit)
-            )
+        if len(self._seen) < _MAX_OBSERVED:
+            within, limit = timedelta(minutes=1), _MAX_OBSERVED - len(self._seen)
+            self._seen |= self._durable.store.read(lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit))
         for worker in [worker for worker in self._workers if not worker.is_running]:
             self._replace(worker)
 
@@ -226,44 +224,44 @@ class ChaosRun:
     def _kill_child(self) -> None:
         """Frozen first, so that its claim is read while nothing can change it."""
         worker = self._rng.choice(self._workers)
-        pid = worker.child() if worker.is_ready else None
-        if pid is None or not worker.signal_child(pid, signal.SIGSTOP):
+        pid = worker.pool_process_id() if worker.is_ready else None
+        if pid is None or not worker.signal_pool_process(pid, signal.SIGSTOP):
             return
         held, end = None, signal.SIGCONT
         try:
             held = self._claims_to_kill(worker)
             end = signal.SIGCONT if held is None else signal.SIGKILL
         finally:
-            worker.signal_child(pid, end)
+            worker.signal_pool_process(pid, end)
         if held is not None:
             self._killed_claims += held
-            self._done[_CHILDREN_KILLED] += 1
+            self._counts[_CHILDREN_KILLED] += 1
 
     def _kill_worker(self) -> None:
         worker = self._rng.choice(self._workers)
         if not worker.is_ready:
             return
-        worker.signal_all(signal.SIGSTOP)
+        worker.signal_group(signal.SIGSTOP)
         try:
             held = self._claims_to_kill(worker)
         except BaseException:
-            worker.signal_all(signal.SIGCONT)
+            worker.signal_group(signal.SIGCONT)
             raise
         if held is None:
-            worker.signal_all(signal.SIGCONT)
+            worker.signal_group(signal.SIGCONT)
             return
         worker.kill()
         self._replace(worker)
         self._killed_claims += held
-        self._done[_WORKERS_KILLED] += 1
+        self._counts[_WORKERS_KILLED] += 1
 
     def _claims_to_kill(self, worker: OwnWorker) -> list[chaos_checks.HeldClaim] | None:
         """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
         held = self._durable.store.read(
             lambda tx: chaos_checks.find_held_claims(tx, worker.node, lease=self._durable.settings.lease)
         )
-        most = max(1, self._durable.settings.max_crashes - 2)
-        return None if any(each.crash_count >= most for each in held) else held
+        max_crash_count = max(1, self._durable.settings.max_crashes - 2)
+        return None if any(each.crash_count >= max_crash_count for each in held) else held
 
     def _repeat_messages(self) -> None:
         for pk in self._rng.sample(sorted(self._seen), min(3, len(self._seen))):
@@ -273,12 +271,12 @@ class ChaosRun:
         """Give the struck runs the time that they may need: a lease, and a message or two that got lost."""
         settings, runtime = self._durable.settings, self._durable.runtime
         end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _GRACE_SECONDS
-        left = self._unrecovered()
-        if left and not self._stop.is_set():
-            self._console.aside(f"Waiting for {len(left)} runs that were struck to go on")
-        while left and runtime.monotonic() < end and not self._stop.is_set():
+        unrecovered = self._unrecovered()
+        if unrecovered and not self._stop.is_set():
+            self._console.print_note(f"Waiting for {len(unrecovered)} runs that were struck to go on")
+        while unrecovered and runtime.monotonic() < end and not self._stop.is_set():
             runtime.sleep(0.5)
-            left = self._unrecovered()
+            unrecovered = self._unrecovered()
 
     def _unrecovered(self) -> list[chaos_checks.HeldClaim]:
         for held in self._killed_claims:
@@ -293,7 +291,7 @@ class ChaosRun:
 
     def _actions(self) -> list[tuple[str, int]]:
         messages = {f"messages {how}": n for how, n in self._messenger.done.items()}
-        return sorted((dict(self._done) | messages).items())
+        return sorted((dict(self._counts) | messages).items())
 
     def report(self) -> tuple[list[tuple[str, str]], list[str]]:
         """The table, and what contradicts itself."""
@@ -301,7 +299,7 @@ class ChaosRun:
         read = self._durable.store.read
         statuses, steps = read(lambda tx: chaos_checks.count_progress(tx, pks, since=self._since))
         violations = read(lambda tx: chaos_checks.find_contradictions(tx, pks))
-        left = self._unrecovered()
+        unrecovered = self._unrecovered()
         logs = "".join(log.read_text(errors="replace") for log in self._logs)
         rows = [
             *((what, str(n)) for what, n in self._actions()),
@@ -312,7 +310,7 @@ class ChaosRun:
             ("unknown commits looked up", str(logs.count(_UNKNOWN))),
             ("runs struck by a kill", str(len(self._killed_claims))),
             ("seconds until they went on, p50 / p99", _quantiles(list(self._recovered.values()))),
-            ("not gone on yet", ", ".join(str(held.ref) for held in left[:5]) or "0"),
+            ("not gone on yet", ", ".join(str(held.ref) for held in unrecovered[:5]) or "0"),
             ("violations", str(len(violations))),
         ]
         return rows, violations
@@ -320,7 +318,7 @@ class ChaosRun:
     def forget_logs(self, *, keep: bool) -> None:
         """Remove the workers' logs, or say where they are."""
         if keep:
-            self._console.aside(f"The logs of the workers are in {self._folder}")
+            self._console.print_note(f"The logs of the workers are in {self._folder}")
         else:
             shutil.rmtree(self._folder)
 

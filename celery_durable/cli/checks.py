@@ -20,12 +20,12 @@ from celery_durable.store import heartbeats, migrate, outbox, schedule, server_i
 from celery_durable.store.schema import REVISION
 
 _APP = "<your app>"
-_LONGEST_PASS = timedelta(hours=1)
+_MIN_TIME_LIMIT = timedelta(hours=1)
 """A step may well take that long; what ends a pass before is a mistake."""
-_LATE = timedelta(minutes=1)
+_MAX_LATENESS = timedelta(minutes=1)
 _CONNECT_SECONDS = 3
 _PING_SECONDS = 1.0
-_TO_THE_DATABASE = "Bring the database back. The dispatcher then continues by itself."
+_DATABASE_REMEDY = "Bring the database back. The dispatcher then continues by itself."
 _PICKLE = {"pickle", "application/x-python-serialize"}
 _VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 
@@ -55,22 +55,22 @@ def check_all(durable: Durable) -> Iterator[Finding]:
     except DurableError as exc:
         yield Finding(Level.FAIL, "configuration", str(exc), "Set it as the message says.")
         return
-    yield from _configuration(durable)
-    has_broker = yield from _broker(durable)
-    processes = yield from _database(durable)
+    yield from _check_settings(durable)
+    has_broker = yield from _check_broker(durable)
+    processes = yield from _check_database(durable)
     if processes is not None:
         now, beats = processes
-        yield _dispatcher(durable, now, beats)
-        yield from _outages(now, beats)
-        yield _backlog(durable)
-        yield _outbox(durable)
-        yield from _workers(durable, now, beats, has_broker=has_broker)
+        yield _check_dispatcher(durable, now, beats)
+        yield from _check_outages(now, beats)
+        yield _check_backlog(durable)
+        yield _check_outbox(durable)
+        yield from _check_workers(durable, now, beats, has_broker=has_broker)
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _configuration(durable: Durable) -> Iterator[Finding]:
+def _check_settings(durable: Durable) -> Iterator[Finding]:
     conf: Any = durable.app.conf
     about, settings = "configuration", durable.settings
     count = len(durable.workflows)
@@ -83,8 +83,8 @@ def _configuration(durable: Durable) -> Iterator[Finding]:
         sentence = f"worker_pool is {conf.worker_pool!r}: such a worker runs no workflows."
         remedy = f"celery -A {_APP} worker -P prefork -Q {settings.queue}"
         yield Finding(Level.WARN, about, sentence, remedy)
-    yield from _content(conf)
-    yield _time_limits(durable)
+    yield from _check_accept_content(conf)
+    yield _check_time_limits(durable)
     transport = _transport(conf)
     if transport in _VISIBILITY_SECONDS:
         seconds = float((conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_SECONDS[transport]))
@@ -100,7 +100,7 @@ def _configuration(durable: Durable) -> Iterator[Finding]:
             yield Finding(Level.OK, "visibility_timeout", sentence)
 
 
-def _content(conf: Any) -> Iterator[Finding]:
+def _check_accept_content(conf: Any) -> Iterator[Finding]:
     accepted = {str(each) for each in conf.accept_content or ()}
     if accepted & _PICKLE:
         sentence = "accept_content has pickle: whoever can write to the broker runs code in your workers."
@@ -109,10 +109,10 @@ def _content(conf: Any) -> Iterator[Finding]:
         yield Finding(Level.OK, "accept_content", "Workers read JSON, and no pickle.")
 
 
-def _time_limits(durable: Durable) -> Finding:
+def _check_time_limits(durable: Durable) -> Finding:
     task: Any = durable.app.tasks[tasks.ADVANCE]
     limits = [seconds for seconds in (task.time_limit, task.soft_time_limit) if seconds]
-    if not limits or min(limits) >= _LONGEST_PASS.total_seconds():
+    if not limits or min(limits) >= _MIN_TIME_LIMIT.total_seconds():
         sentence = "task_time_limit and task_soft_time_limit do not apply to passes, which have limits of their own"
         own = "" if not limits else f": {format_duration(timedelta(seconds=min(limits)))}"
         return Finding(Level.OK, "time limits", f"{sentence}{own}.")
@@ -135,11 +135,13 @@ def _broker_url(conf: Any) -> str:
 
 _REDIS = ("socket_timeout", '{"socket_timeout": 5, "socket_connect_timeout": 5, "health_check_interval": 5}')
 _AMQP = ("read_timeout", '{"read_timeout": 5, "write_timeout": 5}, and broker_heartbeat = 10')
-_SILENCE = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(("amqp", "amqps", "pyamqp"), _AMQP)
+_READ_TIMEOUT_OPTIONS = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(
+    ("amqp", "amqps", "pyamqp"), _AMQP
+)
 """By transport: the option that bounds a read, and what to set."""
 
 
-def _broker(durable: Durable) -> Generator[Finding, None, bool]:
+def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
     conf: Any = durable.app.conf
     url, transport = maybe_sanitize_url(_broker_url(conf)), _transport(conf)
     try:
@@ -154,14 +156,14 @@ def _broker(durable: Durable) -> Generator[Finding, None, bool]:
         yield Finding(Level.WARN, "broker", sentence, "Set broker_url to a server, for example redis:// or amqp://.")
         return True
     yield Finding(Level.OK, "broker", f"{url} answers.")
-    if transport in _SILENCE:
-        yield _silence(transport, conf.broker_transport_options or {})
+    if transport in _READ_TIMEOUT_OPTIONS:
+        yield _check_read_timeout(transport, conf.broker_transport_options or {})
     return True
 
 
-def _silence(transport: str, options: dict[str, Any]) -> Finding:
+def _check_read_timeout(transport: str, options: dict[str, Any]) -> Finding:
     """Without a bound Celery itself waits for ever for a broker that has gone silent, in a worker's main loop too."""
-    about, wanted = _SILENCE[transport]
+    about, wanted = _READ_TIMEOUT_OPTIONS[transport]
     if seconds := options.get(about):
         return Finding(Level.OK, about, f"A broker that has gone silent is given up after {seconds:g} s.")
     sentence = f"There is no {about}: a broker that has gone silent, instead of refusing, stops a worker for good."
@@ -171,7 +173,7 @@ def _silence(transport: str, options: dict[str, Any]) -> Finding:
 Processes = tuple[datetime, tuple[Heartbeat, ...]]
 
 
-def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
+def _check_database(durable: Durable) -> Generator[Finding, None, Processes | None]:
     """Answers with the processes that are known; None where the database cannot tell."""
     about = "database"
     try:
@@ -179,9 +181,9 @@ def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
             remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
             return None
-        asked = durable.runtime.wall_clock()
+        started_at = durable.runtime.wall_clock()
         found = server_info.read_server_info(durable.store)
-        offset = asked + (durable.runtime.wall_clock() - asked) / 2 - found.now
+        offset = started_at + (durable.runtime.wall_clock() - started_at) / 2 - found.now
     except UnsupportedDatabase as exc:
         yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
         return None
@@ -199,14 +201,14 @@ def _database(durable: Durable) -> Generator[Finding, None, Processes | None]:
     if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
         remedy = "Let engine= use isolation_level='READ COMMITTED'."
         yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups get lost.", remedy)
-    is_current = yield from _schema(durable)
+    is_current = yield from _check_tables(durable)
     direction = "ahead of" if offset > timedelta(0) else "behind"
     sentence = f"This machine's clock is {format_duration(abs(offset))} {direction} the database's, which alone counts."
     yield Finding(Level.OK, "clock", sentence)
     return durable.store.read(heartbeats.read) if is_current else None
 
 
-def _schema(durable: Durable) -> Generator[Finding, None, bool]:
+def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
     revision = migrate.read_revision(durable.store)
     if revision is not None and revision >= REVISION:
         yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
@@ -220,7 +222,7 @@ def _schema(durable: Durable) -> Generator[Finding, None, bool]:
 # --- processes ----------------------------------------------------------------------------------
 
 
-def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
+def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
     about, setting = "dispatcher", durable.settings.dispatcher
     sweeping = [beat for beat in beats if beat.sweeps(now)]
     if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
@@ -242,18 +244,18 @@ def _dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -
     return Finding(Level.FAIL, about, sentence, remedy)
 
 
-def _outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
+def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
     """What dispatchers say of queues that refuse, and of servers that are away: each once, by who has seen it first."""
-    told: dict[tuple[str, str], Outage] = {}
+    first_seen: dict[tuple[str, str], Outage] = {}
     for outage in sorted((each for beat in beats if beat.is_live(now) for each in beat.outages), key=_since):
-        told.setdefault((outage.what, outage.where), outage)
-    for outage in told.values():
+        first_seen.setdefault((outage.what, outage.where), outage)
+    for outage in first_seen.values():
         who = {"queue": f"Queue {outage.where!r} refuses messages", "broker": f"The broker {outage.where} takes none"}
         what = who.get(outage.what, "The dispatcher cannot look after due work")
         sentence = (
             f"{what} since {iso(outage.since)}, {format_duration(now - outage.since, units=1)} ago: {outage.error}"
         )
-        fix = _TO_THE_DATABASE if outage.what == "database" else remedy(outage.error)
+        fix = _DATABASE_REMEDY if outage.what == "database" else remedy(outage.error)
         yield Finding(Level.FAIL, outage.what, sentence, fix)
 
 
@@ -261,16 +263,16 @@ def _since(outage: Outage) -> datetime:
     return outage.since
 
 
-def _backlog(durable: Durable) -> Finding:
+def _check_backlog(durable: Durable) -> Finding:
     first, now = durable.store.read(schedule.read_next_due)
-    if first is None or now - first <= _LATE:
+    if first is None or now - first <= _MAX_LATENESS:
         return Finding(Level.OK, "backlog", "Nothing is late.")
     sentence = f"The oldest due work has not been looked after for {format_duration(now - first, units=1)}."
     remedy = "See to dispatcher, broker and workers; a long queue needs more workers."
     return Finding(Level.WARN, "backlog", sentence, remedy)
 
 
-def _outbox(durable: Durable) -> Finding:
+def _check_outbox(durable: Durable) -> Finding:
     count = durable.store.read(outbox.count_given_up)
     if not count:
         return Finding(Level.OK, "outbox", "No outbound event was given up.")
@@ -283,27 +285,34 @@ def _outbox(durable: Durable) -> Finding:
     return Finding(Level.WARN, "outbox", f"{what} failed to the last attempt.", remedy)
 
 
-def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool) -> Iterator[Finding]:
+def _check_workers(
+    durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool
+) -> Iterator[Finding]:
     working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
-    answering = _answering(durable) if has_broker else {}
-    yield _answers(durable, {beat.node for beat in working}, set(answering), has_broker=has_broker)
+    replying = _find_replying_workers(durable) if has_broker else {}
+    yield _check_replies(durable, {beat.node for beat in working}, set(replying), has_broker=has_broker)
     needed: dict[str, list[str]] = {durable.settings.queue: []}
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
     for queue, names in needed.items():
-        everybody = [beat for beat in working if queue in beat.queues]
-        consumers = [beat for beat in everybody if beat.runs_workflows]
-        if everybody and not consumers:
-            pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in everybody})[:5])
+        consumers_of_any_pool = [beat for beat in working if queue in beat.queues]
+        consumers = [beat for beat in consumers_of_any_pool if beat.runs_workflows]
+        if consumers_of_any_pool and not consumers:
+            pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers_of_any_pool})[:5])
             sentence = f"{queue!r} is consumed only by workers on pools that run no workflows ({pools})."
             yield Finding(Level.FAIL, "queue", sentence, f"celery -A {_APP} worker -P prefork -Q {queue}")
             continue
         if not consumers:
             remedy = f"celery -A {_APP} worker -Q {queue}"
-            yield Finding(Level.FAIL, "queue", f"No worker consumes queue {queue!r}.{_but(answering, queue)}", remedy)
+            yield Finding(
+                Level.FAIL,
+                "queue",
+                f"No worker consumes queue {queue!r}.{_describe_other_consumers(replying, queue)}",
+                remedy,
+            )
             continue
         nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
-        if all(queue not in answering.get(beat.node, {queue}) for beat in consumers):
+        if all(queue not in replying.get(beat.node, {queue}) for beat in consumers):
             sentence = f"{queue!r} is consumed by {nodes}, says the last heartbeat, but no more, say they themselves."
             remedy = f"celery -A {_APP} control add_consumer {queue}"
             yield Finding(Level.FAIL, "queue", sentence, remedy)
@@ -316,36 +325,36 @@ def _workers(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, h
             yield Finding(Level.FAIL, "workflows", sentence, remedy)
 
 
-def _but(answering: dict[str, set[str]], queue: str) -> str:
+def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
     """Who takes the messages of a queue for which no worker of this database has a heartbeat."""
-    nodes = ", ".join(sorted(node for node, queues in answering.items() if queue in queues)[:5])
+    nodes = ", ".join(sorted(node for node, queues in replying.items() if queue in queues)[:5])
     return f" But {nodes} takes its messages, and writes no heartbeat into this database." if nodes else ""
 
 
-def _answers(durable: Durable, working: set[str], answering: set[str], *, has_broker: bool) -> Finding:
+def _check_replies(durable: Durable, working: set[str], replying: set[str], *, has_broker: bool) -> Finding:
     about = "workers"
     seen = f"in the last {format_duration(3 * HEARTBEAT)}"
-    if not working and not answering:
+    if not working and not replying:
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
     if not working:
-        nodes = ", ".join(sorted(answering)[:5])
+        nodes = ", ".join(sorted(replying)[:5])
         sentence = f"{nodes} answer, but have written no heartbeat {seen}."
         remedy = "Do they load this app with its Durable, and have the same durable_database_url?"
         return Finding(Level.FAIL, about, sentence, remedy)
     nodes = ", ".join(sorted(working)[:5])
-    if has_broker and not working & answering and durable.app.conf.worker_enable_remote_control:
+    if has_broker and not working & replying and durable.app.conf.worker_enable_remote_control:
         sentence = f"{nodes} work on this database, but do not answer over this broker."
         remedy = "Have they the same broker_url? Busy solo workers do not answer either."
         return Finding(Level.WARN, about, sentence, remedy)
     return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
 
 
-def _answering(durable: Durable) -> dict[str, set[str]]:
+def _find_replying_workers(durable: Durable) -> dict[str, set[str]]:
     """The workers that answer over the broker in time, and the queues that they consume."""
     try:
         # A connection of our own: one that went back to the pool after a reply that it still waits for hurts forks.
         with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
-            told = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
+            replies = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
     except Exception:  # noqa: BLE001  # transports without broadcast
         return {}
-    return {node: {queue["name"] for queue in queues or ()} for node, queues in told.items()}
+    return {node: {queue["name"] for queue in queues or ()} for node, queues in replies.items()}

@@ -7,6 +7,7 @@ headers, and with them the credentials, go to nobody but the server that was nam
 from __future__ import annotations
 
 import email.utils
+import functools
 import http.client
 import json
 import queue
@@ -21,20 +22,20 @@ from email.message import Message
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from celery_durable.cli.command import REFUSED, UNREACHABLE, CliError, cli_error
+from celery_durable.cli.command import REFUSED, UNREACHABLE, CliError, make_cli_error
 
 T = TypeVar("T")
 
 _PROBLEM = "application/problem+json"
-_PASSING = frozenset({429, 502, 503, 504})
+_TEMPORARY = frozenset({429, 502, 503, 504})
 """What a server, or a proxy before it, answers with for a while."""
-_REPEATED = _PASSING | {500}
-_LONGEST_PAUSE_SECONDS = 30.0
-_LARGEST_BODY = 256 * 2**20
+_RETRIED = _TEMPORARY | {500}
+_MAX_PAUSE_SECONDS = 30.0
+_MAX_BODY_BYTES = 256 * 2**20
 """In bytes. A page has up to 100 steps, each with a result of up to 1 MiB."""
 
 
-class NoApi(CliError):
+class WrongApi(CliError):
     """What answers is not our API, or one of another version."""
 
 
@@ -48,7 +49,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _HttpResponse:
     """What a server sent; of a body that is too large one byte more than may be."""
 
     code: int
@@ -58,7 +59,7 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
+class RetryPolicy:
     """``limit`` after the first, the first after ``delay_seconds``, then each time twice as long."""
 
     limit: int = 2
@@ -74,8 +75,8 @@ class Client:
     """One API.
 
     ``timeout_seconds``: for one request up to the last byte of its answer, beyond the time for which it asks the server
-    to wait. ``largest_body``: of an answer, in bytes.
-    ``tell``: gets each request as a command, in which the headers' values are left out: they may be secrets.
+    to wait. ``max_body_bytes``: of an answer, in bytes.
+    ``log_request``: gets each request as a command, in which the headers' values are left out: they may be secrets.
     """
 
     def __init__(
@@ -84,172 +85,185 @@ class Client:
         headers: Sequence[tuple[str, str]],
         *,
         timeout_seconds: float,
-        retries: Retries,
+        retries: RetryPolicy,
         sleep: Callable[[float], None],
-        tell: Callable[[str], None] | None = None,
-        largest_body: int = _LARGEST_BODY,
+        log_request: Callable[[str], None] | None = None,
+        max_body_bytes: int = _MAX_BODY_BYTES,
     ) -> None:
         self.base_url, self._headers = base_url.rstrip("/"), headers
-        self._largest_body = largest_body
+        self._max_body_bytes = max_body_bytes
         self._timeout_seconds, self._retries, self._sleep = timeout_seconds, retries, sleep
-        self._tell = tell
+        self._log_request = log_request
         self._opener = urllib.request.build_opener(_NoRedirects())
         self.server_time: datetime | None = None
         """When the last answer was sent, by the server's clock."""
 
-    def get(self, *path: str, query: Mapping[str, Any] | None = None, known: object = None, wait: float = 0) -> Reply:
-        """Read something. ``known``: an ETag, answered with None as long as it is of it.
+    def get(
+        self, *path: str, query: Mapping[str, Any] | None = None, known_etag: object = None, wait_seconds: float = 0
+    ) -> Reply:
+        """Read something. ``known_etag``: an ETag, answered with None as long as it is of it.
 
         Of ``query`` what is None is left out, and a list is asked for by each of its items.
         """
-        given = [(key, value if isinstance(value, list) else [value]) for key, value in (query or {}).items()]
-        asked = [(key, _text(each)) for key, several in given for each in several if each is not None]
-        headers = [] if known is None else [("If-None-Match", str(known))]
-        target = "/".join(quote(each, safe="") for each in path) + (f"?{urlencode(asked)}" if asked else "")
-        return self._insist("GET", target, None, headers, is_safe=True, wait=wait, about=_about(path))
+        query_values = [(key, value if isinstance(value, list) else [value]) for key, value in (query or {}).items()]
+        parameters = [(key, _text(value)) for key, values in query_values for value in values if value is not None]
+        headers = [] if known_etag is None else [("If-None-Match", str(known_etag))]
+        target = "/".join(quote(each, safe="") for each in path) + (f"?{urlencode(parameters)}" if parameters else "")
+        return self._send_with_retries(
+            "GET", target, None, headers, is_idempotent=True, wait_seconds=wait_seconds, subject=_target_of(path)
+        )
 
     def post(
-        self, *path: str, body: Mapping[str, Any] | None = None, is_safe: bool = False, makes: str | None = None
+        self, *path: str, body: Mapping[str, Any] | None = None, is_idempotent: bool = False, new_id: str | None = None
     ) -> Reply:
-        """Change something. ``is_safe``: the server does it once however often it is asked. ``makes``: this id."""
+        """Send a POST request.
+
+        ``is_idempotent``: the request may be repeated after a failure. ``new_id``: the id of the instance that the
+        request creates, for error messages.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = [] if body is None else [("Content-Type", "application/json")]
         target = "/".join(quote(each, safe="") for each in path)
-        return self._insist("POST", target, data, headers, is_safe=is_safe, about=_about((*path, makes or "")))
+        return self._send_with_retries(
+            "POST", target, data, headers, is_idempotent=is_idempotent, subject=_target_of((*path, new_id or ""))
+        )
 
-    def _insist(
+    def _send_with_retries(
         self,
         method: str,
         target: str,
         data: bytes | None,
         headers: Sequence[tuple[str, str]],
         *,
-        is_safe: bool,
-        wait: float = 0,
-        about: Sequence[str],
+        is_idempotent: bool,
+        wait_seconds: float = 0,
+        subject: Sequence[str],
     ) -> Reply:
-        if self._tell is not None:
-            self._tell(self._as_curl(method, target, data, headers))
-        left, tries, pause = self._retries.limit if is_safe else 0, 1, self._retries.delay_seconds
+        if self._log_request is not None:
+            self._log_request(self._as_curl(method, target, data, headers))
+        left, tries, pause = self._retries.limit if is_idempotent else 0, 1, self._retries.delay_seconds
         while True:
             request = urllib.request.Request(f"{self.base_url}/{target}", data, method=method)  # noqa: S310  # checked by the door
             for name, value in (("Accept", "application/json"), *self._headers, *headers):
                 request.add_header(name, value)
             try:
-                answer = _in_time(lambda: self._send(request, wait), self._timeout_seconds + wait)  # noqa: B023
-            except (OSError, http.client.HTTPException) as failed:
+                send = functools.partial(self._send, request, wait_seconds)
+                response = _call_with_timeout(send, self._timeout_seconds + wait_seconds)
+            except (OSError, http.client.HTTPException) as error:
                 if left <= 0:
-                    raise self._unreached(failed, is_change=method != "GET") from failed
+                    raise self._connection_error(error, is_change=method != "GET") from error
             else:
-                if answer.code not in _REPEATED or left <= 0:
-                    return self._reply(answer, about, tries)
-                pause = max(pause, _asked_pause(answer))
-            self._sleep(min(pause, _LONGEST_PAUSE_SECONDS))
+                if response.code not in _RETRIED or left <= 0:
+                    return self._reply(response, subject, tries)
+                pause = max(pause, _retry_after_seconds(response))
+            self._sleep(min(pause, _MAX_PAUSE_SECONDS))
             left, tries, pause = left - 1, tries + 1, pause * 2
 
     def _as_curl(self, method: str, target: str, data: bytes | None, headers: Sequence[tuple[str, str]]) -> str:
-        said = [f"{name}: ***" for name, _ in self._headers]
-        said += [f"{name}: {value}" for name, value in headers if name != "Content-Type"]  # as --json says
-        words = ["curl", *(word for each in said for word in ("-H", each))]
+        header_lines = [f"{name}: ***" for name, _ in self._headers]
+        header_lines += [f"{name}: {value}" for name, value in headers if name != "Content-Type"]  # as --json says
+        words = ["curl", *(word for line in header_lines for word in ("-H", line))]
         if data is not None:
             words += ["--json", data.decode()]
         elif method != "GET":
             words += ["-X", method]
         return shlex.join([*words, f"{self.base_url}/{target}"])
 
-    def _send(self, request: urllib.request.Request, wait: float) -> _Answer:
+    def _send(self, request: urllib.request.Request, wait_seconds: float) -> _HttpResponse:
         try:
-            response = self._opener.open(request, timeout=self._timeout_seconds + wait)
-        except urllib.error.HTTPError as answered:
-            response = answered
+            response = self._opener.open(request, timeout=self._timeout_seconds + wait_seconds)
+        except urllib.error.HTTPError as error_response:
+            response = error_response
         with response:
-            return _Answer(response.status, response.reason, response.headers, response.read(self._largest_body + 1))
+            return _HttpResponse(
+                response.status, response.reason, response.headers, response.read(self._max_body_bytes + 1)
+            )
 
-    def _reply(self, answer: _Answer, about: Sequence[str], tries: int) -> Reply:
-        self._note(answer)
-        if answer.code == 304:
-            return Reply(None, answer.headers.get("ETag"), tries)
-        if len(answer.body) > self._largest_body:
-            raise self._no_api(f"answered with more than {self._largest_body} bytes")
-        if answer.code >= 300:
-            raise self._refused(answer, about, tries)
+    def _reply(self, response: _HttpResponse, subject: Sequence[str], tries: int) -> Reply:
+        self._record_server_time(response)
+        if response.code == 304:
+            return Reply(None, response.headers.get("ETag"), tries)
+        if len(response.body) > self._max_body_bytes:
+            raise self._wrong_api(f"answered with more than {self._max_body_bytes} bytes")
+        if response.code >= 300:
+            raise self._error_of_api(response, subject, tries)
         try:
-            return Reply(json.loads(answer.body), answer.headers.get("ETag"), tries)
+            return Reply(json.loads(response.body), response.headers.get("ETag"), tries)
         except (ValueError, RecursionError) as exc:
-            raise self._no_api(f"answered with {answer.headers.get_content_type()}, not with JSON") from exc
+            raise self._wrong_api(f"answered with {response.headers.get_content_type()}, not with JSON") from exc
 
-    def _note(self, answer: _Answer) -> None:
-        sent = answer.headers.get("Date")
+    def _record_server_time(self, response: _HttpResponse) -> None:
+        sent = response.headers.get("Date")
         try:
             self.server_time = self.server_time if sent is None else email.utils.parsedate_to_datetime(sent)
         except ValueError:
             return
 
-    def _refused(self, answered: _Answer, about: Sequence[str], tries: int) -> CliError:
-        if answered.headers.get_content_type() != _PROBLEM:
-            return self._foreign(answered)
+    def _error_of_api(self, response: _HttpResponse, subject: Sequence[str], tries: int) -> CliError:
+        if response.headers.get_content_type() != _PROBLEM:
+            return self._error_of_other_server(response)
         try:
-            said = json.loads(answered.body)
-            message, code = str(said["message"]), str(said["code"])
-            flaws = "; ".join(f"{each['where']}: {each['message']}" for each in said.get("errors", []))
+            problem = json.loads(response.body)
+            message, code = str(problem["message"]), str(problem["code"])
+            validation_errors = "; ".join(f"{each['where']}: {each['message']}" for each in problem.get("errors", []))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return self._foreign(answered)
+            return self._error_of_other_server(response)
         if code == "NOT_FOUND":
-            return self._no_api("knows no such route")
-        found = cli_error(
-            message + (f" {flaws}" if flaws else ""),
+            return self._wrong_api("knows no such route")
+        error = make_cli_error(
+            message + (f" {validation_errors}" if validation_errors else ""),
             code=code,
-            http_status=answered.code,
-            target=about,
+            http_status=response.code,
+            target=subject,
         )
         if code == "INSTANCE_ID_ALREADY_EXISTS" and tries > 1:
-            found.hint = f"An earlier try of this command got no answer, and may have made it. {found.hint}"
-        return found
+            error.hint = f"An earlier try of this command got no answer, and may have made it. {error.hint}"
+        return error
 
-    def _foreign(self, answered: _Answer) -> CliError:
+    def _error_of_other_server(self, response: _HttpResponse) -> CliError:
         """Not our API's words: a proxy's, or a hook's own answer."""
-        if answered.code in (401, 403):
-            return cli_error(
-                f"The server refuses: {answered.code} {answered.reason}. Send your credentials: -H 'Name: value'",
-                code="", http_status=answered.code, target=[],
+        if response.code in (401, 403):
+            return make_cli_error(
+                f"The server refuses: {response.code} {response.reason}. Send your credentials: -H 'Name: value'",
+                code="", http_status=response.code, target=[],
             )  # fmt: skip
-        if 300 <= answered.code < 400:
-            return self._no_api(f"sends elsewhere, to {answered.headers.get('Location')}")
-        if answered.code == 404:
-            return self._no_api("knows no such route")
-        code = UNREACHABLE if answered.code in _PASSING else REFUSED
-        return CliError(f"The server answered with {answered.code} {answered.reason}.", exit_code=code)
+        if 300 <= response.code < 400:
+            return self._wrong_api(f"sends elsewhere, to {response.headers.get('Location')}")
+        if response.code == 404:
+            return self._wrong_api("knows no such route")
+        code = UNREACHABLE if response.code in _TEMPORARY else REFUSED
+        return CliError(f"The server answered with {response.code} {response.reason}.", exit_code=code)
 
-    def _no_api(self, what: str) -> NoApi:
+    def _wrong_api(self, fault: str) -> WrongApi:
         hint = "The base URL is the one under which `GET /workflows` is served, such as https://shop.example/api"
-        return NoApi(f"{self.base_url} {what}.", hint, exit_code=UNREACHABLE)
+        return WrongApi(f"{self.base_url} {fault}.", hint, exit_code=UNREACHABLE)
 
-    def _unreached(self, failed: Exception, *, is_change: bool) -> CliError:
-        why = getattr(failed, "reason", None) or failed
+    def _connection_error(self, error: Exception, *, is_change: bool) -> CliError:
+        reason = getattr(error, "reason", None) or error
         hint = "Is the server running, and is the base URL right?"
         if is_change:
             hint = "Whether it was done is not known: look before you repeat it."
         return CliError(
-            f"{self.base_url} cannot be reached: {why or type(failed).__name__}", hint, exit_code=UNREACHABLE
+            f"{self.base_url} cannot be reached: {reason or type(error).__name__}", hint, exit_code=UNREACHABLE
         )
 
 
-def _in_time(work: Callable[[], T], seconds: float) -> T:
+def _call_with_timeout(work: Callable[[], T], seconds: float) -> T:
     """What ``work`` returns; TimeoutError after so long.
 
     A socket's own timeout is one of each read: a server that sends a byte now and then would never exceed it.
     """
-    found: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            found.put((work(), None))
+            outcome.put((work(), None))
         except BaseException as exc:  # noqa: BLE001  # raised by the thread that waits
-            found.put((None, exc))
+            outcome.put((None, exc))
 
     threading.Thread(target=run, name="celery-durable request", daemon=True).start()
     try:
-        result, error = found.get(timeout=seconds)
+        result, error = outcome.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"no complete answer within {seconds:g} s") from None
     if error is not None:
@@ -257,7 +271,7 @@ def _in_time(work: Callable[[], T], seconds: float) -> T:
     return result  # type: ignore[return-value]  # mypy does not narrow a pair by its other part
 
 
-def _about(path: Sequence[str]) -> Sequence[str]:
+def _target_of(path: Sequence[str]) -> Sequence[str]:
     """The workflow and the instance of ``workflows/{}/instances/{}``."""
     return [path[1], path[3]] if len(path) > 3 else []
 
@@ -266,8 +280,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _asked_pause(answered: _Answer) -> float:
+def _retry_after_seconds(response: _HttpResponse) -> float:
     try:
-        return float(answered.headers.get("Retry-After", 0))
+        return float(response.headers.get("Retry-After", 0))
     except ValueError:
         return 0.0

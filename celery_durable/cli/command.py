@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from celery_durable.cli.backend import Backend
-from celery_durable.cli.console import clean
+from celery_durable.cli.console import strip_control_characters
 from celery_durable.errors import DurableError
 from celery_durable.explain import YOUR_APP
 
@@ -22,7 +22,7 @@ _EXIT_CODES = {
     401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 408: UNREACHABLE,
     **dict.fromkeys((429, 502, 503, 504), UNREACHABLE),
 }  # fmt: skip
-_DIRECT = f"celery -A {YOUR_APP} durable"
+_COMMAND_PREFIX = f"celery -A {YOUR_APP} durable"
 
 
 class Connection(abc.ABC):
@@ -37,7 +37,7 @@ class Connection(abc.ABC):
         """The instances; raises Refusal."""
 
     @abc.abstractmethod
-    def refuse_if_unreadable(self, exc: Exception) -> None:
+    def raise_if_unreadable(self, exc: Exception) -> None:
         """Raise Refusal if a command failed at what the other side sent."""
 
 
@@ -64,11 +64,11 @@ class CliError(click.ClickException):
         """Say it, in click's place."""
         file = sys.stderr if file is None else file
         no_color = self._ctx is not None and getattr(self._ctx.obj, "no_color", False)
-        for label, look, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
+        for prefix, color, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
             if text:
-                said = clean(text if self._ctx is None else typed(self._ctx, text))
+                line = strip_control_characters(text if self._ctx is None else adapt_commands(self._ctx, text))
                 click.echo(
-                    f"{click.style(label, fg=look, bold=True)} {said}", file=file, color=False if no_color else None
+                    f"{click.style(prefix, fg=color, bold=True)} {line}", file=file, color=False if no_color else None
                 )
 
 
@@ -92,7 +92,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except DurableError as exc:
-            raise cli_error_of(exc) from exc
+            raise convert_error(exc) from exc
         except KeyboardInterrupt:
             click.echo("Interrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -100,47 +100,51 @@ class Command(click.Command):
             raise
         except Exception as exc:
             if isinstance(ctx.obj, Connection):
-                ctx.obj.refuse_if_unreadable(exc)
+                ctx.obj.raise_if_unreadable(exc)
             else:
                 from celery_durable.cli import stored
 
-                stored.refuse_if_unreachable(exc)
+                stored.raise_if_unreachable(exc)
             raise
 
 
-def by_options(command: Command, name: str) -> Command:
+def convert_arguments_to_options(command: Command, name: str) -> Command:
     """The same verb whose operands are options: ``instances get --workflow order --id o-1`` for ``show order o-1``."""
-    operands = [param for param in command.params if isinstance(param, click.Argument)]
-    options = {param.name: _option(param) for param in operands}
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    options = {param.name: _make_option(param) for param in arguments}
     params = [options.get(param.name, param) for param in command.params]
 
-    def rewrite(example: str) -> str:
+    def rewrite_example(example: str) -> str:
         _, *words = shlex.split(example)
         given = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-        rest = words[len(given) :]
-        named = (word for operand, value in zip(operands, given, strict=False) for word in (f"--{operand.name}", value))
-        return f"instances {name} {shlex.join([*named, *rest])}"
+        remaining = words[len(given) :]
+        option_words = (
+            word for argument, value in zip(arguments, given, strict=False) for word in (f"--{argument.name}", value)
+        )
+        return f"instances {name} {shlex.join([*option_words, *remaining])}"
 
-    examples = [rewrite(example) for example in command.examples if "--where" not in example and "/" not in example]
+    examples = [
+        rewrite_example(example) for example in command.examples if "--where" not in example and "/" not in example
+    ]
     return Command(name, callback=command.callback, params=params, help=command.help, examples=examples)
 
 
-_SHORT = {"workflow": "-w", "id": "-i", "type": "-t"}
+_SHORT_OPTIONS = {"workflow": "-w", "id": "-i", "type": "-t"}
 
 
-def _option(operand: click.Argument) -> click.Option:
-    name = operand.name or ""
-    short = [] if name not in _SHORT else [_SHORT[name]]
+def _make_option(argument: click.Argument) -> click.Option:
+    name = argument.name or ""
+    short = [] if name not in _SHORT_OPTIONS else [_SHORT_OPTIONS[name]]
     return click.Option(
         [f"--{name}", *short],
-        required=operand.required,
-        type=operand.type,
-        multiple=operand.nargs == -1,
-        help=_OPERANDS.get(name),
+        required=argument.required,
+        type=argument.type,
+        multiple=argument.nargs == -1,
+        help=_OPTION_HELP.get(name),
     )
 
 
-_OPERANDS = {
+_OPTION_HELP = {
     "workflow": "The workflow's name.",
     "id": "The instance's id.",
     "type": "The type of the event.",
@@ -149,20 +153,20 @@ _OPERANDS = {
 }
 
 
-def cli_error_of(exc: DurableError) -> CliError:
+def convert_error(exc: DurableError) -> CliError:
     """An error of ours as people meet it."""
     target = [str(getattr(exc, name, "")) for name in ("workflow", "instance_id")]
-    return cli_error(str(exc), code=exc.code, http_status=exc.http_status, target=target)
+    return make_cli_error(str(exc), code=exc.code, http_status=exc.http_status, target=target)
 
 
-def cli_error(message: str, *, code: str, http_status: int, target: Sequence[str]) -> CliError:
+def make_cli_error(message: str, *, code: str, http_status: int, target: Sequence[str]) -> CliError:
     """The first sentence of a message, the rest as the hint, its kind as the exit code."""
     error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
     match code:  # two whose advice is for people who write Python
         case "INSTANCE_TERMINAL":
-            hint = f"To begin a new run of it: {_DIRECT} restart {shlex.join(target)}"
+            hint = f"To begin a new run of it: {_COMMAND_PREFIX} restart {shlex.join(target)}"
         case "INSTANCE_ID_ALREADY_EXISTS":
-            hint = f"Use another --id, or look at this one: {_DIRECT} show {shlex.join(target)}"
+            hint = f"Use another --id, or look at this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
     return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED))
 
 
@@ -172,12 +176,12 @@ def app_name(ctx: click.Context) -> str:
     return given if isinstance(given, str) else YOUR_APP
 
 
-def typed(ctx: click.Context, text: str) -> str:
+def adapt_commands(ctx: click.Context, text: str) -> str:
     """A text of ours with the commands in it as this user types them."""
-    return text.replace(_DIRECT, command_line(ctx, "").rstrip()).replace(YOUR_APP, app_name(ctx))
+    return text.replace(_COMMAND_PREFIX, command_line(ctx, "").rstrip()).replace(YOUR_APP, app_name(ctx))
 
 
-def command_line(ctx: click.Context, rest: str) -> str:
+def command_line(ctx: click.Context, arguments: str) -> str:
     """A command that the user can copy."""
     name = ctx.obj.name if isinstance(ctx.obj, Connection) else f"celery -A {app_name(ctx)} durable"
-    return f"{name} {rest}"
+    return f"{name} {arguments}"

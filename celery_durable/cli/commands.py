@@ -12,7 +12,7 @@ from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.command import Command, command_line, open_backend
 from celery_durable.cli.console import Console, Styled
-from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
+from celery_durable.cli.follow import Follower, follow_to_end, read_outcome
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
 
 
@@ -34,7 +34,7 @@ from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
     help="The parameters, as JSON, from a file or from standard input.",
 )
 @click.option(
-    "-P", "singles", multiple=True, metavar="KEY=TEXT|KEY:=JSON", help="One parameter; over those of --params."
+    "-P", "single_params", multiple=True, metavar="KEY=TEXT|KEY:=JSON", help="One parameter; over those of --params."
 )
 @click.option("--id", "id", help="The instance's id, unique per workflow; a random one by default.")
 @click.option("--restart", is_flag=True, help="Where the --id is taken: begin a new run of it, if it has ended.")
@@ -47,7 +47,7 @@ def start(
     ctx: click.Context,
     workflow: str,
     params: Any,
-    singles: tuple[str, ...],
+    single_params: tuple[str, ...],
     id: str | None,
     restart: bool,
     labels: tuple[str, ...],
@@ -66,40 +66,45 @@ def start(
         raise click.UsageError("--timeout needs --wait or --follow.")
     if restart and id is None:
         raise click.UsageError("--restart needs --id: a random one is never taken.")
-    given, labelled = merged_params(params, singles), values.read_labels(labels)
-    backend, console = open_backend(ctx), Console.of(ctx)
+    params_given, label_values = merged_params(params, single_params), values.read_labels(labels)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     if restart:
         assert id is not None
-        started = backend.restart_or_create(workflow, given, id=id, labels=labelled)
-        made, run, told = id, started.run_number, [started.outcome, str(started.run_number)]
-        done = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
-        said = done[started.outcome]
+        started = backend.restart_or_create(workflow, params_given, id=id, labels=label_values)
+        instance_id, run, extra = id, started.run_number, [started.outcome, str(started.run_number)]
+        verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
+        verb = verbs[started.outcome]
     else:
-        made, run, told, said = backend.create(workflow, given, id=id, labels=labelled), 1, [], "Started"
+        instance_id, run, extra, verb = (
+            backend.create(workflow, params_given, id=id, labels=label_values),
+            1,
+            [],
+            "Started",
+        )
     if console.is_terminal:
-        console.line(said, Styled(f"{workflow}/{made}", "bold"))
+        console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
         if not (wait or follow):
-            console.line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {made}')}", "dim"))
+            console.print_line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {instance_id}')}", "dim"))
     else:
-        console.record(made, *told)
+        console.print_record(instance_id, *extra)
     if wait or follow:
-        _see_to_end(backend, console, Follower(backend, workflow, made, run), timeout, shown=follow)
+        _follow_to_end(backend, console, Follower(backend, workflow, instance_id, run), timeout, shown=follow)
 
 
-def _see_to_end(
+def _follow_to_end(
     backend: Backend, console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool
 ) -> None:
     seconds = None if timeout is None else timeout.total_seconds()
     for at, cells in follow_to_end(follower, backend, timeout_seconds=seconds):
         if shown:
-            console.tell(render.clock(at, exact=not console.is_terminal), cells)
-    status = how_it_ended(follower, backend)
+            console.print_event(render.format_clock_time(at, exact=not console.is_terminal), cells)
+    status = read_outcome(follower, backend)
     if console.is_terminal:
         if not shown:
-            console.line(render.painted(status.status))
-        console.block("", render.pretty(status.output))
+            console.print_line(render.style_status(status.status))
+        console.print_block("", render.to_indented_json(status.output))
     else:
-        console.record(status.status, render.compact(status.output))
+        console.print_record(status.status, render.to_compact_json(status.output))
 
 
 @click.command(
@@ -126,11 +131,11 @@ def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: A
 
     Use it to answer a wait_for_event. An event that comes early is kept until the workflow asks for its type.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     is_new = backend.send_event(workflow, id, type, payload, id=event_id)
     target = Styled(f"{workflow}/{id}", "bold")
     if is_new:
-        console.entry(["Sent", type, target])
+        console.print_entry(["Sent", type, target])
     else:
-        console.entry(["Repeated", type, target])
-        console.aside(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")
+        console.print_entry(["Repeated", type, target])
+        console.print_note(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")

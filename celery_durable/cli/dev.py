@@ -22,7 +22,7 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli import embedded, render
-from celery_durable.cli.backend import LOOK_SECONDS
+from celery_durable.cli.backend import POLL_SECONDS
 from celery_durable.cli.command import INTERRUPTED, Command, command_line
 from celery_durable.cli.console import Cell, Console, Styled
 from celery_durable.cli.follow import Follower
@@ -31,7 +31,7 @@ from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
 from celery_durable.store import migrate
 
-Remark = tuple[str, Cell, Cell]
+Replacement = tuple[str, Cell, Cell]
 """What about, what is used, instead of what."""
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -51,8 +51,8 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
     Use it while you write workflows: it migrates, works and shows each step as it is recorded. The broker is this
     process's memory; the database is durable_database_url, or a SQLite file in this directory. Not for production.
     """
-    durable, console = attached_durable(ctx), Console.of(ctx)
-    told = _stand_in(durable)
+    durable, console = attached_durable(ctx), Console.from_context(ctx)
+    replacements = _replace_servers(durable)
     with reaching_database():
         migrate.upgrade(durable.store)
     app: Any = durable.app
@@ -67,51 +67,57 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
         without_gossip=True,
         without_heartbeat=True,
     )
-    _greet(ctx, console, durable, told)
+    _print_summary(ctx, console, durable, replacements)
     _LocalWorker(durable, console, worker).run()
-    console.line("Stopped. Unfinished instances continue when you start it again.")
+    console.print_line("Stopped. Unfinished instances continue when you start it again.")
 
 
-def _stand_in(durable: Durable) -> list[Remark]:
+def _replace_servers(durable: Durable) -> list[Replacement]:
     """Put embedded parts in the place of servers; answers with what that replaces, to be told."""
     app: Any = durable.app
     broker = embedded.use_memory_broker(app)
-    told: list[Remark] = [("broker", "this process's memory", _instead_of(broker))]
+    replacements: list[Replacement] = [("broker", "this process's memory", _describe_replaced(broker))]
     with reaching_database():
         if embedded.is_without_store(durable):
             embedded.use_dev_store(durable)
-            told.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
+            replacements.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
         else:
-            told.append(("store", durable.store.engine.url.render_as_string(), ""))
-    asked = durable.settings.lease_seconds
-    embedded.host_dispatcher(durable)
-    if durable.settings.lease_seconds != asked:
-        told.append(
-            ("lease", f"{durable.settings.lease_seconds:g} s", Styled(f"(durable_lease_seconds is {asked:g})", "dim"))
+            replacements.append(("store", durable.store.engine.url.render_as_string(), ""))
+    configured = durable.settings.lease_seconds
+    embedded.run_dispatcher_in_worker(durable)
+    if durable.settings.lease_seconds != configured:
+        replacements.append(
+            (
+                "lease",
+                f"{durable.settings.lease_seconds:g} s",
+                Styled(f"(durable_lease_seconds is {configured:g})", "dim"),
+            )
         )
     if app.conf.task_always_eager:
         app.conf.task_always_eager = False
-        told.append(("eager", "off", Styled("(task_always_eager is on in your settings)", "dim")))
+        replacements.append(("eager", "off", Styled("(task_always_eager is on in your settings)", "dim")))
     others = sorted(name for name in app.conf.beat_schedule if name != tasks.SWEEP)
     if others:
-        told.append(("beat", "none", Styled(f"(not run here: {', '.join(others)})", "dim")))
-    return told
+        replacements.append(("beat", "none", Styled(f"(not run here: {', '.join(others)})", "dim")))
+    return replacements
 
 
-def _instead_of(broker: str | None) -> Styled:
+def _describe_replaced(broker: str | None) -> Styled:
     return Styled("" if broker is None else f"(not {maybe_sanitize_url(broker)}, your broker_url)", "dim")
 
 
-def _greet(ctx: click.Context, console: Console, durable: Durable, told: list[Remark]) -> None:
+def _print_summary(ctx: click.Context, console: Console, durable: Durable, replacements: list[Replacement]) -> None:
     workflows = sorted(durable.workflows)
-    for name, *rest in [*told, ("workflows", ", ".join(workflows) or Styled("none", "red"), "")]:
-        console.line(Styled(name, "dim", 9), *rest)
+    for name, *rest in [*replacements, ("workflows", ", ".join(workflows) or Styled("none", "red"), "")]:
+        console.print_line(Styled(name, "dim", 9), *rest)
     if workflows:
-        console.line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
+        console.print_line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
     else:
-        console.line("Import the modules that define workflows in your app's module, or name them in its `imports`.")
-    console.line(Styled("stop", "dim", 9), "Ctrl-C")
-    console.gap()
+        console.print_line(
+            "Import the modules that define workflows in your app's module, or name them in its `imports`."
+        )
+    console.print_line(Styled("stop", "dim", 9), "Ctrl-C")
+    console.print_blank_line()
 
 
 class _LocalWorker:
@@ -120,7 +126,7 @@ class _LocalWorker:
     def __init__(self, durable: Durable, console: Console, worker: Any) -> None:
         self._durable, self._console, self._worker = durable, console, worker
         self._stop = threading.Event()
-        self._seen: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
+        self._task_events: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
         self._running: set[RunRef] = set()
         self._followers: dict[RunRef, Follower] = {}
         """Also of what is over: a superfluous message about it must not have it told anew."""
@@ -128,24 +134,24 @@ class _LocalWorker:
     def run(self) -> None:
         """Work until told to stop; raises what ended the worker before that."""
         since = database_now(self._durable)
-        working = threading.Thread(target=self._work, name="durable-dev-worker", daemon=True)
-        with self._signals(), self._watching():
-            working.start()
-            while not self._stop.wait(LOOK_SECONDS):
+        thread = threading.Thread(target=self._run_worker, name="durable-dev-worker", daemon=True)
+        with self._signals(), self._recording_runs():
+            thread.start()
+            while not self._stop.wait(POLL_SECONDS):
                 try:
-                    self._look(since)
+                    self._print_updates(since)
                 except Exception as exc:
                     if not self._durable.store.is_transient(exc):  # the worker sits an outage out, and so do we
                         raise
             self._durable.stop_flag.set()  # running passes end at their next step boundary
             self._worker.stop()
-            working.join()
-            self._look(since)
+            thread.join()
+            self._print_updates(since)
         self._durable.close()
         if self._worker.exitcode:
             raise click.exceptions.Exit(int(self._worker.exitcode))
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
             self._worker.start()
         finally:
@@ -153,13 +159,13 @@ class _LocalWorker:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        def ask(*_: object) -> None:
+        def handle_signal(*_: object) -> None:
             if self._stop.is_set():
                 os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
             self._stop.set()
-            self._console.aside("Stopping after the steps that run now; once more stops at once.")
+            self._console.print_note("Stopping after the steps that run now; once more stops at once.")
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -167,35 +173,35 @@ class _LocalWorker:
                 signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
+    def _recording_runs(self) -> Iterator[None]:
         """Note which runs are advanced in this process; the main thread then looks at them."""
 
-        def note(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
+        def record_event(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
             if sender.name == tasks.ADVANCE:
-                self._seen.put((RunRef(*args), signal is signals.task_prerun))
+                self._task_events.put((RunRef(*args), signal is signals.task_prerun))
 
-        signals.task_prerun.connect(note)
-        signals.task_postrun.connect(note)
+        signals.task_prerun.connect(record_event)
+        signals.task_postrun.connect(record_event)
         try:
             yield
         finally:
-            signals.task_prerun.disconnect(note)
-            signals.task_postrun.disconnect(note)
+            signals.task_prerun.disconnect(record_event)
+            signals.task_postrun.disconnect(record_event)
 
-    def _look(self, since: datetime) -> None:
+    def _print_updates(self, since: datetime) -> None:
         """Show what is new about the runs that are being advanced, or were since the last look."""
-        noted: set[RunRef] = set()
+        active: set[RunRef] = set()
         with contextlib.suppress(queue.Empty):
             while True:
-                ref, is_running = self._seen.get_nowait()
-                noted.add(ref)
+                ref, is_running = self._task_events.get_nowait()
+                active.add(ref)
                 (self._running.add if is_running else self._running.discard)(ref)
-        for ref in sorted(noted | self._running, key=str):
+        for ref in sorted(active | self._running, key=str):
             if ref not in self._followers:
                 self._followers[ref] = Follower(
                     StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=since
                 )
             with contextlib.suppress(InstanceNotFound):  # a message may name what there is not
-                for at, cells in self._followers[ref].news():
-                    when = render.clock(at, exact=not self._console.is_terminal)
-                    self._console.entry([when, Styled(str(ref), "bold"), *cells])
+                for at, cells in self._followers[ref].read_updates():
+                    when = render.format_clock_time(at, exact=not self._console.is_terminal)
+                    self._console.print_entry([when, Styled(str(ref), "bold"), *cells])

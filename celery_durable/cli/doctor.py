@@ -11,7 +11,7 @@ from celery_durable.cli.command import REFUSED, Command, app_name
 from celery_durable.cli.console import Console, Styled
 from celery_durable.errors import DurableError
 
-_LOOKS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
+_STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 @click.command(cls=Command, examples=["doctor", "doctor --json"])
@@ -26,7 +26,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     from celery_durable.cli import checks
     from celery_durable.cli.stored import attached_durable
 
-    console = Console.of(ctx)
+    console = Console.from_context(ctx)
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
@@ -39,10 +39,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     for each in findings if not as_json else []:
         if not console.is_terminal:
-            console.record(each.level, each.about, each.sentence, each.remedy)
+            console.print_record(each.level, each.about, each.sentence, each.remedy)
             continue
-        console.line(Styled(each.level, _LOOKS[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
+        console.print_line(Styled(each.level, _STYLES[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
         if each.remedy:
-            console.line(Styled(f"Fix: {each.remedy}", "dim"), indent=7)
+            console.print_line(Styled(f"Fix: {each.remedy}", "dim"), indent=7)
     if any(each.level is checks.Level.FAIL for each in findings):
         ctx.exit(REFUSED)

@@ -15,8 +15,8 @@ DEV_FILE = Path("durable-dev.sqlite")
 _BROKER_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 _POLLING = {"polling_interval": 0.02}
 """Seconds between two looks of the memory transport; its own second would be felt at every step."""
-_NOTICED_SECONDS = 0.05
-_LONGEST_LEASE_SECONDS = 5.0
+_DEV_GRACE_SECONDS = 0.05
+_MAX_LEASE_SECONDS = 5.0
 
 
 def is_without_store(durable: Durable) -> bool:
@@ -39,7 +39,7 @@ def join_dev_store(durable: Durable) -> None:
     """Use the file of a `durable dev` in another process: it hears no messages of ours, so let it look soon."""
     use_dev_store(durable)
     use_memory_broker(durable.app)
-    _set(durable, grace_seconds=_NOTICED_SECONDS)
+    _set(durable, grace_seconds=_DEV_GRACE_SECONDS)
 
 
 def use_no_store(durable: Durable) -> None:
@@ -67,9 +67,9 @@ def use_memory_broker(app: Any) -> str | None:
     return None if not configured or configured.startswith("memory:") else configured
 
 
-def host_dispatcher(durable: Durable) -> None:
+def run_dispatcher_in_worker(durable: Durable) -> None:
     """Have the worker of this process find due work, soon also after it was killed."""
-    lease = min(durable.settings.lease_seconds, _LONGEST_LEASE_SECONDS)
+    lease = min(durable.settings.lease_seconds, _MAX_LEASE_SECONDS)
     _set(durable, dispatcher="worker", lease_seconds=lease)
 
 

@@ -6,11 +6,11 @@ import json
 
 import click
 
-from celery_durable.cli.command import CliError, Command, open_backend, typed
+from celery_durable.cli.command import CliError, Command, adapt_commands, open_backend
 from celery_durable.cli.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
 
-_LOOKS = {
+_STYLES = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
     **dict.fromkeys((Code.SLEEPING, Code.SCHEDULED, Code.DUE), "cyan"),
     **dict.fromkeys(
@@ -36,31 +36,38 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
     instance_id = id or rest
     if not instance_id:
         raise click.UsageError("Name the instance too: WORKFLOW/ID.")
-    backend, console = open_backend(ctx), Console.of(ctx)
-    found = backend.explain(name, instance_id)
-    if found is None:
+    backend, console = open_backend(ctx), Console.from_context(ctx)
+    diagnosis = backend.explain(name, instance_id)
+    if diagnosis is None:
         raise CliError(
             "The server does not explain.", "It is of an older version; show tells where the instance stands"
         )
     if as_json:
-        said = {"code": found.code, "sentence": found.sentence, "facts": found.facts, "actions": actions(ctx, found)}
-        click.echo(json.dumps(said, indent=2))
+        document = {
+            "code": diagnosis.code,
+            "sentence": diagnosis.sentence,
+            "facts": diagnosis.facts,
+            "actions": adapted_actions(ctx, diagnosis),
+        }
+        click.echo(json.dumps(document, indent=2))
     elif console.is_terminal:
-        console.line(Styled(f"{name}/{instance_id}", "bold"), Styled(found.code, _LOOKS.get(found.code, "red")))
-        show_diagnosis(ctx, console, found)
+        console.print_line(
+            Styled(f"{name}/{instance_id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
+        )
+        print_diagnosis(ctx, console, diagnosis)
     else:
-        console.record(found.code, found.sentence)
-        for action in actions(ctx, found):
-            console.record("action", action)
+        console.print_record(diagnosis.code, diagnosis.sentence)
+        for action in adapted_actions(ctx, diagnosis):
+            console.print_record("action", action)
 
 
-def show_diagnosis(ctx: click.Context, console: Console, found: Diagnosis) -> None:
+def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:
     """The sentence, and below it what to type, for people."""
-    console.line(found.sentence, indent=2)
-    for action in actions(ctx, found):
-        console.line(Styled(f"Try: {action}", "dim"), indent=2)
+    console.print_line(diagnosis.sentence, indent=2)
+    for action in adapted_actions(ctx, diagnosis):
+        console.print_line(Styled(f"Try: {action}", "dim"), indent=2)
 
 
-def actions(ctx: click.Context, found: Diagnosis) -> list[str]:
+def adapted_actions(ctx: click.Context, diagnosis: Diagnosis) -> list[str]:
     """What to type."""
-    return [typed(ctx, action) for action in found.actions]
+    return [adapt_commands(ctx, action) for action in diagnosis.actions]

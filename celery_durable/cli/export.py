@@ -27,18 +27,18 @@ def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bo
     elsewhere (replay --file). Holds parameters, results and payloads, as the application shows them.
     """
     backend = open_backend(ctx)
-    seen = backend.look(workflow, id)
+    seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
-        told = backend.history(workflow, id, run=run)
-        said = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(told)}
+        history = backend.history(workflow, id, run=run)
+        document = {"version": EXPORT_VERSION, "instance_created_at": seen.created_at, **dataclasses.asdict(history)}
         if logs:
-            tail = backend.tail(workflow, id, run=told.run_number)
-            said["logs"] = [dataclasses.asdict(line) for line in tail.news()]
-    click.echo(json.dumps(said, default=plain, ensure_ascii=False, indent=2))
+            tail = backend.tail(workflow, id, run=history.run_number)
+            document["logs"] = [dataclasses.asdict(line) for line in tail.read_new_lines()]
+    click.echo(json.dumps(document, default=encode_json, ensure_ascii=False, indent=2))
 
 
-def plain(value: Any) -> Any:
+def encode_json(value: Any) -> Any:
     """Times and spans as JSON has them."""
     match value:
         case datetime():

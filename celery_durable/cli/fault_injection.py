@@ -16,8 +16,8 @@ from pathlib import Path
 from celery_durable.model import DueRun
 from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
 
-_DROPPED, _REPEATED = 0.2, 0.4
-_KNOCK_SECONDS = 10.0
+_DROP_BELOW, _REPEAT_BELOW = 0.2, 0.4
+_EXIT_SECONDS = 10.0
 
 
 class OwnWorker:
@@ -25,12 +25,12 @@ class OwnWorker:
 
     def __init__(self, app: str | None, node: str, queues: Sequence[str], log: Path) -> None:
         self.node, self.log = node, log
-        named = [] if app is None else ["-A", app]
+        app_option = [] if app is None else ["-A", app]
         options = ["-Q", ",".join(queues), "-n", node, "--pool", "prefork", "--concurrency", "1", "--loglevel", "INFO"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  # this very program, for the app that we were given
-                [sys.executable, "-m", "celery", *named, "worker", *options, *quiet],
+                [sys.executable, "-m", "celery", *app_option, "worker", *options, *quiet],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -43,36 +43,36 @@ class OwnWorker:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_running and "ready." in self.said()
+        return self.is_running and "ready." in self.read_log()
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         """Its log so far."""
         return self.log.read_text(errors="replace")
 
-    def child(self) -> int | None:
+    def pool_process_id(self) -> int | None:
         """Its pool process; None while there is none."""
-        return next(iter(_children(self._process.pid)), None)
+        return next(iter(_find_children(self._process.pid)), None)
 
-    def signal_child(self, pid: int, number: int) -> bool:
+    def signal_pool_process(self, pid: int, number: int) -> bool:
         """Signal the pool process if it is still ours; True when it got it."""
-        if pid not in _children(self._process.pid):
+        if pid not in _find_children(self._process.pid):
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
             return True
         return False
 
-    def signal_all(self, number: int) -> None:
+    def signal_group(self, number: int) -> None:
         """Signal the worker and its pool process."""
         if self.is_running:
             os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
         """SIGKILL to the worker and its pool process."""
-        self.signal_all(signal.SIGKILL)
-        self._process.wait(_KNOCK_SECONDS)
+        self.signal_group(signal.SIGKILL)
+        self._process.wait(_EXIT_SECONDS)
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         """SIGTERM: it finishes its step and hands its run on."""
         if self.is_running:
             self._process.terminate()
@@ -80,29 +80,29 @@ class OwnWorker:
     def end(self) -> None:
         """Wait for its end, not for ever."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KNOCK_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
         with contextlib.suppress(ProcessLookupError):  # its pool process may have outlived it
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_KNOCK_SECONDS)
+        self._process.wait(_EXIT_SECONDS)
 
 
-def _children(parent: int) -> list[int]:
+def _find_children(parent: int) -> list[int]:
     """Direct children that live, as /proc or else ps tells."""
     proc = Path("/proc")
     if (proc / str(os.getpid()) / "stat").exists():
-        return [pid for pid, above in _proc_parents(proc) if above == parent]
-    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
-    pairs = (line.split() for line in told.splitlines())
-    return [int(pid) for pid, above in pairs if int(above) == parent]
+        return [pid for pid, parent_id in _proc_parents(proc) if parent_id == parent]
+    output = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    pairs = (line.split() for line in output.splitlines())
+    return [int(pid) for pid, parent_id in pairs if int(parent_id) == parent]
 
 
 def _proc_parents(proc: Path) -> list[tuple[int, int]]:
     found = []
     for entry in proc.iterdir():
         with contextlib.suppress(OSError, ValueError):
-            state, above = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent_id = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
-                found.append((int(entry.name), int(above)))
+                found.append((int(entry.name), int(parent_id)))
     return found
 
 
@@ -119,7 +119,7 @@ class Messenger:
         sent: list[int] = []
         for index in range(len(due_runs)):
             chance = self._rng.random()
-            times = 0 if chance < _DROPPED else 1 if chance > _REPEATED else 2
+            times = 0 if chance < _DROP_BELOW else 1 if chance > _REPEAT_BELOW else 2
             sent += [index] * times
             with self._lock:
                 self.done["dropped"] += times == 0

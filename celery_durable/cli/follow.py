@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from celery_durable.cli import render
-from celery_durable.cli.backend import PATIENCE_SECONDS, Backend, Seen
+from celery_durable.cli.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
 from celery_durable.cli.console import Cell, Styled
 from celery_durable.cli.render import Times
 from celery_durable.errors import ResultTimeout, WorkflowFailed
@@ -23,9 +23,9 @@ from celery_durable.model import (
     StepType,
 )
 
-_TRIES = 5
+_MAX_READS = 5
 
-News = tuple[datetime, list[Cell]]
+Update = tuple[datetime, list[Cell]]
 
 
 class Follower:
@@ -42,93 +42,97 @@ class Follower:
         self._backend, self.workflow, self.instance_id, self.run = backend, workflow, instance_id, run
         self._since = since
         self._version: object = None
-        self._told: dict[str, tuple[StepStatus, int]] = {}
+        self._shown: dict[str, tuple[StepStatus, int]] = {}
         self._published: dict[str, Published] = {}
         self._tail = backend.tail(workflow, instance_id, run=run)
-        self._is_end_told = False
-        self.is_over = False
+        self._is_end_shown = False
+        self.has_ended = False
 
-    def news(self, *, patience: float = 0.0) -> list[News]:
+    def read_updates(self, *, wait_seconds: float = 0.0) -> list[Update]:
         """The lines since the last call: steps that ended, failed or began to wait, logs, published values, the end.
 
-        Where there are none, waits for up to ``patience`` seconds.
+        Where there are none, waits for up to ``wait_seconds`` seconds.
         """
-        seen = self._backend.look(self.workflow, self.instance_id, known=self._version, patience=patience)
+        seen = self._backend.read_snapshot(
+            self.workflow, self.instance_id, known_version=self._version, wait_seconds=wait_seconds
+        )
         if seen is None:
             return []
         seen, history, lines, published = self._read_together(seen)
         self._version = seen.version
-        self.is_over = seen.status.is_terminal or seen.run_number != self.run
+        self.has_ended = seen.status.is_terminal or seen.run_number != self.run
         # What a step says is before its end.
-        found = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
-        found.sort(key=lambda item: item[0])
-        return [(at, cells) for at, cells in found if self._since is None or at >= self._since]
+        updates = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
+        updates.sort(key=lambda item: item[0])
+        return [(at, cells) for at, cells in updates if self._since is None or at >= self._since]
 
-    def _read_together(self, seen: Seen) -> tuple[Seen, History, list[LogRecord], dict[str, Published]]:
+    def _read_together(
+        self, seen: InstanceSnapshot
+    ) -> tuple[InstanceSnapshot, History, list[LogRecord], dict[str, Published]]:
         """The instance, its steps, new log lines and values as of one moment: each commit counts the version."""
         lines: list[LogRecord] = []
-        for tries in itertools.count(1):
+        for attempt in itertools.count(1):
             history = self._backend.history(self.workflow, self.instance_id, run=self.run)
-            lines += self._tail.news()
+            lines += self._tail.read_new_lines()
             published = self._backend.published(self.workflow, self.instance_id, run=self.run)
-            newer = self._backend.look(self.workflow, self.instance_id, known=seen.version)
-            if newer is None or tries == _TRIES:
+            newer = self._backend.read_snapshot(self.workflow, self.instance_id, known_version=seen.version)
+            if newer is None or attempt == _MAX_READS:
                 return seen, history, lines, published
             seen = newer
         raise AssertionError("unreachable")
 
-    def _steps(self, history: History) -> Iterator[News]:
+    def _steps(self, history: History) -> Iterator[Update]:
         times = Times(self._backend.now(), exact=False)
         for step in history.steps:
             now = step.status, step.attempts
-            if step.status in _UNTOLD or self._told.get(step.step_key) == now:
+            if step.status in _HIDDEN_STATUSES or self._shown.get(step.step_key) == now:
                 continue
-            self._told[step.step_key] = now
+            self._shown[step.step_key] = now
             at = step.finished_at or step.started_at or step.created_at or history.created_at
-            yield at, step_line(step, times)
+            yield at, format_step(step, times)
 
-    def _logs(self, lines: Sequence[LogRecord]) -> Iterator[News]:
+    def _logs(self, lines: Sequence[LogRecord]) -> Iterator[Update]:
         for line in lines:
             if not line.is_replay:
-                _, _, _, said = render.log_cells(line)
-                yield line.created_at, line_of("log", line.level, said)
+                _, _, _, text = render.log_cells(line)
+                yield line.created_at, format_line("log", line.level, text)
 
-    def _values(self, published: dict[str, Published]) -> Iterator[News]:
+    def _values(self, published: dict[str, Published]) -> Iterator[Update]:
         before, self._published = self._published, published
-        for key, found in published.items():
-            if before.get(key) != found:
-                yield found.updated_at, [Styled("published", "dim", 16), key, render.progress(found.value)]
+        for key, updates in published.items():
+            if before.get(key) != updates:
+                yield updates.updated_at, [Styled("published", "dim", 16), key, render.format_progress(updates.value)]
 
-    def _end(self, history: History) -> Iterator[News]:
+    def _end(self, history: History) -> Iterator[Update]:
         """Once: on a busy database it may have come between two reads."""
         status, at = history.status, history.completed_at
-        if status.status.is_terminal and at is not None and not self._is_end_told:
-            self._is_end_told = True
-            why = Styled(render.sentence(status.error), "red") if status.error else history.reason or ""
-            yield at, line_of("run", status.status, why)
+        if status.status.is_terminal and at is not None and not self._is_end_shown:
+            self._is_end_shown = True
+            why = Styled(render.format_error(status.error), "red") if status.error else history.reason or ""
+            yield at, format_line("run", status.status, why)
 
 
-_UNTOLD = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
+_HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
 """Neither news of what is over nor of what is to come."""
 
 
-def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[News]:
+def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[Update]:
     """The news of a run until it ends; raises ResultTimeout."""
     started = backend.monotonic()
-    left = PATIENCE_SECONDS
+    left = LONG_POLL_SECONDS
     while True:
         if timeout_seconds is not None:
             left = timeout_seconds - (backend.monotonic() - started)
-        yield from follower.news(patience=max(0.0, min(left, PATIENCE_SECONDS)))
-        if follower.is_over:
+        yield from follower.read_updates(wait_seconds=max(0.0, min(left, LONG_POLL_SECONDS)))
+        if follower.has_ended:
             return
         if timeout_seconds is not None and left <= 0:
-            seen = backend.look(follower.workflow, follower.instance_id)
+            seen = backend.read_snapshot(follower.workflow, follower.instance_id)
             assert seen is not None
             raise ResultTimeout(follower.workflow, follower.instance_id, seen.status, timeout_seconds)
 
 
-def how_it_ended(follower: Follower, backend: Backend) -> InstanceStatus:
+def read_outcome(follower: Follower, backend: Backend) -> InstanceStatus:
     """The outcome of a run that is over; raises WorkflowFailed where it did not complete."""
     status = backend.history(follower.workflow, follower.instance_id, run=follower.run).status
     if status.status is not Status.COMPLETE:
@@ -137,17 +141,17 @@ def how_it_ended(follower: Follower, backend: Backend) -> InstanceStatus:
     return status
 
 
-def step_line(step: StepRecord, times: Times) -> list[Cell]:
+def format_step(step: StepRecord, times: Times) -> list[Cell]:
     """A step as it is told: its status, its name, how long it took or what it waits for."""
-    what: list[Cell] = [step.name]
+    cells: list[Cell] = [step.name]
     if step.is_waiting:
-        what.append(render.waits_for(step, times))
+        cells.append(render.describe_wait(step, times))
     elif step.display_type in (StepType.DO, StepType.TASK):
-        tries = f"{step.attempts} attempts" if step.attempts > 1 else ""
-        what += [render.took(step, times.now), tries]
-    return line_of("step", step.status, *what, Styled(render.sentence(step.error), "red"))
+        attempt = f"{step.attempts} attempts" if step.attempts > 1 else ""
+        cells += [render.format_time_taken(step, times.now), attempt]
+    return format_line("step", step.status, *cells, Styled(render.format_error(step.error), "red"))
 
 
-def line_of(kind: str, word: Status | StepStatus | LogLevel, *what: Cell) -> list[Cell]:
+def format_line(kind: str, word: Status | StepStatus | LogLevel, *cells: Cell) -> list[Cell]:
     """Kind, status or level, and what there is to say."""
-    return [Styled(kind, "dim", 4), render.painted(word, width=9), *what]
+    return [Styled(kind, "dim", 4), render.style_status(word, width=9), *cells]

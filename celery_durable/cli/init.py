@@ -91,27 +91,27 @@ def init(ctx: click.Context, module: str | None) -> None:
     Use it to begin. Without -A it writes an app, too, into shop.py; with -A the workflow alone, into workflows.py.
     MODULE is another name. Files that exist are left alone. Says what to type next; piped: what (wrote, do), which.
     """
-    app = _own_app(ctx)
+    app = _named_app(ctx)
     name = module or ("shop" if app is None else "workflows")
     files = _files(name, _NO_APP if app is not None else _APP)
-    _refuse(app, name, files)
+    _check_can_write(app, name, files)
     for path, text in files.items():
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    console = Console.of(ctx)
+    console = Console.from_context(ctx)
     for path in files:
-        console.entry(["Wrote" if console.is_terminal else "wrote", Styled(str(path), "bold")])
+        console.print_entry(["Wrote" if console.is_terminal else "wrote", Styled(str(path), "bold")])
     if console.is_terminal:
-        console.gap()
-    for what, words in _next(name, app, app_name(ctx) if app is not None else name):
+        console.print_blank_line()
+    for what, words in _next_steps(name, app, app_name(ctx) if app is not None else name):
         if console.is_terminal:
-            console.line(Styled(what, "dim"))
-            console.line(words, indent=2)
+            console.print_line(Styled(what, "dim"))
+            console.print_line(words, indent=2)
         else:
-            console.record("do", words)
+            console.print_record("do", words)
 
 
-def _own_app(ctx: click.Context) -> Any:
+def _named_app(ctx: click.Context) -> Any:
     """The app named by -A; None where none was."""
     app = ctx.obj.app
     return None if ctx.find_root().params.get("app") is None and app.main == "default" else app
@@ -122,7 +122,7 @@ def _files(module: str, head: str) -> dict[Path, str]:
     return {Path(f"{module}.py"): text, Path(f"test_{module}.py"): _TEST.format(module=module)}
 
 
-def _refuse(app: Any, module: str, files: dict[Path, str]) -> None:
+def _check_can_write(app: Any, module: str, files: dict[Path, str]) -> None:
     if not module.isidentifier() or keyword.iskeyword(module):
         raise click.BadParameter(f"{module!r} can be no module: use letters, digits and _")
     for path in files:
@@ -142,7 +142,7 @@ def _refuse(app: Any, module: str, files: dict[Path, str]) -> None:
             )
 
 
-def _next(module: str, app: Any, name: str) -> list[tuple[str, str]]:
+def _next_steps(module: str, app: Any, name: str) -> list[tuple[str, str]]:
     """What it is for, and what to type."""
     attach = [] if app is None or isinstance(getattr(app, "durable", None), Durable) else [
         ("Where the app is made:", "from celery_durable import Durable; durable = Durable(app)")

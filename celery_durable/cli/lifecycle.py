@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from celery_durable.cli.backend import Backend
-from celery_durable.cli.command import REFUSED, CliError, Command, cli_error_of, open_backend
+from celery_durable.cli.command import REFUSED, CliError, Command, convert_error, open_backend
 from celery_durable.cli.console import Console, Styled
-from celery_durable.cli.where import Condition, WhereInput, matching
+from celery_durable.cli.where import Condition, WhereInput, find_matching
 from celery_durable.errors import DurableError
 from celery_durable.model import TERMINAL, Status
 
-Deed = Callable[[Backend, str, str], Sequence[str]]
+Action = Callable[[Backend, str, str], Sequence[str]]
 """Does it to one instance, and says what was done."""
-_LIVE = frozenset(Status) - TERMINAL
-_SHOWN = 10
+_UNFINISHED = frozenset(Status) - TERMINAL
+_MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,35 @@ class Targets:
     where: Condition | None
     yes: bool
 
-    def each(self, action: Deed, statuses: frozenset[Status] | set[Status]) -> None:
+    def apply(self, action: Action, statuses: frozenset[Status] | set[Status]) -> None:
         """Do it to the instances that are named, or to all that fit the condition and are in one of ``statuses``."""
         if (self.where is None) == (not self.ids) or (self.where is not None and self.workflow is not None):
             raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
         if self.yes and self.where is None:
             raise click.UsageError("--yes is for --where.")
-        backend, console = open_backend(self.ctx), Console.of(self.ctx)
+        backend, console = open_backend(self.ctx), Console.from_context(self.ctx)
         do = functools.partial(action, backend)
         if self.where is None:
             assert self.workflow is not None
-            _each(self.ctx, console, do, [(self.workflow, each) for each in self.ids])
+            _apply_to_each(self.ctx, console, do, [(self.workflow, each) for each in self.ids])
             return
-        found = [(item.workflow, item.id) for item in matching(backend, self.where) if item.status in statuses]
+        found = [(item.workflow, item.id) for item in find_matching(backend, self.where) if item.status in statuses]
         if self.yes and found:
-            _each(self.ctx, console, do, found)
+            _apply_to_each(self.ctx, console, do, found)
         elif console.is_terminal:
-            for name, each in found[:_SHOWN]:
-                console.line(f"{name}/{each}", indent=2)
-            if len(found) > _SHOWN:
-                console.line(f"and {len(found) - _SHOWN} more", indent=2)
+            for name, each in found[:_MAX_LISTED]:
+                console.print_line(f"{name}/{each}", indent=2)
+            if len(found) > _MAX_LISTED:
+                console.print_line(f"and {len(found) - _MAX_LISTED} more", indent=2)
         else:
             for name, each in found:
-                console.record(f"Would {self.ctx.info_name}", f"{name}/{each}")
+                console.print_record(f"Would {self.ctx.info_name}", f"{name}/{each}")
         count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
         if found and not self.yes:
             count = f"Would {self.ctx.info_name} {count}; nothing was changed. Do it: --yes"
         else:
             count += "."
-        console.aside(count)
+        console.print_note(count)
 
 
 def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
@@ -103,13 +103,13 @@ def pause(targets: Targets) -> None:
     counting.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
-        backend.pause(name, each)
-        seen = backend.look(name, each)
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+        backend.pause(workflow, instance_id)
+        seen = backend.read_snapshot(workflow, instance_id)
         is_paused = seen is not None and seen.status is Status.PAUSED
         return ["Paused" if is_paused else "Pauses when the running step ends"]
 
-    targets.each(action, _LIVE - {Status.PAUSED})
+    targets.apply(action, _UNFINISHED - {Status.PAUSED})
 
 
 @click.command(cls=Command, examples=["resume order order-42", "resume --where 'workflow=order' --yes"])
@@ -120,13 +120,13 @@ def resume(targets: Targets) -> None:
     Use it after pause. A pause that has not taken effect yet is taken back; on anything else it does nothing.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
-        was = backend.look(name, each)
-        backend.resume(name, each)
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+        was = backend.read_snapshot(workflow, instance_id)
+        backend.resume(workflow, instance_id)
         is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
         return ["Resumed" if is_paused else "Was not paused"]
 
-    targets.each(action, {Status.PAUSED})
+    targets.apply(action, {Status.PAUSED})
 
 
 @click.command(
@@ -145,11 +145,11 @@ def terminate(targets: Targets, reason: str | None) -> None:
     Use it for what must not go on. A step that is running may run to its end, but nothing of it is recorded.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
-        backend.terminate(name, each, reason=reason)
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+        backend.terminate(workflow, instance_id, reason=reason)
         return ["Terminated"]
 
-    targets.each(action, _LIVE)
+    targets.apply(action, _UNFINISHED)
 
 
 @click.command(
@@ -169,28 +169,31 @@ def restart(targets: Targets, reason: str | None) -> None:
     Earlier runs stay readable. With --where only what has ended, unless it names another status.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
-        return ["Restarted", f"run {backend.restart(name, each, reason=reason)}"]
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+        return ["Restarted", f"run {backend.restart(workflow, instance_id, reason=reason)}"]
 
     statuses = TERMINAL if targets.where is None or targets.where.status is None else frozenset(Status)
-    targets.each(action, statuses)
+    targets.apply(action, statuses)
 
 
-def _each(
-    ctx: click.Context, console: Console, action: Callable[[str, str], Sequence[str]], chosen: Sequence[tuple[str, str]]
+def _apply_to_each(
+    ctx: click.Context,
+    console: Console,
+    action: Callable[[str, str], Sequence[str]],
+    targets: Sequence[tuple[str, str]],
 ) -> None:
     """Do it to one after the other; of several, one that refuses does not keep the others from it."""
     exit_code = 0
-    for workflow, instance_id in chosen:
+    for workflow, instance_id in targets:
         try:
-            done, *more = action(workflow, instance_id)
+            action_done, *details = action(workflow, instance_id)
         except (DurableError, CliError) as exc:
-            if len(chosen) == 1:
+            if len(targets) == 1:
                 raise
-            refused = exc if isinstance(exc, CliError) else cli_error_of(exc)
+            refused = exc if isinstance(exc, CliError) else convert_error(exc)
             refused.show()
             exit_code = exit_code or refused.exit_code or REFUSED
         else:
-            console.entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])
+            console.print_entry([action_done, Styled(f"{workflow}/{instance_id}", "bold"), *details])
     if exit_code:
         ctx.exit(exit_code)

@@ -26,14 +26,14 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
 
     if sql and check:
         raise click.UsageError("--sql and --check exclude each other.")
-    durable, console = stored_durable(ctx), Console.of(ctx)
+    durable, console = stored_durable(ctx), Console.from_context(ctx)
     with reaching_database():
         if sql:
             click.echo(migrations.render_sql(durable.store), nl=False)
         elif check:
             migrations.check_tables(durable.store)
-            console.entry(["Up to date", f"revision {migrations.read_revision(durable.store)}"])
+            console.print_entry(["Up to date", f"revision {migrations.read_revision(durable.store)}"])
         else:
             before, after = migrations.upgrade(durable.store)
             change = f"revision {after}" if before == after else f"revision {before or 'none'} -> {after}"
-            console.entry(["Up to date" if before == after else "Migrated", change])
+            console.print_entry(["Up to date" if before == after else "Migrated", change])

@@ -15,7 +15,7 @@ from celery_durable.store.outbox import OutboxEntry
 
 _COLUMNS = (
     *map(Column, ("KIND", "NAME", "ID", "WORKFLOW", "INSTANCE", "RUN", "ATTEMPTS", "SINCE", "NEXT")),
-    Column("ERROR", is_whole=False, is_optional=True),
+    Column("ERROR", keeps_full_text=False, is_optional=True),
 )
 
 
@@ -45,39 +45,39 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         raise click.UsageError("--retry, --drop and --given-up exclude each other.")
     if bool(ids) is not (retry or drop):
         raise click.UsageError("Name ids with --retry or --drop, and only then.")
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     if retry:
-        _say(console, "To be delivered again", durable.operations.retry_outbox(ids))
+        _print_action(console, "To be delivered again", durable.operations.retry_outbox(ids))
     elif drop:
-        _say(console, "Dropped", durable.operations.drop_outbox(ids))
+        _print_action(console, "Dropped", durable.operations.drop_outbox(ids))
     else:
         found = durable.operations.outbox(given_up=given_up, limit=limit + 1)
         if not found:
-            console.aside("Nothing was given up." if given_up else "Nothing is in the outbox.")
+            console.print_note("Nothing was given up." if given_up else "Nothing is in the outbox.")
             return
         times = Times(database_now(durable), exact=not console.is_terminal)
-        console.table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
+        console.print_table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
         if len(found) > limit:
-            console.aside(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
+            console.print_note(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 
 
-def _say(console: Console, action: str, entries: Sequence[OutboxEntry]) -> None:
+def _print_action(console: Console, action: str, entries: Sequence[OutboxEntry]) -> None:
     for entry in entries:
-        console.entry([action, entry.kind.value, Styled(entry.name, "bold"), entry.id])
+        console.print_entry([action, entry.kind.value, Styled(entry.name, "bold"), entry.id])
 
 
 def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -> list[Cell]:
     ref = entry.ref
-    whose = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
+    run_cells = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
     redaction = durable.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
     given_up: Cell = Styled("given up", "red") if console.is_terminal else ""
     return [
         entry.kind.value,
         Styled(entry.name, "bold"),
         entry.id,
-        *whose,
+        *run_cells,
         str(entry.attempts),
-        times.at(entry.since),
-        given_up if entry.is_given_up else times.at(entry.next_at),
+        times.format(entry.since),
+        given_up if entry.is_given_up else times.format(entry.next_at),
         redaction.value(entry.error, "error", entry.name) or "",
     ]

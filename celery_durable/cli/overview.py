@@ -22,7 +22,7 @@ _LIMIT = click.option(
 )
 _WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS")))
 _LEASE_COLUMNS = tuple(map(Column, ("WORKFLOW", "ID", "RUN", "NODE", "TASK", "LEASE ENDS", "CRASHES")))
-_AFTER_A_WAKE = frozenset(Status) - TERMINAL - {Status.PAUSED}
+_WAKEABLE = frozenset(Status) - TERMINAL - {Status.PAUSED}
 
 
 @click.command(cls=Command, examples=["stats"])
@@ -33,17 +33,17 @@ def stats(ctx: click.Context) -> None:
     Use it to see how things stand at large: also how much is due and not worked on, since when, and how many messages
     wait in the queues. Piped: count, workflow, status, number; then due, number, since; then queue, name, length.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
     found, times = durable.operations.stats(), Times(database_now(durable), exact=not console.is_terminal)
     queues = {queue: durable.queue_length(queue) for queue in _queues(durable)}
-    oldest = times.at(found.overdue.oldest)
+    oldest = times.format(found.overdue.oldest)
     if not console.is_terminal:
         for workflow, status, count in found.counts:
-            console.record("count", workflow, status, str(count))
-        console.record("due", str(found.overdue.count), oldest)
+            console.print_record("count", workflow, status, str(count))
+        console.print_record("due", str(found.overdue.count), oldest)
         for queue, length in queues.items():
-            console.record("queue", queue, "" if length is None else str(length))
+            console.print_record("queue", queue, "" if length is None else str(length))
         return
     statuses = [status for status in Status if any(each is status for _, each, _ in found.counts)]
     rows: dict[str, dict[Status, int]] = {}
@@ -51,12 +51,14 @@ def stats(ctx: click.Context) -> None:
         rows.setdefault(workflow, {})[status] = count
     if rows:
         columns = [Column("WORKFLOW"), *(Column(status.upper()) for status in statuses)]
-        console.table(columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()])
-        console.gap()
-    console.line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
+        console.print_table(
+            columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()]
+        )
+        console.print_blank_line()
+    console.print_line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
     for queue, length in queues.items():
-        said = "not known: no broker, or no such queue yet" if length is None else f"{length} messages"
-        console.line(f"queue {queue}", said)
+        length_text = "not known: no broker, or no such queue yet" if length is None else f"{length} messages"
+        console.print_line(f"queue {queue}", length_text)
 
 
 def _queues(durable: Durable) -> list[str]:
@@ -75,13 +77,13 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     Use it to find to whom an event has to be sent. Those of the newest instances come first. Piped: type, workflow, id,
     step, since, times out, status of the instance.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        console.aside("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
+        console.print_note("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
         return
-    console.table(
+    console.print_table(
         _WAIT_COLUMNS,
         [
             [
@@ -89,9 +91,9 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
                 each.ref.workflow,
                 each.ref.instance_id,
                 each.step,
-                times.at(each.since),
-                times.at(each.until),
-                render.painted(each.status),
+                times.format(each.since),
+                times.format(each.until),
+                render.style_status(each.status),
             ]
             for each in found
         ],
@@ -107,19 +109,19 @@ def leases(ctx: click.Context, limit: int) -> None:
     Use it to see which worker holds an instance, and until when it must say that it lives. A lease that has ended is
     taken by the next sweep. Piped: workflow, id, run, node, Celery task, end of the lease, crashes in a row.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.operations.leases(limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
-        console.aside("No worker holds a run.")
+        console.print_note("No worker holds a run.")
         return
     rows = []
     for each in found:
         task, _, node = each.holder.partition(" ")
         ref = each.ref
-        ends = times.at(each.until)
+        ends = times.format(each.until)
         rows.append([ref.workflow, ref.instance_id, str(ref.run_number), node, task, ends, str(each.crash_count)])
-    console.table(_LEASE_COLUMNS, rows)
+    console.print_table(_LEASE_COLUMNS, rows)
 
 
 @click.command(
@@ -133,11 +135,15 @@ def wake(targets: Targets) -> None:
     to start early what was put off. What sleeps goes on sleeping, and what waits for an event goes on waiting.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
         assert isinstance(backend, StoreBackend)
-        return ["Woken" if backend.durable.operations.wake(name, each) else "Not woken, it is paused or worked on"]
+        return [
+            "Woken"
+            if backend.durable.operations.wake(workflow, instance_id)
+            else "Not woken, it is paused or worked on"
+        ]
 
-    targets.each(action, _AFTER_A_WAKE)
+    targets.apply(action, _WAKEABLE)
 
 
 @click.command(cls=Command, examples=["sweep"])
@@ -150,13 +156,13 @@ def sweep(ctx: click.Context) -> None:
     ago or earlier, and that no worker has taken, is sent again if its queue is empty: it was lost. The exit code is
     1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     published = durable.sweeper.sweep_as_only_dispatcher()
-    console.entry(["Published", str(published)])
+    console.print_entry(["Published", str(published)])
     outages = durable.publisher.outages().items()
     if outages:
-        says = [
+        sentences = [
             f"{'The broker' if queue is None else 'Queue'} {each.where} takes no messages: {each.error}"
             for queue, each in outages
         ]
-        raise CliError(" ".join(says), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))
+        raise CliError(" ".join(sentences), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))

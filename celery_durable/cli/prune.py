@@ -36,13 +36,13 @@ def prune(
     Use it where durable_retention_seconds was not set, or was set too late. With an instance go all its runs, steps,
     events and log lines. Nothing that has not ended is deleted.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
     operations = durable.operations
     if yes:
         deleted = operations.prune(older_than=older_than, workflow=workflow, statuses=wanted)
-        console.entry(["Deleted", Styled(str(deleted), "bold")])
+        console.print_entry(["Deleted", Styled(str(deleted), "bold")])
     else:
         found = operations.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
-        console.entry(["Would delete", Styled(str(found), "bold")])
-        console.aside("Nothing was deleted: --yes does it.")
+        console.print_entry(["Would delete", Styled(str(found), "bold")])
+        console.print_note("Nothing was deleted: --yes does it.")

@@ -9,10 +9,10 @@ import click
 
 from celery_durable import values
 from celery_durable.cli import render
-from celery_durable.cli.backend import PATIENCE_SECONDS, Backend
+from celery_durable.cli.backend import LONG_POLL_SECONDS, Backend
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.console import Cell, Column, Console, Styled
-from celery_durable.cli.follow import line_of, step_line
+from celery_durable.cli.follow import format_line, format_step
 from celery_durable.cli.render import Times
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
 
@@ -22,7 +22,7 @@ _LEVEL = click.Choice([str(level) for level in _LEVELS])
 _WORKFLOW_COLUMNS = (
     Column("WORKFLOW"),
     Column("QUEUE", is_optional=True),
-    Column("FUNCTION", is_whole=False, is_optional=True),
+    Column("FUNCTION", keeps_full_text=False, is_optional=True),
 )
 
 
@@ -34,12 +34,12 @@ def workflows(ctx: click.Context) -> None:
     Use it to see what can be started. They are those that this app imports; over HTTP those that the server knows.
     Piped: name, queue, function.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     found = backend.workflows()
     if found:
-        console.table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
+        console.print_table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
     else:
-        console.aside("No workflows are registered.")
+        console.print_note("No workflows are registered.")
 
 
 @click.command(
@@ -70,17 +70,17 @@ def ls(
     Use it to find an id, or what is in trouble. Piped: workflow, id, status, run, created, changed, next time due,
     error.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     wanted = None if status is None else Status(status)
     page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.read_labels(labels))
     times = Times(backend.now(), exact=not console.is_terminal)
     if page.items:
-        console.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
+        console.print_table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
     else:
         described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
-        console.aside(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
+        console.print_note(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
     if page.cursor is not None:
-        console.aside(f"There are more: --cursor {page.cursor}")
+        console.print_note(f"There are more: --cursor {page.cursor}")
 
 
 @click.command(
@@ -110,24 +110,24 @@ def logs(
     Use it to read what step.log and the engine said, oldest first; times are UTC. Piped: time, level, category, message
     with its data.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     number = _run_number(backend, workflow, id, run)
     tail = backend.tail(workflow, id, run=number, level=None if level is None else LogLevel(level), category=category)
     version: object = None
-    is_any, is_over = False, not follow
+    is_any, has_ended = False, not follow
     while True:
         if follow:
-            seen = backend.look(workflow, id, known=version, patience=PATIENCE_SECONDS)
+            seen = backend.read_snapshot(workflow, id, known_version=version, wait_seconds=LONG_POLL_SECONDS)
             if seen is None:
                 continue
-            version, is_over = seen.version, seen.status.is_terminal or seen.run_number != number
-        for line in tail.news():
+            version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != number
+        for line in tail.read_new_lines():
             is_any = True
             if replays or not line.is_replay:
-                console.entry(render.log_cells(line))
-        if is_over:
+                console.print_entry(render.log_cells(line))
+        if has_ended:
             if not is_any:
-                console.aside("No log lines.")
+                console.print_note("No log lines.")
             return
 
 
@@ -135,7 +135,7 @@ def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | No
     """The run that is meant; raises RunNotFound."""
     if run is not None:
         return backend.history(workflow, instance_id, run=run).run_number
-    seen = backend.look(workflow, instance_id)
+    seen = backend.read_snapshot(workflow, instance_id)
     assert seen is not None
     return seen.run_number
 
@@ -165,42 +165,47 @@ def history(
     Use it to see how an instance came to where it stands: its begin, its steps, the events that were sent to it, its
     end. Piped: time, kind (run, step, event, log), status, level or type, then what there is to say.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
-    told = backend.history(workflow, id, run=run)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
+    run_history = backend.history(workflow, id, run=run)
     lines: list[LogRecord] = []
     if include_logs or level or category:
         wanted = None if level is None else LogLevel(level)
-        tail = backend.tail(workflow, id, run=told.run_number, level=wanted, category=category)
-        lines = [line for line in tail.news() if not line.is_replay]
+        tail = backend.tail(workflow, id, run=run_history.run_number, level=wanted, category=category)
+        lines = [line for line in tail.read_new_lines() if not line.is_replay]
     times = Times(backend.now(), exact=not console.is_terminal)
-    story = [*_story(told, times), *((line.created_at, _logged(line)) for line in lines)]
-    for at, cells in sorted(story, key=lambda item: item[0]):
-        console.entry([Styled(render.iso(at), "dim"), *cells])
+    entries = [*_history_entries(run_history, times), *((line.created_at, _log_cells(line)) for line in lines)]
+    for at, cells in sorted(entries, key=lambda item: item[0]):
+        console.print_entry([Styled(render.iso(at), "dim"), *cells])
 
 
-def _story(told: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:
-    status, names = told.status, {step.step_key: step.name for step in told.steps}
-    started = line_of("run", Status.ACTIVE, f"run {told.run_number} of {told.workflow}/{told.instance_id}")
-    yield told.created_at, started if told.parent is None else [*started, render.child_of(told.parent)]
-    for event in told.events:
-        yield event.created_at, _sent(event, names)
-    for step in told.steps:
+def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:
+    status, names = run_history.status, {step.step_key: step.name for step in run_history.steps}
+    started = format_line(
+        "run", Status.ACTIVE, f"run {run_history.run_number} of {run_history.workflow}/{run_history.instance_id}"
+    )
+    yield (
+        run_history.created_at,
+        started if run_history.parent is None else [*started, render.describe_parent(run_history.parent)],
+    )
+    for event in run_history.events:
+        yield event.created_at, _event_cells(event, names)
+    for step in run_history.steps:
         if step.status is StepStatus.LINEAR_PENDING:  # it has not come to that
             continue
         is_open = step.status in OPEN_STEPS
         at = step.started_at if is_open else step.finished_at
-        yield at or step.created_at or told.created_at, step_line(step, times)
-    if told.completed_at is not None:
-        why = Styled(render.sentence(status.error), "red") if status.error else told.reason or ""
-        yield told.completed_at, line_of("run", status.status, why)
+        yield at or step.created_at or run_history.created_at, format_step(step, times)
+    if run_history.completed_at is not None:
+        why = Styled(render.format_error(status.error), "red") if status.error else run_history.reason or ""
+        yield run_history.completed_at, format_line("run", status.status, why)
 
 
-def _sent(event: EventRecord, names: dict[str, str]) -> list[Cell]:
+def _event_cells(event: EventRecord, names: dict[str, str]) -> list[Cell]:
     key = event.consumed_by_step_key
     consumer = "" if key is None else f"consumed by {names.get(key, key)}"
     return [Styled("event", "dim", 4), Styled(event.type, "", 9), event.event_id, consumer]
 
 
-def _logged(line: LogRecord) -> list[Cell]:
-    _, level, category, said, *_ = render.log_cells(line)
-    return [Styled("log", "dim", 4), level, category, said]
+def _log_cells(line: LogRecord) -> list[Cell]:
+    _, level, category, text, *_ = render.log_cells(line)
+    return [Styled("log", "dim", 4), level, category, text]

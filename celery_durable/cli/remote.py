@@ -15,20 +15,20 @@ from urllib.parse import urlsplit
 
 import click
 
-from celery_durable.cli import Verbs
+from celery_durable.cli import CommandGroup
 from celery_durable.cli.api import HttpBackend
-from celery_durable.cli.client import Client, Retries
-from celery_durable.cli.command import UNREACHABLE, CliError, Command, Connection, by_options
-from celery_durable.cli.console import clean
+from celery_durable.cli.client import Client, RetryPolicy
+from celery_durable.cli.command import UNREACHABLE, CliError, Command, Connection, convert_arguments_to_options
+from celery_durable.cli.console import strip_control_characters
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
-class HttpDoor(Connection):
+class HttpConnection(Connection):
     """What the options of `celery-durable` say."""
 
     name = "celery-durable"
@@ -36,7 +36,7 @@ class HttpDoor(Connection):
     def __init__(self) -> None:
         self.base_url: str | None = None
         self.headers: Sequence[tuple[str, str]] = ()
-        self.timeout_seconds, self.retries = 15.0, Retries()
+        self.timeout_seconds, self.retries = 15.0, RetryPolicy()
         self.is_verbose = False
 
     def open(self) -> HttpBackend:
@@ -54,11 +54,11 @@ class HttpDoor(Connection):
             timeout_seconds=self.timeout_seconds,
             retries=self.retries,
             sleep=runtime.sleep,
-            tell=_say if self.is_verbose else None,
+            log_request=_print_request if self.is_verbose else None,
         )
         return HttpBackend(client, runtime)
 
-    def refuse_if_unreadable(self, exc: Exception) -> None:
+    def raise_if_unreadable(self, exc: Exception) -> None:
         """Show no traceback without --verbose. An OSError is that of a closed pipe; click ends quietly on it."""
         if self.is_verbose or isinstance(exc, OSError):
             return
@@ -70,8 +70,8 @@ class HttpDoor(Connection):
         ) from exc
 
 
-def _say(line: str) -> None:
-    click.echo(clean(line), err=True)
+def _print_request(line: str) -> None:
+    click.echo(strip_control_characters(line), err=True)
 
 
 class HeaderInput(click.ParamType[tuple[str, str]]):
@@ -84,7 +84,7 @@ class HeaderInput(click.ParamType[tuple[str, str]]):
         if isinstance(value, tuple):
             return value
         name, colon, text = value.partition(":")
-        if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(text):
+        if not colon or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
             self.fail("a header is written 'Name: value'", param, ctx)
         if not text.isascii():
             self.fail(f"the value of {name} has characters that no header may have", param, ctx)
@@ -94,14 +94,14 @@ class HeaderInput(click.ParamType[tuple[str, str]]):
 def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
-    no_server = click.BadParameter("it must begin with http:// or https:// and name a server")
+    invalid_url = click.BadParameter("it must begin with http:// or https:// and name a server")
     try:
         parts = urlsplit(value)
         has_server = bool(parts.hostname) and parts.port != 0
     except ValueError as exc:
-        raise no_server from exc
+        raise invalid_url from exc
     if not has_server or parts.scheme not in ("http", "https") or re.search(r"[^!-~]", value):
-        raise no_server
+        raise invalid_url
     if parts.username is not None:
         raise click.BadParameter("credentials go into a header: -H 'Authorization: Basic ...'")
     if parts.query or parts.fragment:
@@ -109,19 +109,19 @@ def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str |
     return value
 
 
-def _the_same(*names: str) -> dict[str, str]:
+def _shared_commands(*names: str) -> dict[str, str]:
     """Verbs that are found where those of `celery -A proj durable` are."""
-    return {name: Verbs.verbs[name] for name in names}
+    return {name: CommandGroup.module_by_command[name] for name in names}
 
 
-class InstanceVerbs(Verbs):
+class InstanceCommands(CommandGroup):
     """`instances ...`: the verbs that concern instances, with options in the place of operands."""
 
-    verbs: Mapping[str, str] = {
+    module_by_command: Mapping[str, str] = {
         "list": "reading.ls",
         "get": "show.show",
         "create": "commands.start",
-        **_the_same(
+        **_shared_commands(
             "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "set-result",
             "skip", "terminate", "send-event",
         ),
@@ -130,13 +130,13 @@ class InstanceVerbs(Verbs):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, in its form with options."""
         found = super().get_command(ctx, cmd_name)
-        return by_options(found, cmd_name) if isinstance(found, Command) else None
+        return convert_arguments_to_options(found, cmd_name) if isinstance(found, Command) else None
 
 
-class WorkflowVerbs(Verbs):
+class WorkflowCommands(CommandGroup):
     """`workflows ...`."""
 
-    verbs: Mapping[str, str] = {"list": "reading.workflows"}
+    module_by_command: Mapping[str, str] = {"list": "reading.workflows"}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The one there is."""
@@ -148,7 +148,7 @@ class WorkflowVerbs(Verbs):
         )
 
 
-@click.group(cls=InstanceVerbs)
+@click.group(cls=InstanceCommands)
 def instances() -> None:
     """The verbs for instances, with everything named by options.
 
@@ -156,7 +156,7 @@ def instances() -> None:
     """
 
 
-@click.group(cls=WorkflowVerbs)
+@click.group(cls=WorkflowCommands)
 def workflows() -> None:
     """What there is to be started.
 
@@ -164,13 +164,13 @@ def workflows() -> None:
     """
 
 
-class RemoteVerbs(Verbs):
+class RemoteCommands(CommandGroup):
     """The verbs that work over HTTP."""
 
-    verbs: Mapping[str, str] = {
+    module_by_command: Mapping[str, str] = {
         "workflows": "remote",
         "instances": "remote",
-        **_the_same(
+        **_shared_commands(
             "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
             "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
         ),
@@ -178,7 +178,7 @@ class RemoteVerbs(Verbs):
 
 
 @click.group(
-    cls=RemoteVerbs,
+    cls=RemoteCommands,
     epilog=f"""\b
 Examples:
   celery-durable -b https://shop.example/api workflows list
@@ -240,14 +240,14 @@ def celery_durable(
     Needs neither the app nor its database. The URL is the one under which the API is mounted, with which every route
     begins: https://shop.example/api where https://shop.example/api/workflows lists the workflows.
     """
-    door = HttpDoor()
-    ctx.obj = door
-    door.base_url = base_url
-    door.headers = [*_headers_of_environment(ctx), *headers]
-    door.timeout_seconds = timeout.total_seconds()
-    door.retries = Retries(retries, retry_delay.total_seconds())
-    door.is_verbose = verbose
-    door.no_color = no_color or bool(os.environ.get("NO_COLOR"))
+    connection = HttpConnection()
+    ctx.obj = connection
+    connection.base_url = base_url
+    connection.headers = [*_headers_of_environment(ctx), *headers]
+    connection.timeout_seconds = timeout.total_seconds()
+    connection.retries = RetryPolicy(retries, retry_delay.total_seconds())
+    connection.is_verbose = verbose
+    connection.no_color = no_color or bool(os.environ.get("NO_COLOR"))
 
 
 def _headers_of_environment(ctx: click.Context) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from celery_durable.model import (
     format_duration,
 )
 
-_LOOKS = {
+_STYLES = {
     Status.ACTIVE: "cyan",
     Status.WAITING: "yellow",
     Status.PAUSED: "magenta",
@@ -57,12 +57,12 @@ _TYPES = {
     StepType.CHILD: "child",
     StepType.MAP: "map",
 }
-_TRIED = (StepType.DO, StepType.TASK)
+_TYPES_WITH_ATTEMPTS = (StepType.DO, StepType.TASK)
 
 
-def painted(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
+def style_status(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
     """A status in its colour."""
-    return Styled(str(word), _LOOKS.get(word, ""), width)
+    return Styled(str(word), _STYLES.get(word, ""), width)
 
 
 def iso(instant: datetime | None) -> str:
@@ -70,7 +70,7 @@ def iso(instant: datetime | None) -> str:
     return "" if instant is None else model.iso(instant)
 
 
-def clock(instant: datetime, *, exact: bool) -> Styled:
+def format_clock_time(instant: datetime, *, exact: bool) -> Styled:
     """When something happened that is told as it happens: the time of day, in UTC, unless ``exact``."""
     return Styled(iso(instant) if exact else iso(instant).partition("T")[2], "dim")
 
@@ -82,7 +82,7 @@ class Times:
     now: datetime
     exact: bool
 
-    def at(self, instant: datetime | None) -> str:
+    def format(self, instant: datetime | None) -> str:
         """When that is: ``40 min ago``, ``in 23 h 20 min``."""
         if instant is None or self.exact:
             return iso(instant)
@@ -91,22 +91,22 @@ class Times:
             return "now"
         return f"in {format_duration(left)}" if left > timedelta(0) else f"{format_duration(-left, units=1)} ago"
 
-    def by(self, instant: datetime | None) -> str:
+    def format_in_sentence(self, instant: datetime | None) -> str:
         """The same, to end a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
-        return f"at {iso(instant)}" if self.exact else self.at(instant)
+        return f"at {iso(instant)}" if self.exact else self.format(instant)
 
 
-def compact(value: Any) -> str:
+def to_compact_json(value: Any) -> str:
     """A stored value on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def pretty(value: Any) -> list[str]:
+def to_indented_json(value: Any) -> list[str]:
     """A stored value as indented lines."""
     return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
 
 
-def sentence(error: ErrorInfo | None) -> str:
+def format_error(error: ErrorInfo | None) -> str:
     """An error as name and message; empty for None."""
     if error is None:
         return ""
@@ -123,7 +123,7 @@ INSTANCE_COLUMNS = (
     Column("CREATED"),
     Column("CHANGED"),
     Column("NEXT", is_optional=True),
-    Column("ERROR", is_whole=False, is_optional=True),
+    Column("ERROR", keeps_full_text=False, is_optional=True),
 )
 
 
@@ -132,12 +132,12 @@ def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
     return [
         item.workflow,
         item.id,
-        painted(item.status),
+        style_status(item.status),
         str(item.run_number),
-        times.at(item.created_at),
-        times.at(item.updated_at),
-        times.at(item.run_at) if item.status is Status.WAITING else "",
-        sentence(item.error),
+        times.format(item.created_at),
+        times.format(item.updated_at),
+        times.format(item.run_at) if item.status is Status.WAITING else "",
+        format_error(item.error),
     ]
 
 
@@ -153,7 +153,7 @@ STEP_COLUMNS = (
     Column("ATTEMPTS"),
     Column("TOOK"),
     Column("WAITS FOR", is_optional=True),
-    Column("ERROR", is_whole=False, is_optional=True),
+    Column("ERROR", keeps_full_text=False, is_optional=True),
 )
 STEP_TIMES = (Column("STARTED"), Column("FINISHED"))
 
@@ -163,48 +163,48 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
     return [
         step.name,
         _TYPES[step.type],
-        painted(step.status),
-        attempts(step),
-        took(step, times.now),
-        waits_for(step, times),
-        sentence(step.error),
+        style_status(step.status),
+        format_attempts(step),
+        format_time_taken(step, times.now),
+        describe_wait(step, times),
+        format_error(step.error),
     ]
 
 
-def attempts(step: StepRecord) -> str:
+def format_attempts(step: StepRecord) -> str:
     """``2/6``; ``2`` where there is no limit; nothing for what is not attempted."""
-    if step.display_type not in _TRIED or not step.attempts:
+    if step.display_type not in _TYPES_WITH_ATTEMPTS or not step.attempts:
         return ""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
-def took(step: StepRecord, now: datetime) -> str:
+def format_time_taken(step: StepRecord, now: datetime) -> str:
     """How long a step has taken, or has been open."""
     started = step.created_at if step.display_type is not StepType.DO else step.started_at or step.created_at
     return "" if started is None else format_duration((step.finished_at or now) - started)
 
 
-def waits_for(step: StepRecord, times: Times) -> str:
+def describe_wait(step: StepRecord, times: Times) -> str:
     """What has to come before an open step can go on; empty where nothing has to."""
     if not step.is_waiting:
         return ""
     match step.display_type:
         case StepType.WAIT if step.wait_topic is not None:
-            return f'topic "{step.wait_topic}", times out {times.by(step.wake_at)}'
+            return f'topic "{step.wait_topic}", times out {times.format_in_sentence(step.wake_at)}'
         case StepType.WAIT:
-            return f'event "{step.wait_event_type}", times out {times.by(step.wake_at)}'
+            return f'event "{step.wait_event_type}", times out {times.format_in_sentence(step.wake_at)}'
         case StepType.SLEEP:
-            return f"its time {times.by(step.wake_at)}"
+            return f"its time {times.format_in_sentence(step.wake_at)}"
         case StepType.DO:
-            return f"next attempt {times.by(step.next_retry_at)}"
+            return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
         case StepType.TASK:
-            return f"task {step.task}, times out {times.by(step.wake_at)}"
+            return f"task {step.task}, times out {times.format_in_sentence(step.wake_at)}"
         case StepType.MAP:
             done = "" if step.items is None else f", {step.items.done + step.items.failed} of {step.items.total} done"
             return f"tasks {step.task}{done}"
         case StepType.CHILD:
             child = "" if step.child is None else f" {step.child.workflow} {step.child.instance_id}"
-            return f"instance{child}, times out {times.by(step.wake_at)}"
+            return f"instance{child}, times out {times.format_in_sentence(step.wake_at)}"
 
 
 EVENT_COLUMNS = (
@@ -220,10 +220,10 @@ def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell
     names = {step.step_key: step.name for step in history.steps}
     key = event.consumed_by_step_key
     consumer: Cell = Styled("-", "dim") if key is None else names.get(key, key)
-    return [event.type, event.event_id, times.at(event.created_at), consumer]
+    return [event.type, event.event_id, times.format(event.created_at), consumer]
 
 
-def result_of(step: StepRecord) -> Any:
+def get_result(step: StepRecord) -> Any:
     """What a step gave to its workflow; of an event its payload."""
     is_event = step.type is StepType.WAIT and isinstance(step.result, dict)
     return step.result.get("payload") if is_event else step.result
@@ -232,34 +232,34 @@ def result_of(step: StepRecord) -> Any:
 def log_cells(line: LogRecord) -> list[Cell]:
     """One line of `logs`: time, level, category, message and its data, whether it was said again in a replay."""
     data = line.data if isinstance(line.data, dict) else ({} if line.data is None else {"data": line.data})
-    said = " ".join([line.message, *(f"{key}={_plain(value)}" for key, value in data.items())])
+    sentences = " ".join([line.message, *(f"{key}={_plain(value)}" for key, value in data.items())])
     replay: list[Cell] = [Styled("(replay)", "dim")] if line.is_replay else []
-    return [Styled(iso(line.created_at), "dim"), painted(line.level, width=5), line.category, said, *replay]
+    return [Styled(iso(line.created_at), "dim"), style_status(line.level, width=5), line.category, sentences, *replay]
 
 
 def _plain(value: Any) -> str:
-    return value if isinstance(value, str) and value and " " not in value else compact(value)
+    return value if isinstance(value, str) and value and " " not in value else to_compact_json(value)
 
 
 # --- how a run ended ----------------------------------------------------------------------------
 
 
-def standing(history: History) -> list[str]:
+def describe_run(history: History) -> list[str]:
     """What a run ended with, and why it was ended or begun, as sentences. What a live one waits for `explain` says."""
-    said = [] if history.status.error is None else [sentence(history.status.error)]
+    sentences = [] if history.status.error is None else [format_error(history.status.error)]
     if (parent := history.parent) is not None:
-        said.append(child_of(parent))
+        sentences.append(describe_parent(parent))
     if history.origin is not None:
-        said.append(continues(history.origin, history.instance_id))
-    return said if history.reason is None else [*said, f"Reason: {history.reason}"]
+        sentences.append(describe_origin(history.origin, history.instance_id))
+    return sentences if history.reason is None else [*sentences, f"Reason: {history.reason}"]
 
 
-def child_of(parent: ParentStep) -> str:
+def describe_parent(parent: ParentStep) -> str:
     """The step that created an instance, as a sentence."""
     return f"Child of step {parent.step_key}, run {parent.run_number} of {parent.workflow}/{parent.instance_id}"
 
 
-def continues(origin: Origin, instance_id: str) -> str:
+def describe_origin(origin: Origin, instance_id: str) -> str:
     """Where a run's first steps come from, as a sentence."""
     run = f"run {origin.run_number}" + ("" if origin.instance_id == instance_id else f" of {origin.instance_id}")
     return f"Continues {run}" + ("" if origin.step_key is None else f", from step {origin.step_key}")
@@ -271,25 +271,25 @@ AUDIT_COLUMNS = (Column("BY HAND"), Column("STEP"), Column("WAS"), Column("BY"),
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
     """What somebody did to a step."""
     action = record.action.replace("_", "-")
-    status, when = painted(record.status_before), times.at(record.created_at)
+    status, when = style_status(record.status_before), times.format(record.created_at)
     return [action, record.step_key, status, record.by, when, record.reason or ""]
 
 
 # --- what a run publishes -----------------------------------------------------------------------
 
-PUBLISHED_COLUMNS = (Column("PUBLISHED"), Column("VALUE", is_whole=False), Column("SINCE"))
+PUBLISHED_COLUMNS = (Column("PUBLISHED"), Column("VALUE", keeps_full_text=False), Column("SINCE"))
 
 
 def published_cells(key: str, found: Published, times: Times) -> list[Cell]:
     """A key, its value, and since when it has it."""
-    return [key, progress(found.value), times.at(found.updated_at)]
+    return [key, format_progress(found.value), times.format(found.updated_at)]
 
 
-def progress(value: Any) -> Cell:
+def format_progress(value: Any) -> Cell:
     """A published value: a bar where it says how far something has come, ``{"done": 3, "total": 10}`` or 0.3."""
     match value:
         case {"done": int() | float() as done, "total": int() | float() as total} if total > 0 and done >= 0:
-            return Bar(compact(value), min(1.0, done / total), f"{done}/{total}")
+            return Bar(to_compact_json(value), min(1.0, done / total), f"{done}/{total}")
         case int() | float() if not isinstance(value, bool) and 0 <= value <= 1:
-            return Bar(compact(value), value, f"{value:.0%}")
-    return compact(value)
+            return Bar(to_compact_json(value), value, f"{value:.0%}")
+    return to_compact_json(value)

@@ -46,14 +46,14 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
     if files:
-        durable, records = _without_store(ctx), [recorded for path in files for recorded in _read(path)]
+        durable, records = _durable_without_database(ctx), [recorded for path in files for recorded in _read(path)]
     else:
         assert workflow is not None
         assert id is not None
         durable = open_durable(ctx)
         durable.app.loader.import_default_modules()
         records = [durable.runner.read_recorded_run(workflow, id, run=run)]
-    console, matches = Console.of(ctx), True
+    console, matches = Console.from_context(ctx), True
     for recorded in records:
         found = durable.runner.check_replay(recorded)
         matches = matches and found.matches
@@ -62,7 +62,7 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
         ctx.exit(REFUSED)
 
 
-def _without_store(ctx: click.Context) -> Durable:
+def _durable_without_database(ctx: click.Context) -> Durable:
     durable = attached_durable(ctx)
     durable.app.loader.import_default_modules()
     embedded.use_no_store(durable)
@@ -73,8 +73,8 @@ def _read(path: Path) -> Iterator[RecordedRun]:
     try:
         text = path.read_text(encoding="utf-8").strip()
         while text:
-            said, end = json.JSONDecoder().raw_decode(text)
-            yield from_export(said)
+            document, end = json.JSONDecoder().raw_decode(text)
+            yield from_export(document)
             text = text[end:].lstrip()
     except (OSError, ValueError, ValueRefused) as exc:
         raise CliError(
@@ -85,35 +85,35 @@ def _read(path: Path) -> Iterator[RecordedRun]:
 def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     ref, uncalled = found.ref, {row.step_key for row in found.uncalled}
     replayed = {row.step_key for row in found.replayed}
-    words = {True: Styled("replayed", "green"), False: Styled("not called", "red")}
+    result_by_match = {True: Styled("replayed", "green"), False: Styled("not called", "red")}
     rows: list[list[Cell]] = [
-        [row.name, row.type, words[row.step_key in replayed]]
+        [row.name, row.type, result_by_match[row.step_key in replayed]]
         for row in recorded.run_state.steps
         if row.step_key in uncalled or row.step_key in replayed
     ]
     target = f"{ref.workflow}/{ref.instance_id}"
     if console.is_terminal:
-        console.line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
+        console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
         if rows:
-            console.table(_COLUMNS, rows)
+            console.print_table(_COLUMNS, rows)
         for each in found.differences:
-            console.line(Styled("differs", "red"), each.sentence)
-            console.line(Styled(each.remedy, "dim"), indent=2)
+            console.print_line(Styled("differs", "red"), each.sentence)
+            console.print_line(Styled(each.remedy, "dim"), indent=2)
         for each in found.open_step_changes:
-            console.line(Styled("changed", "yellow"), each.sentence)
-            console.line(Styled(each.remedy, "dim"), indent=2)
-        console.line(found.end)
+            console.print_line(Styled("changed", "yellow"), each.sentence)
+            console.print_line(Styled(each.remedy, "dim"), indent=2)
+        console.print_line(found.end)
     else:
-        console.record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
+        console.print_record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
         for row in rows:
-            console.record("step", *row)
+            console.print_record("step", *row)
         for each in found.differences:
-            console.record("differs", each.sentence, each.remedy)
+            console.print_record("differs", each.sentence, each.remedy)
         for each in found.open_step_changes:
-            console.record("changed", each.sentence, each.remedy)
-        console.record("end", found.end)
+            console.print_record("changed", each.sentence, each.remedy)
+        console.print_record("end", found.end)
     if recorded.is_partial:
-        console.aside(
+        console.print_note(
             f"{target} continues another run: what step.now(), step.random() and step.uuid() had given to that one is "
             "not in an export. Replay it from the database where its code depends on them."
         )

@@ -39,7 +39,7 @@ def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | 
     events; the step and those after it run again, with their effects. Earlier runs stay readable.
     """
     run = open_backend(ctx).rewind(workflow, id, step, reason=reason)
-    _tell(ctx, "Rewound", workflow, id, f"run {run}", f"from {step}")
+    _print_done(ctx, "Rewound", workflow, id, f"run {run}", f"from {step}")
 
 
 @click.command(
@@ -59,10 +59,10 @@ def retry(targets: Targets, reason: str | None) -> None:
     fresh attempts.
     """
 
-    def action(backend: Backend, name: str, each: str) -> Sequence[str]:
-        return ["Retried", f"run {backend.retry(name, each, reason=reason)}"]
+    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+        return ["Retried", f"run {backend.retry(workflow, instance_id, reason=reason)}"]
 
-    targets.each(action, {Status.ERRORED})
+    targets.apply(action, {Status.ERRORED})
 
 
 @click.command(cls=Command, examples=["fork order order-42 'charge card' --id order-42-trial"])
@@ -77,11 +77,11 @@ def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | No
     Use it to try another ending. It has the same parameters, the steps that were called before this one, and all
     events. The other instance is left alone.
     """
-    made = open_backend(ctx).fork(workflow, id, step, id=new_id)
-    if Console.of(ctx).is_terminal:
-        _tell(ctx, "Forked", workflow, made, f"from {step} of {id}")
+    new_instance_id = open_backend(ctx).fork(workflow, id, step, id=new_id)
+    if Console.from_context(ctx).is_terminal:
+        _print_done(ctx, "Forked", workflow, new_instance_id, f"from {step} of {id}")
     else:
-        Console.of(ctx).record(made)
+        Console.from_context(ctx).print_record(new_instance_id)
 
 
 @click.command(
@@ -106,7 +106,7 @@ def set_result(
     than --by.
     """
     run = open_backend(ctx).set_result(workflow, id, step, value, by=by or _user(), reason=reason)
-    _tell(ctx, "Settled", workflow, id, f"run {run}", step)
+    _print_done(ctx, "Settled", workflow, id, f"run {run}", step)
 
 
 @click.command(cls=Command, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
@@ -122,7 +122,7 @@ def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, 
     Use it to end a sleep, or to go on without a step; its result is then null. Else as set-result.
     """
     run = open_backend(ctx).skip(workflow, id, step, by=by or _user(), reason=reason)
-    _tell(ctx, "Skipped", workflow, id, f"run {run}", step)
+    _print_done(ctx, "Skipped", workflow, id, f"run {run}", step)
 
 
 def _user() -> str:
@@ -132,5 +132,5 @@ def _user() -> str:
         raise click.UsageError("This system does not say who you are: use --by.") from None
 
 
-def _tell(ctx: click.Context, done: str, workflow: str, instance_id: str, *more: str) -> None:
-    Console.of(ctx).entry([done, Styled(f"{workflow}/{instance_id}", "bold"), *more])
+def _print_done(ctx: click.Context, action: str, workflow: str, instance_id: str, *more: str) -> None:
+    Console.from_context(ctx).print_entry([action, Styled(f"{workflow}/{instance_id}", "bold"), *more])

@@ -11,7 +11,7 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli import embedded
-from celery_durable.cli.backend import LOOK_SECONDS, Seen, WorkflowInfo
+from celery_durable.cli.backend import POLL_SECONDS, InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.command import UNREACHABLE, CliError
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
@@ -97,16 +97,16 @@ def reaching_database() -> Iterator[None]:
         raise _unreachable(exc) from exc
 
 
-def refuse_if_unreachable(exc: Exception) -> None:
+def raise_if_unreachable(exc: Exception) -> None:
     """Raise a refusal where an error says that the database has gone away."""
     if Store.is_transient(exc):
         raise _unreachable(exc) from exc
 
 
 def _unreachable(exc: Exception) -> CliError:
-    answer = getattr(exc, "orig", None) or exc
+    reason = getattr(exc, "orig", None) or exc
     hint = "Is the server running, and is durable_database_url right?"
-    return CliError(f"The database cannot be reached: {answer}", hint, exit_code=UNREACHABLE)
+    return CliError(f"The database cannot be reached: {reason}", hint, exit_code=UNREACHABLE)
 
 
 def database_now(durable: Durable) -> datetime:
@@ -161,15 +161,17 @@ class StoreBackend:
             tuple(self.durable.redaction(each.workflow, each.id).summary(each) for each in found.items), found.cursor
         )
 
-    def look(self, workflow: str, instance_id: str, *, known: object = None, patience: float = 0.0) -> Seen | None:
+    def read_snapshot(
+        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
+    ) -> InstanceSnapshot | None:
         """One row; what has not changed is looked at again after a while, by the caller."""
         found = self._operations.look(workflow, instance_id)
         row = found.instance
-        if found.tag == known:
-            if patience > 0:
-                self.sleep(min(LOOK_SECONDS, patience))
+        if found.tag == known_version:
+            if wait_seconds > 0:
+                self.sleep(min(POLL_SECONDS, wait_seconds))
             return None
-        return Seen(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
+        return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """From one transaction."""
@@ -178,12 +180,12 @@ class StoreBackend:
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> StoredTail:
+    ) -> StoredLogTail:
         """By the lines' ids."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
-        narrowed = {"run": run, "levels": levels, "category": category}
+        filters = {"run": run, "levels": levels, "category": category}
         redaction = self.durable.redaction(workflow, instance_id)
-        return StoredTail(self._operations, (workflow, instance_id), narrowed, redaction)
+        return StoredLogTail(self._operations, (workflow, instance_id), filters, redaction)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """From one look."""
@@ -248,21 +250,21 @@ class StoreBackend:
         return self._operations.fork(workflow, instance_id, step, id=id)
 
 
-class StoredTail:
+class StoredLogTail:
     """The log lines of a run, each read once."""
 
     def __init__(
-        self, operations: Operations, target: tuple[str, str], narrowed: Mapping[str, Any], redaction: Redaction
+        self, operations: Operations, target: tuple[str, str], filters: Mapping[str, Any], redaction: Redaction
     ) -> None:
-        self._operations, self._target, self._narrowed, self._redaction = operations, target, narrowed, redaction
-        self._seen = 0
+        self._operations, self._target, self._filters, self._redaction = operations, target, filters, redaction
+        self._last_id = 0
 
-    def news(self) -> Iterator[LogRecord]:
+    def read_new_lines(self) -> Iterator[LogRecord]:
         """In pages; what is written meanwhile comes too."""
         while True:
-            page = self._operations.logs(*self._target, after_id=self._seen, limit=LOGS_PER_PAGE, **self._narrowed)
+            page = self._operations.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
             for line in page:
-                self._seen = line.id
+                self._last_id = line.id
                 yield self._redaction.log(line)
             if len(page) < LOGS_PER_PAGE:
                 return

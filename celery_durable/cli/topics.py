@@ -40,12 +40,12 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
 
     Use it to answer wait_for_topic. Nothing is kept for waits to come. Piped: topic, number of waits.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     resumed = durable.operations.emit(topic, payload, id=id)
     if not console.is_terminal:
-        console.record(topic, str(resumed))
+        console.print_record(topic, str(resumed))
         return
-    console.entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
+    console.print_entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
 
 
 @click.command(cls=Command, examples=["waiters user.updated", "waiters user.updated --limit 100"])
@@ -58,7 +58,7 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
 
     Use it before emit. Piped: workflow, id, run, step, since when, until when.
     """
-    durable, console = open_durable(ctx), Console.of(ctx)
+    durable, console = open_durable(ctx), Console.from_context(ctx)
     page = durable.operations.waiters(topic, cursor=cursor, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     rows: list[list[Cell]] = [
@@ -67,14 +67,14 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
             Styled(each.instance_id, "bold"),
             str(each.run_number),
             each.step,
-            times.at(each.opened_at),
-            times.at(each.deadline),
+            times.format(each.opened_at),
+            times.format(each.deadline),
         ]
         for each in page.items
     ]
     if rows:
-        console.table(_COLUMNS, rows)
+        console.print_table(_COLUMNS, rows)
     else:
-        console.aside(f"No instance waits on topic {topic!r}.")
+        console.print_note(f"No instance waits on topic {topic!r}.")
     if page.cursor is not None:
-        console.aside(f"There are more: --cursor {page.cursor}")
+        console.print_note(f"There are more: --cursor {page.cursor}")

@@ -10,7 +10,7 @@ from celery_durable.cli import render
 from celery_durable.cli.backend import Backend
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.console import Console, Styled
-from celery_durable.cli.follow import Follower, follow_to_end, how_it_ended
+from celery_durable.cli.follow import Follower, follow_to_end, read_outcome
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.render import Times
 from celery_durable.model import Status
@@ -41,18 +41,18 @@ def watch(
     if the instance does. On a terminal, a value that says how far something has come is a bar. Of a list, until you
     interrupt it: on a terminal the table, again and again; piped one record for each that is new or has changed.
     """
-    backend, console = open_backend(ctx), Console.of(ctx)
+    backend, console = open_backend(ctx), Console.from_context(ctx)
     if id is None:
         _watch_list(backend, console, workflow, None if status is None else Status(status), limit, every)
         return
     if status is not None or workflow is None:
         raise click.UsageError("--status is for lists.")
-    seen = backend.look(workflow, id)
+    seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     follower = Follower(backend, workflow, id, seen.run_number)
     for at, cells in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
-        console.tell(render.clock(at, exact=not console.is_terminal), cells)
-    how_it_ended(follower, backend)
+        console.print_event(render.format_clock_time(at, exact=not console.is_terminal), cells)
+    read_outcome(follower, backend)
 
 
 def _watch_list(
@@ -63,19 +63,21 @@ def _watch_list(
     limit: int,
     every: timedelta,
 ) -> None:
-    told: dict[tuple[str, str], object] = {}
+    shown_states: dict[tuple[str, str], object] = {}
     while True:
         items = backend.list(workflow, status=status, cursor=None, limit=limit).items
         times = Times(backend.now(), exact=not console.is_terminal)
         if console.is_terminal:
             click.clear()
             about = " ".join(filter(None, [workflow, status and f"({status})"])) or "all workflows"
-            console.line(Styled(about, "bold"), Styled(f"every {every.total_seconds():g} s; Ctrl-C ends it", "dim"))
-            console.table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in items])
+            console.print_line(
+                Styled(about, "bold"), Styled(f"every {every.total_seconds():g} s; Ctrl-C ends it", "dim")
+            )
+            console.print_table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in items])
         else:
             for item in reversed(items):
                 state = item.status, item.run_number, item.updated_at
-                if told.get((item.workflow, item.id)) != state:
-                    told[item.workflow, item.id] = state
-                    console.record(*render.instance_cells(item, times))
+                if shown_states.get((item.workflow, item.id)) != state:
+                    shown_states[item.workflow, item.id] = state
+                    console.print_record(*render.instance_cells(item, times))
         backend.sleep(every.total_seconds())

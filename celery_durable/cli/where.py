@@ -36,7 +36,7 @@ class Condition:
 
 _LABEL = "label."
 _KEYS = [each.name for each in fields(Condition) if each.name != "labels"]
-_SHOWN = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
+_ALLOWED_KEYS = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
 
 
 class WhereInput(click.ParamType[Condition]):
@@ -58,7 +58,7 @@ class WhereInput(click.ParamType[Condition]):
             key, equals, text = word.partition("=")
             is_label = key.startswith(_LABEL)
             if not equals or not text or not (is_label or key in _KEYS) or key in given:
-                self.fail(f"{word!r} is not one of {_SHOWN}, each once", param, ctx)
+                self.fail(f"{word!r} is not one of {_ALLOWED_KEYS}, each once", param, ctx)
             match key:
                 case _ if is_label:
                     labels.append(word.removeprefix(_LABEL))
@@ -76,7 +76,7 @@ class WhereInput(click.ParamType[Condition]):
             self.fail(str(exc), param, ctx)
 
 
-def matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
+def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
     """The instances that fit, newest first, as they are read page by page."""
     now, cursor = backend.now(), None
     while True:

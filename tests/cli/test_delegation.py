@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, WorkflowEvent, values
-from celery_durable.cli.render import standing
+from celery_durable.cli.render import describe_run
 from celery_durable.model import RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.cli.doors import Direct, OverHttp, served
@@ -197,7 +197,7 @@ def test_whose_child_an_instance_is_is_shown(album: Shop, door: Any) -> None:
     assert told["parent"] == {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
     assert json.loads(door("export", "album", "a-1").out)["parent"] is None
     assert not [row for row in door("show", "album", "a-1").rows if row[0] == "parent"]
-    said = standing(album.durable.operations.history("nap", "n-1"))
+    said = describe_run(album.durable.operations.history("nap", "n-1"))
     assert said == ["Child of step rest, run 1 of album/a-1"]
 
 

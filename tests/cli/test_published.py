@@ -9,7 +9,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.cli.console import Bar
-from celery_durable.cli.render import progress
+from celery_durable.cli.render import format_progress
 from celery_durable.http import asgi
 from tests.cli.conftest import Shop
 from tests.cli.doors import Direct, OverHttp, served, serving
@@ -155,7 +155,7 @@ def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("value", "share", "beside"),
+    ("value", "fraction", "label"),
     [
         ({"done": 3, "total": 10}, 0.3, "3/10"),
         ({"done": 0, "total": 1}, 0, "0/1"),
@@ -166,14 +166,14 @@ def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop, monkeypatch: pyt
         (1, 1, "100%"),
     ],
 )
-def test_what_says_how_far_it_has_come_is_a_bar(value: Any, share: float, beside: str) -> None:
-    bar = progress(value)
+def test_what_says_how_far_it_has_come_is_a_bar(value: Any, fraction: float, label: str) -> None:
+    bar = format_progress(value)
     assert isinstance(bar, Bar)
-    assert (bar.share, bar.beside) == (share, beside)
+    assert (bar.fraction, bar.label) == (fraction, label)
 
 
 @pytest.mark.parametrize(
     "value", [None, True, 7, -0.5, "half", [], {}, {"done": 1}, {"done": 1, "total": 0}, {"done": "1", "total": 2}]
 )
 def test_everything_else_is_json(value: Any) -> None:
-    assert isinstance(progress(value), str)
+    assert isinstance(format_progress(value), str)

@@ -18,8 +18,8 @@ from typing import Any
 import click
 import pytest
 
-from celery_durable.cli.client import Client, NoApi, Retries
-from celery_durable.cli.remote import InstanceVerbs, RemoteVerbs, celery_durable
+from celery_durable.cli.client import Client, RetryPolicy, WrongApi
+from celery_durable.cli.remote import InstanceCommands, RemoteCommands, celery_durable
 from tests.cli.conftest import Shop
 from tests.cli.doors import remote, served
 from tests.cli.test_help import PROJECT
@@ -78,9 +78,9 @@ def parse(line: str) -> None:
 
 def test_the_named_form_has_every_verb_of_the_seed() -> None:
     assert {"list", "get", "history", "logs", "create", "pause", "resume", "restart", "terminate", "send-event"} <= set(
-        InstanceVerbs.verbs
+        InstanceCommands.module_by_command
     )
-    assert {"workflows", "instances"} <= set(RemoteVerbs.verbs)
+    assert {"workflows", "instances"} <= set(RemoteCommands.module_by_command)
 
 
 def test_the_package_declares_the_script() -> None:
@@ -415,9 +415,9 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 
 def test_an_answer_that_is_too_large_is_not_kept() -> None:
     with Scripted((200, {}, b"[" + b"1," * 1000 + b"1]")).serve() as url:
-        options: dict[str, Any] = {"timeout_seconds": 10, "retries": Retries(limit=0), "sleep": print}
-        with pytest.raises(NoApi, match="answered with more than 1000 bytes"):
-            Client(url, [], **options, largest_body=1000).get("workflows")
+        options: dict[str, Any] = {"timeout_seconds": 10, "retries": RetryPolicy(limit=0), "sleep": print}
+        with pytest.raises(WrongApi, match="answered with more than 1000 bytes"):
+            Client(url, [], **options, max_body_bytes=1000).get("workflows")
 
 
 # --- explain ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_workflow
-from celery_durable.cli.export import plain
+from celery_durable.cli.export import encode_json
 from celery_durable.model import EXPORT_VERSION
 from celery_durable.testing import START, DurableHarness, NotReplayed, OpenStepChanged, assert_replays
 from celery_durable.testing.code import Code
@@ -119,7 +119,7 @@ def records(code: Code) -> list[Any]:
 
 def exported(told: Any) -> Any:
     said = {"version": EXPORT_VERSION, "instance_created_at": told.created_at, **dataclasses.asdict(told)}
-    return json.loads(json.dumps(said, default=plain))
+    return json.loads(json.dumps(said, default=encode_json))
 
 
 def test_every_verb_of_a_step_is_replayed_here() -> None:
