@@ -213,7 +213,9 @@ class ChaosRun:
         """Note who is at work now, and replace workers that have fallen."""
         if len(self._seen) < _MAX_OBSERVED:
             within, limit = timedelta(minutes=1), _MAX_OBSERVED - len(self._seen)
-            self._seen |= self._durable.store.read(lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit))
+            self._seen |= self._durable.store.read(
+                lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit)
+            )
         for worker in [worker for worker in self._workers if not worker.is_running]:
             self._replace(worker)
 

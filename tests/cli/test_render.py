@@ -40,9 +40,17 @@ def test_lengths_of_time_have_at_most_two_units(seconds: float, text: str) -> No
 def test_instants_are_relative_for_people_and_exact_for_programs() -> None:
     people, programs = Times(NOW, exact=False), Times(NOW, exact=True)
     soon, past = NOW + timedelta(hours=23, minutes=20), NOW - timedelta(minutes=40, seconds=5)
-    assert [people.format(instant) for instant in (soon, past, NOW, None)] == ["in 23 h 20 min", "40 min ago", "now", ""]
+    assert [people.format(instant) for instant in (soon, past, NOW, None)] == [
+        "in 23 h 20 min",
+        "40 min ago",
+        "now",
+        "",
+    ]
     assert programs.format(past) == "2029-12-31T23:19:55.000Z"
-    assert (people.format_in_sentence(soon), programs.format_in_sentence(soon)) == ("in 23 h 20 min", "at 2030-01-01T23:20:00.000Z")
+    assert (people.format_in_sentence(soon), programs.format_in_sentence(soon)) == (
+        "in 23 h 20 min",
+        "at 2030-01-01T23:20:00.000Z",
+    )
     assert iso(NOW.astimezone()) == "2030-01-01T00:00:00.000Z"
 
 
@@ -54,4 +62,7 @@ def test_nothing_that_steers_a_terminal_is_left_of_a_text(text: str) -> None:
 
 
 def test_escape_sequences_go_as_a_whole_and_lines_become_one() -> None:
-    assert strip_control_characters("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tand\r\nmore\x1b") == "red link and more"
+    assert (
+        strip_control_characters("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tand\r\nmore\x1b")
+        == "red link and more"
+    )
