@@ -155,10 +155,10 @@ class CreateOperations(OperationsBase):
             return started(row, due.ref.run_number)
 
         def was_applied(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]] | None:
-            if runs.creator(tx, workflow, instance_id) is None:
+            if runs.find_creator(tx, workflow, instance_id) is None:
                 return None
             row = self._lock_row(tx, workflow, instance_id)
-            number = runs.find(tx, row, commit_id=commit_id)
+            number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else started(row, number)
 
         answer, due_runs = self._store.transact(work, resolve=was_applied)

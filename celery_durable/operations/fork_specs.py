@@ -1,4 +1,4 @@
-"""What a run starts with if it continues another run. It turns rows of that run into a seed, without any I/O.
+"""What a run starts with if it continues another run. It turns rows of that run into a continuation, without any I/O.
 
 A function's run keeps copies of finished steps, and a replay of its code finds the position. A linear run has no such
 code, so all its rows are inserted: finished ones as copies, the others as planned when the first run started.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from celery_durable import ancestry
 from celery_durable.errors import StepNotFound, ValueRefused
 from celery_durable.model import InstanceRow, Kind, Origin, RunPlan, StepRow, StepStatus
-from celery_durable.store.runs import ForkSpec, Source
+from celery_durable.store.runs import Continuation, SourceRun
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
@@ -28,8 +28,8 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
     raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, ancestry.closest_names(key, names))
 
 
-def seed_before(row: InstanceRow, source: Source, key: str) -> ForkSpec:
-    """Return the seed of a run that continues before this step; raises StepNotFound, ValueRefused."""
+def seed_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
+    """Return the continuation of a run that continues before this step; raises StepNotFound, ValueRefused."""
     step = find_step(row, source.steps, key)
     if row.kind is Kind.LINEAR:
         return _linear_before(row, source, step)
@@ -37,32 +37,34 @@ def seed_before(row: InstanceRow, source: Source, key: str) -> ForkSpec:
     return _seed(row, kept, step.step_key, source.ancestry.until(ancestry.last_seq(kept)))
 
 
-def seed_without_failure(row: InstanceRow, source: Source) -> ForkSpec:
-    """Return the seed of a run that retries what ended this one. The retried steps continue under their old keys."""
+def seed_without_failure(row: InstanceRow, source: SourceRun) -> Continuation:
+    """Return the continuation that retries the steps that ended this run. They keep their step keys."""
     if row.kind is Kind.LINEAR:
         return _linear_from_failure(row, source)
     kept = ancestry.kept_for_retry(source.steps, source.failure)
     if source.failure is None:
         return _seed(row, kept, None, source.ancestry.until(ancestry.last_seq(kept)))
     keys = source.failure.keys
-    seed = _seed(row, kept, keys[0], source.ancestry.until(source.failure.seq, retried=keys))
-    return dataclasses.replace(seed, retried=tuple(keys))
+    continuation = _seed(row, kept, keys[0], source.ancestry.until(source.failure.seq, retried=keys))
+    return dataclasses.replace(continuation, retried=tuple(keys))
 
 
-def seed_after(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
-    """Return a seed as `seed_without_failure` does, with a copy of ``step``.
+def seed_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
+    """Return a continuation as `seed_without_failure` does, with a copy of ``step``.
 
     The step failed and is completed by hand in the new run.
     """
-    seed = seed_without_failure(row, source)
+    continuation = seed_without_failure(row, source)
     if row.kind is not Kind.LINEAR:
-        return dataclasses.replace(seed, retried=tuple(each for each in seed.retried if each != step.step_key))
+        return dataclasses.replace(
+            continuation, retried=tuple(each for each in continuation.retried if each != step.step_key)
+        )
     return dataclasses.replace(
-        seed, keys=(*seed.keys, step.step_key), resumed=(), planned=_planned(source, step.seq + 1)
+        continuation, keys=(*continuation.keys, step.step_key), resumed=(), planned=_planned(source, step.seq + 1)
     )
 
 
-def ended_by(row: InstanceRow, source: Source, step: StepRow) -> bool:
+def ended_by(row: InstanceRow, source: SourceRun, step: StepRow) -> bool:
     """Whether the step is one of those that ended its errored run."""
     if row.kind is Kind.LINEAR:
         return step.status is StepStatus.DEAD
@@ -74,15 +76,15 @@ def stands_at(steps: Iterable[StepRow]) -> StepRow | None:
     return next((step for step in steps if step.status is not StepStatus.DONE), None)
 
 
-def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry) -> ForkSpec:
+def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry) -> Continuation:
     origin = Origin(row.instance_id, row.run_number, key)
-    return ForkSpec(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)
+    return Continuation(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)
 
 
 # --- linear runs --------------------------------------------------------------------------------
 
 
-def _linear_before(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
+def _linear_before(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
     """Seed in which the step and all later steps start as if never called."""
     standing = stands_at(source.steps)
     if standing is not None and standing.seq < step.seq:
@@ -90,11 +92,11 @@ def _linear_before(row: InstanceRow, source: Source, step: StepRow) -> ForkSpec:
             f"Step {step.name!r} of run {row.run_number} of instance {row.instance_id!r} of workflow {row.workflow!r} "
             f"has not had its turn: the run stands at step {standing.name!r}. Name that one, or one before it."
         )
-    seed = _linear(row, source, step.seq, key=step.step_key)
-    return dataclasses.replace(seed, planned=_planned(source, step.seq))
+    continuation = _linear(row, source, step.seq, key=step.step_key)
+    return dataclasses.replace(continuation, planned=_planned(source, step.seq))
 
 
-def _linear_from_failure(row: InstanceRow, source: Source) -> ForkSpec:
+def _linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
     """Seed in which the failed step continues as last called, with fresh attempts. Its committed effects are kept.
 
     A step that waited waits on until its deadline. If that has passed, its handler gets the timeout again.
@@ -102,23 +104,25 @@ def _linear_from_failure(row: InstanceRow, source: Source) -> ForkSpec:
     step = stands_at(source.steps)
     if step is None:
         return _linear(row, source, len(source.steps), key=None)
-    seed = _linear(row, source, step.seq, key=step.step_key, retried=[step.step_key])
+    continuation = _linear(row, source, step.seq, key=step.step_key, retried=[step.step_key])
     resumed = dataclasses.replace(
         _as_planned(step, StepStatus.READY if step.wait_event_type is None else StepStatus.LINEAR_WAITING),
         wake_at=step.wake_at,
         wait_event_type=step.wait_event_type,
         event_seq=step.event_seq,
     )
-    return dataclasses.replace(seed, resumed=(resumed,), planned=_planned(source, step.seq + 1, is_turn=False))
+    return dataclasses.replace(continuation, resumed=(resumed,), planned=_planned(source, step.seq + 1, is_turn=False))
 
 
-def _linear(row: InstanceRow, source: Source, seq: int, *, key: str | None, retried: Sequence[str] = ()) -> ForkSpec:
+def _linear(
+    row: InstanceRow, source: SourceRun, seq: int, *, key: str | None, retried: Sequence[str] = ()
+) -> Continuation:
     kept = [step for step in source.steps if step.seq < seq]
-    seed = _seed(row, kept, key, source.ancestry.until(0, retried=retried))
-    return dataclasses.replace(seed, plan=RunPlan(Kind.LINEAR, version=source.version))
+    continuation = _seed(row, kept, key, source.ancestry.until(0, retried=retried))
+    return dataclasses.replace(continuation, plan=RunPlan(Kind.LINEAR, version=source.version))
 
 
-def _planned(source: Source, seq: int, *, is_turn: bool = True) -> tuple[StepRow, ...]:
+def _planned(source: SourceRun, seq: int, *, is_turn: bool = True) -> tuple[StepRow, ...]:
     """Return the rows from ``seq`` on as they were when their run started. With ``is_turn`` the first is ready."""
     first = StepStatus.READY if is_turn else StepStatus.LINEAR_PENDING
     return tuple(

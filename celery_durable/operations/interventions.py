@@ -105,7 +105,7 @@ class InterventionOperations(OperationsBase):
 
         def was_applied(tx: Tx) -> tuple[int, list[DueRun]] | None:
             row = self._lock_row(tx, workflow, instance_id)
-            number = interventions.find(tx, row, commit_id=wish.commit_id)
+            number = interventions.find_by_commit(tx, row, commit_id=wish.commit_id)
             return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
 
         number, due_runs = self._store.transact(work, resolve=was_applied)
@@ -119,7 +119,7 @@ class InterventionOperations(OperationsBase):
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
         """Take over an open step of a run that continues. A worker that runs the instance loses its claim."""
-        steps = runs.read(tx, row).steps
+        steps = runs.read_source(tx, row).steps
         step = find_step(row, steps, key)
         if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
             raise _not_open(row, steps, step)
@@ -130,16 +130,22 @@ class InterventionOperations(OperationsBase):
 
     def _continue(self, tx: Tx, row: InstanceRow, key: str, wish: _Wish) -> tuple[InstanceRow, StepRow, list[DueRun]]:
         """Continue in a new run from a step that ended its run: rows of ended runs never change."""
-        source = runs.read(tx, row)
+        source = runs.read_source(tx, row)
         step = find_step(row, source.steps, key)
         if not ended_by(row, source, step):
             raise _not_open(row, source.steps, step)
-        seed = seed_after(row, source, step)
+        continuation = seed_after(row, source, step)
         due = instances.restart(
-            tx, row, grace=self._grace, commit_id=wish.commit_id, reason=wish.reason, plan=seed.plan, seed=seed
+            tx,
+            row,
+            grace=self._grace,
+            commit_id=wish.commit_id,
+            reason=wish.reason,
+            plan=continuation.plan,
+            continuation=continuation,
         )
-        if step.step_key not in seed.keys:
-            runs.copy_steps(tx, seed, [step.step_key], pk=row.pk, run_number=due.ref.run_number)
+        if step.step_key not in continuation.keys:
+            runs.copy_steps(tx, continuation, [step.step_key], pk=row.pk, run_number=due.ref.run_number)
         return dataclasses.replace(row, run_number=due.ref.run_number), step, [due]
 
 
@@ -159,7 +165,7 @@ _NAMES = {"set_result": "set the result of", "skip": "skip"}
 
 
 def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
-    interventions.record(
+    interventions.insert_audit_record(
         tx, row, step, action=wish.action, actor=wish.actor, reason=wish.reason, commit_id=wish.commit_id
     )
     result: str | None = wish.result or "null"
@@ -172,16 +178,16 @@ def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
         case StepType.MAP:
             result = _as_answers(step, wish.result)
         case StepType.TASK:
-            items.forget(tx, row.pk, row.run_number, step.step_key)
+            items.delete_task_item(tx, row.pk, row.run_number, step.step_key)
         case StepType.LINEAR:
-            interventions.finish_linear(tx, row, step, result=wish.result or "null", commit_id=wish.commit_id)
+            interventions.complete_linear_step(tx, row, step, result=wish.result or "null", commit_id=wish.commit_id)
             return
         case StepType.WAIT:
             type_, payload = step.wait_event_type or "", wish.result or "null"
             sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=wish.event_id)
             assert sent is not None
             event = PendingEvent(sent.seq, type_, payload, sent.created_at)
-    interventions.settle(tx, row, step, event=event, result=result, commit_id=wish.commit_id)
+    interventions.complete_step(tx, row, step, event=event, result=result, commit_id=wish.commit_id)
 
 
 def _as_answers(step: StepRow, result: str | None) -> str:

@@ -26,7 +26,7 @@ from celery_durable.operations.base import OperationsBase, Versions, possible
 from celery_durable.store import answers, instances, task_answers
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Tx
-from celery_durable.store.task_answers import AnswerAccepted
+from celery_durable.store.task_answers import AnswerOutcome
 from celery_durable.store.watchdog import DIRECT
 
 
@@ -125,14 +125,14 @@ class LifecycleOperations(OperationsBase):
         if ItemRef.read(event_type) is None and not is_for_a_task(event_type):
             return AnswerResult.NOT_AWAITED
 
-        def work(tx: Tx) -> AnswerAccepted:
+        def work(tx: Tx) -> AnswerOutcome:
             try:
                 row = self._lock_row(tx, ref.workflow, ref.instance_id)
             except InstanceNotFound:
-                return AnswerAccepted(AnswerResult.NOT_AWAITED)
+                return AnswerOutcome(AnswerResult.NOT_AWAITED)
             if row.run_number != ref.run_number:
-                return AnswerAccepted(AnswerResult.NOT_AWAITED)
-            return task_answers.answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
+                return AnswerOutcome(AnswerResult.NOT_AWAITED)
+            return task_answers.accept_answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
 
         taken = self._store.transact(work) if is_patient else self._store.transact_once(work, timeouts=DIRECT)
         self._wake(taken.due_runs)

@@ -12,7 +12,7 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
 Loss = tuple[TaskReference, int | None]
-"""A lost delivery, and when its message was sent if the reporter knows (see `lost_tasks.report`)."""
+"""A lost delivery, and when its message was sent if the reporter knows (see `lost_tasks.report_loss`)."""
 
 
 class LostTaskOperations(LifecycleOperations):
@@ -31,7 +31,7 @@ class LostTaskOperations(LifecycleOperations):
             messages = []
             for reference, sent_us in lost:
                 limit = self._settings.lost_limit
-                match lost_tasks.report(tx, reference, sent_us=sent_us, limit=limit, grace=self._grace):
+                match lost_tasks.report_loss(tx, reference, sent_us=sent_us, limit=limit, grace=self._grace):
                     case Resend(message):
                         messages.append(message)
                     case GiveUp() as end:

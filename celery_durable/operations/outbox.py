@@ -22,7 +22,7 @@ class OutboxOperations(OperationsBase):
 
         ``given_up`` selects the events that were given up.
         """
-        return self._store.read(lambda tx: outbox.read(tx, given_up=given_up, limit=limit, scope=self._scope))
+        return self._store.read(lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._scope))
 
     def retry_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Retry events that were given up, with fresh attempts. Returns their entries as they were before.
@@ -31,7 +31,7 @@ class OutboxOperations(OperationsBase):
         """
 
         def retry(tx: Tx) -> None:
-            outbox.retry(tx, ids)
+            outbox.retry_events(tx, ids)
 
         def is_done(left: list[OutboxEntry]) -> bool:
             return not any(message.is_given_up for message in left)
@@ -45,7 +45,7 @@ class OutboxOperations(OperationsBase):
         """
 
         def drop(tx: Tx) -> None:
-            outbox.remove(tx, ids)
+            outbox.delete(tx, ids)
 
         return self._change(ids, drop, is_done=lambda left: not left)
 
@@ -64,7 +64,7 @@ class OutboxOperations(OperationsBase):
         found: list[OutboxEntry] = []
 
         def work(tx: Tx) -> list[OutboxEntry]:
-            found[:] = outbox.lock(tx, ids, scope=self._scope)
+            found[:] = outbox.lock_entries(tx, ids, scope=self._scope)
             there = {message.id for message in found}
             if missing := [each for each in ids if each not in there]:
                 raise NotInOutbox(missing)
@@ -75,7 +75,7 @@ class OutboxOperations(OperationsBase):
             return list(found)
 
         return self._store.transact(
-            work, resolve=lambda tx: list(found) if is_done(outbox.lock(tx, ids, scope=self._scope)) else None
+            work, resolve=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=self._scope)) else None
         )
 
 

@@ -10,7 +10,7 @@ from celery_durable.model import Status
 from celery_durable.operations.base import OperationsBase
 from celery_durable.store import overview
 from celery_durable.store.engine import Tx
-from celery_durable.store.overview import EventWait, Lease, Overdue
+from celery_durable.store.overview import ClaimedRun, EventWait, Overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class OverviewOperations(OperationsBase):
         """Return counts by workflow and status, and the overdue runs. The cost grows with the number of instances."""
 
         def work(tx: Tx) -> Stats:
-            return Stats(overview.counts(tx, scope=self._scope), overview.overdue(tx, scope=self._scope))
+            return Stats(overview.count_instances(tx, scope=self._scope), overview.count_overdue(tx, scope=self._scope))
 
         return self._store.read(work)
 
-    def leases(self, *, limit: int = 100) -> list[Lease]:
+    def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
         """Return which worker holds which run, those whose leases end first in front."""
         return self._store.read(
-            lambda tx: overview.leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
+            lambda tx: overview.read_leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
         )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first."""
         asked: dict[str, Any] = {"workflow": workflow, "event_type": event_type, "limit": limit, "scope": self._scope}
-        return self._store.read(lambda tx: overview.waits(tx, **asked))
+        return self._store.read(lambda tx: overview.read_waits(tx, **asked))

@@ -59,7 +59,7 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> Snapshot:
             row = self._read_row(tx, workflow, instance_id)
-            return Snapshot(row, history.status_of(row.status, self._run(tx, row, row.run_number)))
+            return Snapshot(row, history.build_status(row.status, self._run(tx, row, row.run_number)))
 
         return self._store.read(work)
 
@@ -83,11 +83,11 @@ class QueryOperations(OperationsBase):
             look = self._look(tx, workflow, instance_id)
             row = look.instance
             record = self._run(tx, row, row.run_number)
-            step = history.current_step(tx, row.pk, row.run_number)
+            step = history.find_current_step(tx, row.pk, row.run_number)
             return InstanceDetails(
                 instance=row,
                 tag=look.tag,
-                status=history.status_of(row.status, record),
+                status=history.build_status(row.status, record),
                 params=json.loads(record.params),
                 started_at=record.started_at,
                 completed_at=record.completed_at,
@@ -104,7 +104,7 @@ class QueryOperations(OperationsBase):
         def work(tx: Tx) -> InstanceStatus:
             row = self._read_row(tx, workflow, instance_id)
             record = self._run(tx, row, run)
-            return history.status_of(history.past_status(row, record), record)
+            return history.build_status(history.derive_run_status(row, record), record)
 
         return self._store.read(work)
 
@@ -114,7 +114,9 @@ class QueryOperations(OperationsBase):
         """Return up to ``limit`` steps of a run in call order, after (position, step key); each with its position."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
-            found = history.step_page(tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit)
+            found = history.read_step_page(
+                tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit
+            )
             shown = self._shown_steps(tx, [record for _, record in found])
             return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
 
@@ -130,16 +132,16 @@ class QueryOperations(OperationsBase):
                 workflow=workflow,
                 instance_id=instance_id,
                 run_number=record.run_number,
-                status=history.status_of(history.past_status(row, record), record),
+                status=history.build_status(history.derive_run_status(row, record), record),
                 params=json.loads(record.params),
                 created_at=record.created_at,
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                steps=tuple(self._shown_steps(tx, history.steps(tx, row.pk, record.run_number))),
-                events=self._shown_events(tx, history.events(tx, row.pk, record.run_number)),
+                steps=tuple(self._shown_steps(tx, history.read_steps(tx, row.pk, record.run_number))),
+                events=self._shown_events(tx, history.read_events(tx, row.pk, record.run_number)),
                 origin=self._shown_origin(tx, row, record.origin),
-                audit=interventions.audit(tx, row.pk, record.run_number),
+                audit=interventions.read_audit(tx, row.pk, record.run_number),
                 labels=labels.read(tx, row.pk),
                 parent=self._shown_parent(tx, row),
             )
@@ -155,10 +157,10 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> Facts:
             row = self._read_row(tx, workflow, instance_id)
-            open_, last = history.open_steps(tx, row.pk, row.run_number)
+            open_, last = history.read_open_steps(tx, row.pk, row.run_number)
             open_ = tuple(self._shown_steps(tx, open_))
             last = None if last is None else self._shown_steps(tx, [last])[0]
-            buffered = history.buffered_types(tx, row.pk, row.run_number)
+            buffered = history.read_buffered_types(tx, row.pk, row.run_number)
             run = self._run(tx, row, row.run_number)
             now, beats = heartbeats.read(tx)
             return Facts(
@@ -169,8 +171,8 @@ class QueryOperations(OperationsBase):
                 last_step=last,
                 buffered=buffered,
                 heartbeats=beats,
-                answered=history.answered_tasks(tx, row.pk, row.run_number),
-                unsent=outbox.present(tx, [step.task_id for step in open_ if step.task_id is not None]),
+                answered=history.count_answered_tasks(tx, row.pk, row.run_number),
+                unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
                 unsent_items=outbox.count_by_step(
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
                 ),
@@ -226,7 +228,7 @@ class QueryOperations(OperationsBase):
             place = cast("tuple[int, str] | None", after["steps"][1:] if "steps" in after else None)
             found = page(
                 "steps",
-                history.step_page(tx, row.pk, number, after=place, **options),
+                history.read_step_page(tx, row.pk, number, after=place, **options),
                 lambda item: (item[0], item[1].step_key),
             )
             last_event = cast("int | None", after["events"][1] if "events" in after else None)
@@ -234,7 +236,7 @@ class QueryOperations(OperationsBase):
             narrowed: dict[str, Any] = {"after_id": last_log, "levels": levels, "category": category}
             return HistoryPage(
                 run_number=number,
-                status=history.status_of(history.past_status(row, record), record),
+                status=history.build_status(history.derive_run_status(row, record), record),
                 params=json.loads(record.params),
                 created_at=record.created_at,
                 started_at=record.started_at,
@@ -243,14 +245,14 @@ class QueryOperations(OperationsBase):
                 steps=Page(tuple(self._shown_steps(tx, [record for _, record in found.items])), found.cursor),
                 events=page(
                     "events",
-                    self._shown_events(tx, history.events(tx, row.pk, number, after=last_event, **options)),
+                    self._shown_events(tx, history.read_events(tx, row.pk, number, after=last_event, **options)),
                     lambda event: (event.seq,),
                 ),
-                logs=page("logs", history.logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
+                logs=page("logs", history.read_logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
                 if with_logs
                 else None,
                 origin=self._shown_origin(tx, row, record.origin),
-                audit=interventions.audit(tx, row.pk, number) if with_audit else (),
+                audit=interventions.read_audit(tx, row.pk, number) if with_audit else (),
                 labels=labels.read(tx, row.pk),
                 parent=self._shown_parent(tx, row),
             )
@@ -290,7 +292,9 @@ class QueryOperations(OperationsBase):
         def work(tx: Tx) -> list[LogRecord]:
             row = self._read_row(tx, workflow, instance_id)
             number = row.run_number if run is None else run
-            return history.logs(tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category)
+            return history.read_logs(
+                tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category
+            )
 
         return self._store.read(work)
 
@@ -329,7 +333,7 @@ class QueryOperations(OperationsBase):
         before = None if cursor is None else cast("int", cursors.read(cursor)[0])
         if workflow is not None and not can_be_named(workflow):
             return Page((), None)
-        found = self._store.read(lambda tx: history.instances(tx, **chosen, before_pk=before, limit=limit + 1))
+        found = self._store.read(lambda tx: history.list_instances(tx, **chosen, before_pk=before, limit=limit + 1))
         more = found[limit:]
         items = found[:limit]
         return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
@@ -366,7 +370,7 @@ class QueryOperations(OperationsBase):
 
     @staticmethod
     def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
-        found = history.run(tx, row.pk, number) if number <= _LARGEST_RUN else None
+        found = history.read_run(tx, row.pk, number) if number <= _LARGEST_RUN else None
         if found is None:
             raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
         return found

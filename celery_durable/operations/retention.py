@@ -10,7 +10,7 @@ from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Scope, Status
 from celery_durable.operations.base import OperationsBase, can_be_named
 from celery_durable.store import retention
-from celery_durable.store.retention import Ended
+from celery_durable.store.retention import EndedFilter
 
 _BATCH = 25
 
@@ -44,10 +44,10 @@ class RetentionOperations(OperationsBase):
 
 def _ended(
     older_than: values.Duration, workflow: str | None, statuses: Collection[Status], scope: Scope | None
-) -> Ended | None:
+) -> EndedFilter | None:
     live = [str(status) for status in statuses if not Status(status).is_terminal]
     if live:
         raise ValueRefused(f"Instances that are {live[0]} cannot be pruned: terminate them first.")
     if workflow is not None and not can_be_named(workflow):
         return None
-    return Ended(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope)
+    return EndedFilter(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope)

@@ -15,7 +15,7 @@ from celery_durable.operations.base import OperationsBase, Versions
 from celery_durable.operations.fork_specs import seed_before, seed_without_failure
 from celery_durable.store import instances, labels, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import ForkSpec
+from celery_durable.store.runs import Continuation
 
 
 class RewindOperations(OperationsBase):
@@ -41,12 +41,12 @@ class RewindOperations(OperationsBase):
         that this run has not reached.
         """
 
-        def seed(tx: Tx, row: InstanceRow) -> ForkSpec | None:
+        def continuation(tx: Tx, row: InstanceRow) -> Continuation | None:
             if from_step is None:
                 return None
-            return seed_before(row, runs.read(tx, row), from_step)
+            return seed_before(row, runs.read_source(tx, row), from_step)
 
-        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+        return self._begin(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
         """Retry what ended an errored instance, with fresh attempts. Returns the number of the new run.
@@ -55,12 +55,12 @@ class RewindOperations(OperationsBase):
         called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
         """
 
-        def seed(tx: Tx, row: InstanceRow) -> ForkSpec:
+        def continuation(tx: Tx, row: InstanceRow) -> Continuation:
             if row.status is not Status.ERRORED:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
-            return seed_without_failure(row, runs.read(tx, row))
+            return seed_without_failure(row, runs.read_source(tx, row))
 
-        return self._begin(workflow, instance_id, seed, reason=reason, if_version=if_version)
+        return self._begin(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
     def fork(
         self,
@@ -83,8 +83,8 @@ class RewindOperations(OperationsBase):
 
         def work(tx: Tx) -> DueRun:
             row = self._lock_row(tx, workflow, instance_id)
-            source = runs.read(tx, row)
-            seed = seed_before(row, source, step)
+            source = runs.read_source(tx, row)
+            continuation = seed_before(row, source, step)
             is_new = instances.insert(
                 tx,
                 workflow=workflow,
@@ -93,8 +93,8 @@ class RewindOperations(OperationsBase):
                 queue=row.queue,
                 grace=self._grace,
                 commit_id=commit_id,
-                plan=seed.plan,
-                seed=seed,
+                plan=continuation.plan,
+                continuation=continuation,
                 retention=self._retention(workflow),
                 initial_labels=labels.read(tx, row.pk),
             )
@@ -104,7 +104,7 @@ class RewindOperations(OperationsBase):
 
         def was_applied(tx: Tx) -> DueRun | None:
             row = self._lock_row(tx, workflow, instance_id)  # the commit in doubt held this lock, so it is decided now
-            is_ours = runs.creator(tx, workflow, new_id) == commit_id
+            is_ours = runs.find_creator(tx, workflow, new_id) == commit_id
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
 
         due = self._store.transact(work, resolve=was_applied)
@@ -116,26 +116,26 @@ class RewindOperations(OperationsBase):
         self,
         workflow: str,
         instance_id: str,
-        seed: Callable[[Tx, InstanceRow], ForkSpec | None],
+        continuation: Callable[[Tx, InstanceRow], Continuation | None],
         *,
         reason: str | None,
         if_version: Versions,
     ) -> int:
-        """Start a run from the seed that ``seed`` returns under the lock."""
+        """Start a run from the continuation that ``continuation`` returns under the lock."""
         commit_id = self._runtime.new_token()
         reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
 
         def work(tx: Tx) -> DueRun:
             row = self._lock_row(tx, workflow, instance_id, if_version)
-            found = seed(tx, row)
+            found = continuation(tx, row)
             plan = self._plan(row) if found is None else found.plan
             return instances.restart(
-                tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, seed=found
+                tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, continuation=found
             )
 
         def was_applied(tx: Tx) -> DueRun | None:
             row = self._lock_row(tx, workflow, instance_id)
-            number = runs.find(tx, row, commit_id=commit_id)
+            number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
 
         due = self._store.transact(work, resolve=was_applied)

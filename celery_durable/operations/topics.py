@@ -9,7 +9,7 @@ from celery_durable import notify, values
 from celery_durable.model import Page, Waiter
 from celery_durable.operations.base import OperationsBase, check_limit
 from celery_durable.store import emissions, topic_waits
-from celery_durable.store.emissions import Progress
+from celery_durable.store.emissions import EmissionProgress
 from celery_durable.store.engine import Store, Tx
 
 _LONGEST_ID = 200
@@ -44,7 +44,9 @@ class TopicOperations(OperationsBase):
             }
             return emissions.begin(tx, **started, lease=self._settings.lease)
 
-        if not self._store.transact(begin, resolve=lambda tx: emissions.look(tx, emission_id) is not None or None):
+        if not self._store.transact(
+            begin, resolve=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
+        ):
             return 0
         resumed, is_over = 0, False
         while not is_over:
@@ -56,16 +58,16 @@ class TopicOperations(OperationsBase):
             resumed, is_over = progress.resumed, progress.is_over
         return resumed
 
-    def _hand_out(self, emission_id: str) -> Progress | None:
+    def _hand_out(self, emission_id: str) -> EmissionProgress | None:
         """Deliver one batch."""
-        made: list[Progress | None] = []
+        made: list[EmissionProgress | None] = []
 
-        def work(tx: Tx) -> Progress | None:
-            made[:] = [emissions.hand_out(tx, emission_id, lease=self._settings.lease, grace=self._grace)]
+        def work(tx: Tx) -> EmissionProgress | None:
+            made[:] = [emissions.deliver_batch(tx, emission_id, lease=self._settings.lease, grace=self._grace)]
             return made[0]
 
-        def was_applied(tx: Tx) -> Progress | None:
-            found, ours = emissions.look(tx, emission_id), made[0]
+        def was_applied(tx: Tx) -> EmissionProgress | None:
+            found, ours = emissions.read_progress(tx, emission_id), made[0]
             # If the emission is over or past this batch, the batch is delivered: by this commit or by another
             # process.
             return ours if ours is not None and (found is None or found.after_pk >= ours.after_pk) else None
@@ -82,7 +84,7 @@ class TopicOperations(OperationsBase):
         cursors = self._cursors("waiters", topic)
         after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
         found = self._store.read(
-            lambda tx: topic_waits.page(tx, topic, after=after, limit=limit + 1, scope=self._scope)
+            lambda tx: topic_waits.read_page(tx, topic, after=after, limit=limit + 1, scope=self._scope)
         )
         items = found[:limit]
         more = cursors.write(*items[-1][0]) if len(found) > limit else None
@@ -98,12 +100,12 @@ def go_on_emitting(store: Store) -> bool:
     if abandoned is None:
         return False
     at_once = timedelta(0)
-    progress = store.transact(lambda tx: emissions.hand_out(tx, abandoned, lease=at_once, grace=at_once))
+    progress = store.transact(lambda tx: emissions.deliver_batch(tx, abandoned, lease=at_once, grace=at_once))
     if progress is not None:
         _tell(progress)
     return True
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: EmissionProgress) -> None:
     for ref, topic, event_id in progress.received:
         notify.event_received(notify.AcceptedEvent(ref, topic, event_id))

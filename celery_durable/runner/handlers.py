@@ -139,7 +139,7 @@ class Handlers:
         """Read the event that the row has for its handler; None if it has none."""
         if row.event_seq is None:
             return None
-        query = functools.partial(step_rows.event, claim=self._lease.claim, seq=row.event_seq)
+        query = functools.partial(step_rows.read_event, claim=self._lease.claim, seq=row.event_seq)
         found = self._env.store.transact(query, is_single_statement=True)
         return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
 

@@ -180,5 +180,5 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
     """Release the claim of a stalled pass. It counts as no crash, since no worker died."""
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
-    step_rows.write_logs(tx, lease.claim, guard_result, [line], room=1)
+    step_rows.write_logs(tx, lease.claim, guard_result, [line], limit=1)
     claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

@@ -171,7 +171,7 @@ class LinearPass:
         assert type_ is not None
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=due_at)
+            event = step_rows.find_oldest_event(tx, self._lease.claim, type_, deadline=due_at)
             if event is not None:
                 step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
                 return [replace(self._build_ready_write(row, event.seq), commit_id=commit_id)]
@@ -347,7 +347,7 @@ class LinearPass:
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            event = step_rows.oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + wait_length)
+            event = step_rows.find_oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + wait_length)
             if event is None:
                 return [waiting_write]
             step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)

@@ -51,7 +51,7 @@ class MapSteps:
         step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
         read = self._context.env.store.read
         answers: list[tuple[str, int]] = self._context.run_or_interrupt(
-            lambda: read(lambda tx: items.answers(tx, **step_fields))
+            lambda: read(lambda tx: items.read_answers(tx, **step_fields))
         )
         return answers
 
@@ -80,7 +80,7 @@ class MapSteps:
 
         def send(tx: Tx, _: GuardResult) -> list[StepWrite]:
             items.insert(tx, remote_step, bodies)
-            step_commit.messages = items.send(tx, remote_step, room=remote_step.max_concurrency)
+            step_commit.messages = items.mark_ready_as_sent(tx, remote_step, limit=remote_step.max_concurrency)
             return [write]
 
         def item_waits(rows: list[StepRow]) -> list[OpenWait]:
@@ -113,18 +113,18 @@ class MapSteps:
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            failed_items = items.failed_items(tx, remote_step, now=guard_result.now)
+            failed_items = items.lock_failed_items(tx, remote_step, now=guard_result.now)
             items.apply_decisions(
                 tx, remote_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
             )
-            state = items.map_state(tx, remote_step, now=guard_result.now)
+            state = items.read_map_state(tx, remote_step, now=guard_result.now)
             room = None if remote_step.max_concurrency is None else remote_step.max_concurrency - state.sent
-            step_commit.messages = items.send(tx, remote_step, room=room)
-            state = items.map_state(tx, remote_step, now=guard_result.now)
+            step_commit.messages = items.mark_ready_as_sent(tx, remote_step, limit=room)
+            state = items.read_map_state(tx, remote_step, now=guard_result.now)
             if state.open:
                 assert state.next_at is not None
                 return [build_write(StepStatus.WAITING, wake_at=state.next_at)]
-            first_error = None if call.return_exceptions else items.first_error(tx, remote_step)
+            first_error = None if call.return_exceptions else items.find_first_error(tx, remote_step)
             end = (
                 build_write(StepStatus.COMPLETED)
                 if first_error is None

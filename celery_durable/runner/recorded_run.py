@@ -60,11 +60,11 @@ def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> Rec
     """Read a run from the store; ``number`` None is the current run. Raises InstanceNotFound and RunNotFound."""
     row = instances.read(tx, workflow, instance_id)
     number = row.run_number if number is None else number
-    run = history.run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
+    run = history.read_run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
     if run is None:
         raise RunNotFound(workflow, instance_id, number, row.run_number)
     claim = _build_claim(row.pk, RunRef(workflow, instance_id, number), row.created_at, run.created_at)
-    return _build_recorded_run(claim, step_rows.load(tx, claim), history.past_status(row, run), run.error_name)
+    return _build_recorded_run(claim, step_rows.load(tx, claim), history.derive_run_status(row, run), run.error_name)
 
 
 def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:

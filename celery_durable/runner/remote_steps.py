@@ -67,7 +67,9 @@ class RemoteSteps:
         )
 
         def send(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            message = items.send_task(tx, step, body, event_type=event_type, attempt=attempt, now=guard_result.now)
+            message = items.mark_task_as_sent(
+                tx, step, body, event_type=event_type, attempt=attempt, now=guard_result.now
+            )
             step_commit.messages = [message]
             return [write]
 

@@ -62,8 +62,8 @@ class RunLimits:
         if row.wait_event_type is None or row.wake_at is None:
             return False
         if row.type is StepType.MAP:
-            return items.all_finished(tx, self._claim.pk, self._claim.ref.run_number, row.step_key)
-        return step_rows.oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
+            return items.are_all_finished(tx, self._claim.pk, self._claim.ref.run_number, row.step_key)
+        return step_rows.find_oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
 
 
 def find_waiting_start(row: StepRow) -> datetime:

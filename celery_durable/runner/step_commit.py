@@ -199,7 +199,7 @@ class Committer:
         self._run_user_writes(tx, step_commit, session)
         event_targets = step_effects.find_event_targets(tx, step_commit.events, new_instances=step_commit.instances)
         if step_commit.run_outcome is not None:
-            event_targets = sorted({*event_targets, *answers.waiting_parent(tx, self.claim.parent)})
+            event_targets = sorted({*event_targets, *answers.find_waiting_parent(tx, self.claim.parent)})
         # Lock order: rows with a lower id before the guard, which locks this instance, and the others after it.
         for pk, workflow, instance_id in event_targets:
             if pk <= self.claim.pk:  # includes this instance: the guard finds it by another index, see `terminate`
@@ -209,7 +209,7 @@ class Committer:
             writes = step_commit.writes if step_commit.decide is None else step_commit.decide(tx, guard_result)
             rows = [self._write_row(tx, guard_result, write) for write in writes]
         self._merge_labels(tx, step_commit)
-        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, room=self._remaining_logs)
+        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, limit=self._remaining_logs)
         self.published.flush(tx)
         outbox.insert(
             tx,
@@ -254,7 +254,7 @@ class Committer:
             if write.type is StepType.WAIT:
                 topic_waits.close_wait(tx, self.claim, key=write.key)
             elif write.type is StepType.TASK:
-                items.forget(tx, self.claim.pk, self.claim.ref.run_number, write.key)
+                items.delete_task_item(tx, self.claim.pk, self.claim.ref.run_number, write.key)
         return step_rows.write_step(tx, self.claim, guard_result, write)
 
     def _merge_labels(self, tx: Tx, step_commit: StepCommit) -> None:
@@ -366,7 +366,7 @@ class Committer:
             with self._store.conflict_as_superseded():
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
                 until = deadline(guard_result)
-                event = step_rows.oldest_event(tx, self.claim, event_type, deadline=until)
+                event = step_rows.find_oldest_event(tx, self.claim, event_type, deadline=until)
                 writes = write(guard_result, event)
                 if writes:
                     self._run_limits.reset_suspension()
@@ -374,13 +374,13 @@ class Committer:
                     step_rows.consume(tx, self.claim, guard_result, event, key=key)
                 rows = [self._write_row(tx, guard_result, each) for each in writes]
                 if message_id_to_cancel is not None and event is None and until <= guard_result.now:
-                    outbox.remove(tx, [message_id_to_cancel])
-                    items.forget(tx, self.claim.pk, self.claim.ref.run_number, key)
+                    outbox.delete(tx, [message_id_to_cancel])
+                    items.delete_task_item(tx, self.claim.pk, self.claim.ref.run_number, key)
                 if topic is not None and writes and not writes[0].is_finished:
                     topic_waits.open_wait(tx, self.claim, guard_result, key=key, topic=topic)
                 elif topic is not None and writes:
                     topic_waits.close_wait(tx, self.claim, key=key)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
@@ -435,7 +435,7 @@ class Committer:
             guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=makes_progress)
             for write in writes:
                 step_rows.write_step(tx, self.claim, guard_result, write)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
             self.published.flush(tx)
             return self._suspend(tx, guard_result, waits)
 
@@ -480,7 +480,7 @@ class Committer:
             answers.lock_parent(tx, self.claim.parent)
             if not is_single_write:
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
-                step_rows.write_logs(tx, self.claim, guard_result, logs, room=self._remaining_logs)
+                step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
                 self.published.flush(tx)
             claims.end_run(tx, self.claim, run_outcome)
             self._insert_messages(tx, messages)

@@ -167,7 +167,7 @@ class WaitSteps:
         check = self._context.env.store.transact
         found = self._context.run_or_interrupt(
             lambda: check(
-                lambda tx: step_rows.oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
+                lambda tx: step_rows.find_oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
                 is_single_statement=True,
             )
         )

@@ -50,7 +50,7 @@ class Watermark:
             logger.info("How far queue %r has come could not be recorded: %s", claim.queue, exc)
 
     def _write(self, queue: str, watermark: _QueueWatermark) -> None:
-        sent_at, write = watermark.sent_at, queues.advance if watermark.is_known else queues.insert
+        sent_at, write = watermark.sent_at, queues.record_claimed if watermark.is_known else queues.insert
         self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
         if not watermark.is_known:
             watermark.is_known, watermark.write_at = True, -math.inf

@@ -34,48 +34,48 @@ def _waiting_parent(s: Store) -> Any:
     )
 
 
-def waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
+def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
     """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
 
     A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
     """
-    row = None if parent is None else _step_of(tx, parent)
+    row = None if parent is None else _find_waiting_step(tx, parent)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
 
 
-def _step_of(tx: Tx, parent: Parent) -> Any:
+def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
     return tx.run(_waiting_parent, pk=parent.pk, run=parent.run_number, key=parent.step_key).first()
 
 
 @dataclass(frozen=True, slots=True)
-class PendingAnswer:
+class AnswerWait:
     """A locked instance, and the event type for which its step waits."""
 
     row: InstanceRow
     event_type: str
 
 
-def lock_parent(tx: Tx, parent: Parent | None) -> PendingAnswer | None:
+def lock_parent(tx: Tx, parent: Parent | None) -> AnswerWait | None:
     """Lock the instance whose step waits for this child's end. Call this before the child is locked.
 
     Returns None if no step waits.
     """
-    for _, workflow, instance_id in waiting_parent(tx, parent):
+    for _, workflow, instance_id in find_waiting_parent(tx, parent):
         assert parent is not None
         try:
             row = instances.lock(tx, workflow, instance_id)
         except InstanceNotFound:  # it ended and was deleted after the read
             return None
         # Read again under the lock: the step may have ended after the first read.
-        step = _step_of(tx, parent)
-        return None if step is None else PendingAnswer(row, step.wait_event_type)
+        step = _find_waiting_step(tx, parent)
+        return None if step is None else AnswerWait(row, step.wait_event_type)
     return None
 
 
 @statement
-def _is_asked(s: Store) -> Any:
+def _select_unanswered_step(s: Store) -> Any:
     st, e = s.tables.step.c, s.tables.event.c
-    given = sa.exists().where(
+    has_answer = sa.exists().where(
         e.instance_pk == st.instance_pk, e.run_number == st.run_number, e.type == st.wait_event_type
     )
     return sa.select(st.step_key).where(
@@ -83,25 +83,33 @@ def _is_asked(s: Store) -> Any:
         st.run_number == param("run"),
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
         st.wait_event_type == param("type"),
-        ~given,
+        ~has_answer,
     )
 
 
-def answer(tx: Tx, asker: PendingAnswer, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun] | None:
+def store_answer(
+    tx: Tx, waiting_step: AnswerWait, *, payload: str, event_id: str, grace: timedelta
+) -> list[DueRun] | None:
     """Store an answer for a locked instance, and return the runs it wakes.
 
     Returns None if the step does not wait for this answer any more, or has one already.
     """
-    row = asker.row
-    is_asked = tx.run(_is_asked, pk=row.pk, run=row.run_number, type=asker.event_type).first() is not None
-    if row.status.is_terminal or not is_asked:
+    row = waiting_step.row
+    is_unanswered = (
+        tx.run(_select_unanswered_step, pk=row.pk, run=row.run_number, type=waiting_step.event_type).first() is not None
+    )
+    if row.status.is_terminal or not is_unanswered:
         return None
-    instances.insert_event(tx, row, type_=asker.event_type, payload=payload, event_id=event_id)
-    is_awaited = instances.is_awaited(tx, row, asker.event_type)
+    instances.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
+    is_awaited = instances.is_awaited(tx, row, waiting_step.event_type)
     return [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if is_awaited else []
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
     """Answer the step whose child has ended in this transaction, which has locked both. Returns the runs it wakes."""
-    asker = lock_parent(tx, parent)
-    return [] if asker is None else answer(tx, asker, payload=payload, event_id=event_id, grace=grace) or []
+    waiting_step = lock_parent(tx, parent)
+    return (
+        []
+        if waiting_step is None
+        else store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace) or []
+    )

@@ -26,11 +26,11 @@ BATCH = 256
 """Instances per transaction."""
 
 # An emission id cannot contain this character. One run with several waits on a topic gets several events.
-_AGAIN = "\x1f"
+_COPY_SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EmissionProgress:
     """The progress of an emission: ``resumed`` waits in all, and ``due_runs`` that this batch made due.
 
     ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
@@ -47,13 +47,13 @@ class Progress:
 
 
 @statement
-def _last(s: Store) -> Any:
+def _find_last_waiter(s: Store) -> Any:
     w = s.tables.waiter.c
     return sa.select(w.instance_pk).where(w.topic == param("topic")).order_by(w.instance_pk.desc()).limit(1)
 
 
 @statement
-def _begin(s: Store) -> Any:
+def _insert_emission(s: Store) -> Any:
     values = {
         "id": param("id", sa.String),
         "topic": param("topic", sa.String),
@@ -69,24 +69,24 @@ def _begin(s: Store) -> Any:
 
 
 @statement
-def _find(s: Store) -> Any:
+def _select_emission(s: Store) -> Any:
     return sa.select(s.tables.emission).where(s.tables.emission.c.id == param("id"))
 
 
 @statement
-def _lock(s: Store) -> Any:
+def _lock_emission(s: Store) -> Any:
     return sa.select(s.tables.emission).where(s.tables.emission.c.id == param("id")).with_for_update()
 
 
 @statement
-def _move(s: Store) -> Any:
+def _advance_cursor(s: Store) -> Any:
     e = s.tables.emission
     moved = {"after_pk": param("after"), "resumed": param("resumed"), "poll_at": s.clock() + param("poll_us")}
     return sa.update(e).where(e.c.id == param("id")).values(moved)
 
 
 @statement
-def _end(s: Store) -> Any:
+def _delete_emission(s: Store) -> Any:
     return sa.delete(s.tables.emission).where(s.tables.emission.c.id == param("id"))
 
 
@@ -96,11 +96,19 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
     If an emission with this id is under way, it continues. Raises EmissionMismatch if its topic or payload differs.
     If no process advances it for ``lease``, the sweep does.
     """
-    last = tx.run(_last, topic=topic).scalar()
+    last = tx.run(_find_last_waiter, topic=topic).scalar()
     if last is not None:
         text = None if scope is None else scope.to_text()
-        tx.run(_begin, id=emission_id, topic=topic, payload=payload, scope=text, last=last, poll_us=duration_us(lease))
-    found = tx.run(_find, id=emission_id).first()
+        tx.run(
+            _insert_emission,
+            id=emission_id,
+            topic=topic,
+            payload=payload,
+            scope=text,
+            last=last,
+            poll_us=duration_us(lease),
+        )
+    found = tx.run(_select_emission, id=emission_id).first()
     if found is None:
         return False
     if (found.topic, found.payload) != (topic, payload):
@@ -108,17 +116,17 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
     return True
 
 
-def look(tx: Tx, emission_id: str) -> Progress | None:
+def read_progress(tx: Tx, emission_id: str) -> EmissionProgress | None:
     """Return the progress of an emission, or None if it is over. The lock waits until a commit in doubt is decided."""
-    row = tx.run(_lock, id=emission_id).first()
-    return None if row is None else Progress(row.resumed, row.after_pk, is_over=False)
+    row = tx.run(_lock_emission, id=emission_id).first()
+    return None if row is None else EmissionProgress(row.resumed, row.after_pk, is_over=False)
 
 
 # --- handing out --------------------------------------------------------------------------------
 
 
 @statement
-def _next(s: Store) -> Any:
+def _select_next_waiters(s: Store) -> Any:
     w = s.tables.waiter.c
     return (
         sa.select(w.instance_pk)
@@ -129,25 +137,27 @@ def _next(s: Store) -> Any:
     )
 
 
-def hand_out(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> Progress | None:
+def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> EmissionProgress | None:
     """Deliver one batch. Returns None if the emission is over. The sweep checks runs made due only after ``grace``."""
-    emission = tx.run(_lock, id=emission_id).first()
+    emission = tx.run(_lock_emission, id=emission_id).first()
     if emission is None:
         return None
-    batch = _batch(tx, emission)
-    received, due_runs = _serve(tx, emission, batch, grace=grace) if batch else ((), ())
+    batch = _read_batch(tx, emission)
+    received, due_runs = _deliver(tx, emission, batch, grace=grace) if batch else ((), ())
     resumed = emission.resumed + len(received)
     if len(batch) < BATCH:
-        tx.run(_end, id=emission_id)
-        return Progress(resumed, emission.last_pk, is_over=True, due_runs=due_runs, received=received)
-    tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))
-    return Progress(resumed, batch[-1], is_over=False, due_runs=due_runs, received=received)
+        tx.run(_delete_emission, id=emission_id)
+        return EmissionProgress(resumed, emission.last_pk, is_over=True, due_runs=due_runs, received=received)
+    tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))
+    return EmissionProgress(resumed, batch[-1], is_over=False, due_runs=due_runs, received=received)
 
 
-def _batch(tx: Tx, emission: Any) -> list[int]:
+def _read_batch(tx: Tx, emission: Any) -> list[int]:
     """Return the keys of the next instances. Instances outside the emitter's scope are passed over."""
     if emission.scope is None:
-        found = tx.run(_next, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH)
+        found = tx.run(
+            _select_next_waiters, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH
+        )
         return [int(pk) for pk in found.scalars()]
     w, i = tx.t.waiter.c, tx.t.instance.c
     query = (
@@ -162,7 +172,7 @@ def _batch(tx: Tx, emission: Any) -> list[int]:
     return [int(pk) for pk in tx.execute(query).scalars()]
 
 
-def _serve(
+def _deliver(
     tx: Tx, emission: Any, pks: Sequence[int], *, grace: timedelta
 ) -> tuple[tuple[tuple[RunRef, str, str], ...], tuple[DueRun, ...]]:
     """Deliver the payload to the open waits of these instances. Returns the events, and the runs that became due."""
@@ -170,20 +180,20 @@ def _serve(
     columns = ("id", "workflow", "instance_id", "run_number", "status", "claim_token", "version", "queue")
     lock = sa.select(*(i.c[name] for name in columns)).where(i.c.id.in_(pks)).order_by(i.c.id)
     owners = {row.id: row for row in tx.execute(lock.with_for_update(key_share=True))}
-    served, gone = Counter[int](), list[tuple[int, int, str]]()
+    event_counts, closed_waits = Counter[int](), list[tuple[int, int, str]]()
     events: list[dict[str, Any]] = []
-    for wait in tx.execute(_waits(tx, emission, pks)):
+    for wait in tx.execute(_select_waits(tx, emission, pks)):
         owner = owners.get(wait.instance_pk)
         if owner is None or not _is_open(wait, owner, emission.topic):
-            gone.append((wait.instance_pk, wait.run_number, wait.step_key))
+            closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
         elif wait.had is None:  # else this run received it before, under the same id
-            gone.append((wait.instance_pk, wait.run_number, wait.step_key))
-            served[owner.id] += 1
-            events.append(_event(wait, owner, emission, nth=served[owner.id]))
+            closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
+            event_counts[owner.id] += 1
+            events.append(_build_event(wait, owner, emission, number=event_counts[owner.id]))
     tx.run_many(_insert_event, events)
-    topic_waits.close_many(tx, gone)
+    topic_waits.close_many(tx, closed_waits)
     now = tx.store.clock()
-    resting = [pk for pk in served if _is_resting(owners[pk])]
+    pks_to_wake = [pk for pk in event_counts if _needs_wake(owners[pk])]
     due = {
         "status": Status.ACTIVE.value,
         "run_at": now,
@@ -195,13 +205,13 @@ def _serve(
         "priority": RESUMING,
         "updated_at": now,
     }
-    _change(tx, {pk: served[pk] for pk in resting}, due)
-    _change(tx, {pk: count for pk, count in served.items() if not _is_resting(owners[pk])}, {})
-    received = tuple((_due(owners[each["instance_pk"]]).ref, emission.topic, each["event_id"]) for each in events)
-    return received, tuple(_due(owners[pk]) for pk in resting)
+    _update_instances(tx, {pk: event_counts[pk] for pk in pks_to_wake}, due)
+    _update_instances(tx, {pk: count for pk, count in event_counts.items() if not _needs_wake(owners[pk])}, {})
+    received = tuple((_due_run(owners[each["instance_pk"]]).ref, emission.topic, each["event_id"]) for each in events)
+    return received, tuple(_due_run(owners[pk]) for pk in pks_to_wake)
 
 
-def _waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
+def _select_waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
     """Select the waits that were open when the emission started, with their step and any earlier event."""
     w, st, e = tx.t.waiter, tx.t.step, tx.t.event
     its_step = sa.and_(
@@ -231,7 +241,7 @@ def _is_open(wait: Any, owner: Any, topic: str) -> bool:
     )
 
 
-def _is_resting(owner: Any) -> bool:
+def _needs_wake(owner: Any) -> bool:
     """Whether the instance must be woken. A worker checks for events itself when it releases, and so does a resume."""
     return owner.claim_token is None and Status(owner.status) is Status.WAITING
 
@@ -242,28 +252,28 @@ def _insert_event(s: Store) -> Any:
     return sa.insert(s.tables.event).values({name: param(name) for name in columns}).inline()
 
 
-def _event(wait: Any, owner: Any, emission: Any, *, nth: int) -> dict[str, Any]:
+def _build_event(wait: Any, owner: Any, emission: Any, *, number: int) -> dict[str, Any]:
     """Build an event for this wait alone. Its order is the instance's version, which the lock keeps from changing."""
     return {
         "instance_pk": owner.id,
         "run_number": owner.run_number,
-        "seq": owner.version + nth,
-        "event_id": emission.id if nth == 1 else f"{emission.id}{_AGAIN}{nth}",
+        "seq": owner.version + number,
+        "event_id": emission.id if number == 1 else f"{emission.id}{_COPY_SEPARATOR}{number}",
         "type": wait.wait_event_type,
         "payload": emission.payload,
         "created_at": wait.now_us,
     }
 
 
-def _change(tx: Tx, served: dict[int, int], values: dict[str, Any]) -> None:
+def _update_instances(tx: Tx, event_counts: dict[int, int], values: dict[str, Any]) -> None:
     """Set these values, and add the number of events to each instance's version. Nearly always one statement."""
     i = tx.t.instance
-    for count in sorted(set(served.values())):
-        ids = [pk for pk, its in served.items() if its == count]
+    for count in sorted(set(event_counts.values())):
+        ids = [pk for pk, its in event_counts.items() if its == count]
         tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(version=i.c.version + count, **values))
 
 
-def _due(owner: Any) -> DueRun:
+def _due_run(owner: Any) -> DueRun:
     return DueRun(RunRef(owner.workflow, owner.instance_id, owner.run_number), owner.queue)
 
 
@@ -271,12 +281,12 @@ def _due(owner: Any) -> DueRun:
 
 
 @statement
-def _abandoned(s: Store) -> Any:
+def _select_abandoned(s: Store) -> Any:
     e = s.tables.emission.c
     return sa.select(e.id).where(e.poll_at <= s.statement_clock()).order_by(e.poll_at).limit(1)
 
 
 def find_abandoned(tx: Tx) -> str | None:
     """Return an emission that no process has advanced for its lease, or None."""
-    found: str | None = tx.run(_abandoned).scalar()
+    found: str | None = tx.run(_select_abandoned).scalar()
     return found

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from celery_durable.model import SWEPT_WITHIN, Heartbeat, Outage, duration_us, from_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_rows import maybe_at
+from celery_durable.store.step_rows import from_us_or_none
 
-KEPT = timedelta(hours=1)
+KEEP_SILENT_FOR = timedelta(hours=1)
 """How long the row of a silent process is kept."""
 
-_MOST = 1000
-_LONGEST_ERROR = 1000
+_MAX_ROWS = 1000
+_MAX_ERROR_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HeartbeatUpdate:
 
 
 @statement
-def _beat(s: Store) -> Any:
+def _upsert(s: Store) -> Any:
     now = s.clock()
     values = {
         "id": param("id", sa.String),
@@ -69,7 +69,7 @@ def _beat(s: Store) -> Any:
 def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
     """Insert or renew the row of a process."""
     tx.run(
-        _beat,
+        _upsert,
         id=update.id,
         kind=update.kind,
         node=update.node[:255],
@@ -79,22 +79,24 @@ def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
         swept_us=None if update.swept_ago is None else duration_us(update.swept_ago),
         wakes_us=None if update.wakes_in is None else duration_us(update.wakes_in),
         pool=None if update.pool is None else update.pool[:255],
-        error=json.dumps([_told(outage, lasts) for outage, lasts in update.outages]) if update.outages else None,
-        error_us=duration_us(max(lasts for _, lasts in update.outages)) if update.outages else None,
+        error=json.dumps([_to_json(outage, duration) for outage, duration in update.outages])
+        if update.outages
+        else None,
+        error_us=duration_us(max(duration for _, duration in update.outages)) if update.outages else None,
     )
 
 
-def _told(outage: Outage, lasts: timedelta) -> dict[str, Any]:
+def _to_json(outage: Outage, duration: timedelta) -> dict[str, Any]:
     return {
         "what": outage.what,
         "where": outage.where,
-        "lasts_us": duration_us(lasts),
-        "error": outage.error[:_LONGEST_ERROR],
+        "lasts_us": duration_us(duration),
+        "error": outage.error[:_MAX_ERROR_LENGTH],
         "failures": outage.failures,
     }
 
 
-def _outages(text: str | None, seen_at: datetime) -> tuple[Outage, ...]:
+def _from_json(text: str | None, seen_at: datetime) -> tuple[Outage, ...]:
     return tuple(
         Outage(
             what=each["what"],
@@ -113,12 +115,12 @@ def delete(tx: Tx, id_: str) -> None:
 
 
 def delete_old(tx: Tx) -> None:
-    """Delete the rows of processes that have been silent for `KEPT`."""
+    """Delete the rows of processes that have been silent for `KEEP_SILENT_FOR`."""
     h = tx.t.heartbeat
-    tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - duration_us(KEPT)))
+    tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - duration_us(KEEP_SILENT_FOR)))
 
 
-def is_swept(tx: Tx, *, but: str) -> bool:
+def has_recent_sweep(tx: Tx, *, but: str) -> bool:
     """Whether a process has swept recently. The row ``but`` does not count."""
     h = tx.t.heartbeat.c
     since = tx.store.clock() - duration_us(SWEPT_WITHIN)
@@ -130,7 +132,7 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
     h = tx.t.heartbeat
     columns = [each for each in h.c if each.name not in ("held_tasks", "passed_markers")]  # these may be long
-    rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MOST))
+    rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS))
     return now, tuple(
         Heartbeat(
             id=row.id,
@@ -141,10 +143,10 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
             workflows=tuple(json.loads(row.workflows)),
             started_at=from_us(row.started_at),
             seen_at=from_us(row.seen_at),
-            swept_at=maybe_at(row.swept_at),
-            next_wake_at=maybe_at(row.next_wake_at),
+            swept_at=from_us_or_none(row.swept_at),
+            next_wake_at=from_us_or_none(row.next_wake_at),
             pool=row.pool,
-            outages=_outages(row.error, from_us(row.seen_at)),
+            outages=_from_json(row.error, from_us(row.seen_at)),
         )
         for row in rows
     )

@@ -38,12 +38,12 @@ from celery_durable.model import (
 from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.schema import Tables
-from celery_durable.store.step_rows import maybe_at
+from celery_durable.store.step_rows import from_us_or_none
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
 
-def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
+def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
     """Return one run of an instance, or None if it has no such run."""
     r = tx.t.run
     row = tx.execute(sa.select(r).where(r.c.instance_pk == pk, r.c.run_number == run_number)).first()
@@ -57,8 +57,8 @@ def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
         error_message=row.error_message,
         reason=row.reason,
         created_at=from_us(row.created_at),
-        started_at=maybe_at(row.started_at),
-        completed_at=maybe_at(row.completed_at),
+        started_at=from_us_or_none(row.started_at),
+        completed_at=from_us_or_none(row.completed_at),
         dropped_logs=row.dropped_logs,
         origin=None
         if row.forked_from_id is None
@@ -66,7 +66,7 @@ def run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
     )
 
 
-def status_of(status: Status, run_: RunRow) -> InstanceStatus:
+def build_status(status: Status, run_: RunRow) -> InstanceStatus:
     """Return the status of an instance from its row's status and its run.
 
     The two are read one after the other. So an instance that ended in between must not show an output beside
@@ -74,12 +74,12 @@ def status_of(status: Status, run_: RunRow) -> InstanceStatus:
     """
     return InstanceStatus(
         status=status,
-        error=_error(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
+        error=_to_error_info(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
         output=json.loads(run_.output) if status is Status.COMPLETE and run_.output is not None else None,
     )
 
 
-def past_status(instance: InstanceRow, run_: RunRow) -> Status:
+def derive_run_status(instance: InstanceRow, run_: RunRow) -> Status:
     """Return the status of a run: the instance's status for the current run, the recorded outcome for an earlier one.
 
     A completed run has an output, if only ``null``, and a failed run has an error name. An earlier run with neither
@@ -92,7 +92,7 @@ def past_status(instance: InstanceRow, run_: RunRow) -> Status:
     return Status.COMPLETE if run_.output is not None else Status.TERMINATED
 
 
-def instances(
+def list_instances(
     tx: Tx,
     *,
     workflow: str | None,
@@ -103,7 +103,7 @@ def instances(
     scope: Scope | None = None,
 ) -> list[tuple[int, InstanceSummary]]:
     """Return instances with all these labels, newest first, starting after ``before_pk``; each with its key."""
-    query = listing(
+    query = build_list_query(
         tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled, scope=scope
     )
     rows = tx.execute(query).all()
@@ -116,8 +116,8 @@ def instances(
                 workflow=row.workflow,
                 run_number=row.run_number,
                 status=Status(row.status),
-                error=_error(row.error_name, row.error_message),
-                run_at=maybe_at(row.run_at),
+                error=_to_error_info(row.error_name, row.error_message),
+                run_at=from_us_or_none(row.run_at),
                 created_at=from_us(row.created_at),
                 updated_at=from_us(row.updated_at),
                 labels=labels_of.get(row.id, {}),
@@ -127,7 +127,7 @@ def instances(
     ]
 
 
-def listing(
+def build_list_query(
     t: Tables,
     *,
     workflow: str | None,
@@ -158,12 +158,12 @@ def listing(
     return query
 
 
-def steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
+def read_steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
     """Return a run's steps in call order."""
-    return tuple(record for _, record in step_page(tx, pk, run_number))
+    return tuple(record for _, record in read_step_page(tx, pk, run_number))
 
 
-def step_page(
+def read_step_page(
     tx: Tx,
     pk: int,
     run_number: int,
@@ -184,7 +184,7 @@ def step_page(
         further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
     rows = tx.execute(query).all()
-    records = _with_items(tx, pk, run_number, [_step(row) for row in rows], with_answers=True)
+    records = _with_items(tx, pk, run_number, [_to_step_record(row) for row in rows], with_answers=True)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
 
 
@@ -194,21 +194,21 @@ def _with_items(
     """Add the item counts and answers to the records of maps."""
     if not any(record.type is StepType.MAP for record in records):
         return list(records)
-    counts = items.counts(tx, pk, run_number)
-    told = []
+    counts = items.count_by_step(tx, pk, run_number)
+    extended = []
     for record in records:
         result = record.result
         if record.type is not StepType.MAP:
-            told.append(record)
+            extended.append(record)
             continue
         if with_answers and record.status is StepStatus.COMPLETED and result is None:
-            found = items.answers(tx, pk, run_number, record.step_key)
+            found = items.read_answers(tx, pk, run_number, record.step_key)
             result = [json.loads(answer) for answer, _ in found]
-        told.append(replace(record, items=counts.get(record.step_key), result=result))
-    return told
+        extended.append(replace(record, items=counts.get(record.step_key), result=result))
+    return extended
 
 
-def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
+def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
     """Return the open step that is due first, else the last step; without its result. None if there is no step."""
     st = tx.t.step
     is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
@@ -221,10 +221,10 @@ def current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
         .limit(1)
     )
     row = tx.execute(query).first()
-    return None if row is None else _with_items(tx, pk, run_number, [_step(row)])[0]
+    return None if row is None else _with_items(tx, pk, run_number, [_to_step_record(row)])[0]
 
 
-def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
+def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
     """Return a run's unfinished steps in call order, and the last finished one; all without results."""
     st = tx.t.step
     query = sa.select(*_without_results(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
@@ -236,11 +236,11 @@ def open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...]
     )
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    open_ = _with_items(tx, pk, run_number, [_step(row) for row in rows])
-    return tuple(open_), None if found is None else _step(found)
+    open_ = _with_items(tx, pk, run_number, [_to_step_record(row) for row in rows])
+    return tuple(open_), None if found is None else _to_step_record(found)
 
 
-def answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
+def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     """Count the Celery tasks of a run that have completed or failed their steps."""
     st = tx.t.step.c
     is_over = st.status.in_((StepStatus.COMPLETED.value, StepStatus.ERRORED.value))
@@ -252,7 +252,7 @@ def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
     return [sa.null().label("result") if column.name == "result" else column for column in steps.c]
 
 
-def _step(row: Any) -> StepRecord:
+def _to_step_record(row: Any) -> StepRecord:
     task, child = task_of(row.wait_event_type), child_of(row.wait_event_type)
     is_one_task = task is not None and row.type == StepType.TASK.value
     return StepRecord(
@@ -263,22 +263,22 @@ def _step(row: Any) -> StepRecord:
         attempts=row.attempts,
         max_attempts=row.max_attempts,
         timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
-        next_retry_at=maybe_at(row.next_retry_at),
-        wake_at=maybe_at(row.wake_at),
+        next_retry_at=from_us_or_none(row.next_retry_at),
+        wake_at=from_us_or_none(row.wake_at),
         wait_event_type=sendable(row.wait_event_type),
         wait_topic=topic_of(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
-        error=_error(row.error_name, row.error_message),
-        created_at=maybe_at(row.created_at),
-        started_at=maybe_at(row.started_at),
-        finished_at=maybe_at(row.finished_at),
+        error=_to_error_info(row.error_name, row.error_message),
+        created_at=from_us_or_none(row.created_at),
+        started_at=from_us_or_none(row.started_at),
+        finished_at=from_us_or_none(row.finished_at),
         task=task,
         task_id=task_id(row.wait_event_type, row.instance_pk, row.run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
     )
 
 
-def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
+def read_buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
     """Return the types of a run's unconsumed events, each once. Private types, for one wait only, are left out."""
     e = tx.t.event
     left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPES))
@@ -287,7 +287,7 @@ def buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tupl
     return tuple(tx.execute(query).scalars())
 
 
-def events(
+def read_events(
     tx: Tx,
     pk: int,
     run_number: int,
@@ -309,14 +309,14 @@ def events(
             type=topic_of(row.type) or row.type,
             payload=json.loads(row.payload),
             created_at=from_us(row.created_at),
-            delivered_at=maybe_at(row.delivered_at),
+            delivered_at=from_us_or_none(row.delivered_at),
             consumed_by_step_key=row.consumed_by_step_key,
         )
         for row in tx.execute(query)
     )
 
 
-def logs(
+def read_logs(
     tx: Tx,
     pk: int,
     run_number: int,
@@ -354,5 +354,5 @@ def logs(
     ]
 
 
-def _error(name: str | None, message: str | None) -> ErrorInfo | None:
+def _to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
     return None if name is None else ErrorInfo(name, message or "")

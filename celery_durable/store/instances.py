@@ -35,8 +35,8 @@ from celery_durable.model import (
 from celery_durable.store import dialects, labels, runs, topic_waits
 from celery_durable.store.claims import RELEASED
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.runs import ForkSpec
-from celery_durable.store.step_rows import maybe_at
+from celery_durable.store.runs import Continuation
+from celery_durable.store.step_rows import from_us_or_none
 
 STARTING, RESUMING = 1, 0
 """The priorities of runs. A sweep publishes resumed runs first, then new runs."""
@@ -89,7 +89,7 @@ def insert(
     plan: RunPlan = _REPLAY,
     run_at: datetime | None = None,
     parent: Parent | None = None,
-    seed: ForkSpec | None = None,
+    continuation: Continuation | None = None,
     retention: timedelta | None = None,
     initial_labels: Mapping[str, str] | None = None,
 ) -> bool:
@@ -99,8 +99,8 @@ def insert(
     instance was created with the same ``commit_id``, it returns True.
 
     ``run_at`` is when the run is due, None for now. ``grace`` is when the sweep publishes the run if the caller does
-    not. ``parent`` is the step that creates the instance. ``seed`` is the state that a fork starts with. ``retention``
-    is how long the instance is kept after its end, None for ever.
+    not. ``parent`` is the step that creates the instance. ``continuation`` is the state
+    that a fork starts with. ``retention`` is how long the instance is kept after its end, None for ever.
     """
     pk = tx.run(
         _insert,
@@ -117,13 +117,15 @@ def insert(
         retention_us=None if retention is None else duration_us(retention),
     ).scalar()
     if pk is None:
-        return runs.creator(tx, workflow, instance_id) == commit_id
-    runs.begin(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, seed=seed)
+        return runs.find_creator(tx, workflow, instance_id) == commit_id
+    runs.insert(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, continuation=continuation)
     if initial_labels:
         labels.insert(tx, pk, initial_labels)
-    if seed is not None:  # Events are numbered by the version: continue after the events that the run starts with.
+    if (
+        continuation is not None
+    ):  # Events are numbered by the version: continue after the events that the run starts with.
         i = tx.t.instance
-        tx.execute(sa.update(i).where(i.c.id == pk).values(version=seed.version))
+        tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.version))
     return True
 
 
@@ -246,9 +248,9 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         status=Status(row.status),
         claim_token=row.claim_token,
         claimed_by=row.claimed_by,
-        lease_until=maybe_at(row.lease_until),
-        run_at=maybe_at(row.run_at),
-        poll_at=maybe_at(row.poll_at),
+        lease_until=from_us_or_none(row.lease_until),
+        run_at=from_us_or_none(row.run_at),
+        poll_at=from_us_or_none(row.poll_at),
         wake=Wake(row.wake),
         priority=row.priority,
         dispatches=row.dispatches,
@@ -256,7 +258,7 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         pause_requested=bool(row.pause_requested),
         version=row.version,
         queue=row.queue,
-        sent_at=maybe_at(row.sent_at),
+        sent_at=from_us_or_none(row.sent_at),
         created_at=from_us(row.created_at),
         updated_at=from_us(row.updated_at),
     )
@@ -385,12 +387,12 @@ def restart(
     commit_id: str,
     reason: str | None,
     plan: RunPlan = _REPLAY,
-    seed: ForkSpec | None = None,
+    continuation: Continuation | None = None,
 ) -> DueRun:
     """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
 
-    ``plan`` holds the kind, the planned steps and the workflow's version. ``seed`` is the state that a rewind starts
-    with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
+    ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state
+    that a rewind starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
     """
     r, now = tx.t.run, tx.store.clock()
     params = tx.execute(
@@ -422,7 +424,9 @@ def restart(
         retention_until=None,
     )
     # The new run records the reason too. A run that had ended keeps its own.
-    runs.begin(tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, seed=seed)
+    runs.insert(
+        tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, continuation=continuation
+    )
     return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
 
 

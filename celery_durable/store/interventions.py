@@ -16,17 +16,17 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import PendingEvent
 
 
-def settle(
+def complete_step(
     tx: Tx, row: InstanceRow, step: StepRow, *, event: PendingEvent | None, result: str | None, commit_id: str
 ) -> None:
     """Complete a step of a locked instance's run with a given result; a wait with an event."""
     st, now = tx.t.step, tx.store.clock()
-    written: dict[str, Any] = {"result": result}
+    values: dict[str, Any] = {"result": result}
     if event is not None:
         # An event must be in time for its wait, so a passed deadline is moved.
         until = event.created_at if step.wake_at is None else max(step.wake_at, event.created_at)
-        written = {"result": event.as_result, "wake_at": to_us(until)}
-    settled = tx.execute(
+        values = {"result": event.as_result, "wake_at": to_us(until)}
+    updated = tx.execute(
         sa.update(st)
         .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.step_key == step.step_key)
         .values(
@@ -36,10 +36,10 @@ def settle(
             error_message=None,
             commit_id=commit_id,
             finished_at=now,
-            **written,
+            **values,
         )
     )
-    assert settled.rowcount == 1  # the row was read under the lock
+    assert updated.rowcount == 1  # the row was read under the lock
     if event is not None:
         e = tx.t.event
         tx.execute(
@@ -49,7 +49,7 @@ def settle(
         )
 
 
-def finish_linear(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
+def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
     """Complete a step of a locked linear run with a given result, and make the next step ready.
 
     After the last step none is open, and the next pass completes the instance.
@@ -84,7 +84,7 @@ def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
 # --- audit --------------------------------------------------------------------------------------
 
 
-def record(
+def insert_audit_record(
     tx: Tx, row: InstanceRow, step: StepRow, *, action: str, actor: str, reason: str | None, commit_id: str
 ) -> None:
     """Record what is done to a step, and what the step was before."""
@@ -111,21 +111,21 @@ def record(
     )
 
 
-def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
+def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
     """Return the run that the transaction with this id changed, or None if it was not applied."""
     a = tx.t.audit.c
     query = sa.select(a.run_number).where(a.instance_pk == row.pk, a.commit_id == commit_id)
     return tx.execute(query).scalar()
 
 
-def audit(tx: Tx, pk: int, run_number: int) -> tuple[AuditRecord, ...]:
+def read_audit(tx: Tx, pk: int, run_number: int) -> tuple[AuditRecord, ...]:
     """Return the manual changes to the steps of a run, in order."""
     a = tx.t.audit
     query = sa.select(a).where(a.c.instance_pk == pk, a.c.run_number == run_number).order_by(a.c.id)
-    return tuple(_audited(each) for each in tx.execute(query))
+    return tuple(_to_audit_record(each) for each in tx.execute(query))
 
 
-def _audited(row: Any) -> AuditRecord:
+def _to_audit_record(row: Any) -> AuditRecord:
     before = json.loads(row.step_before)
     error = before["error"]
     return AuditRecord(

@@ -17,67 +17,70 @@ import sqlalchemy as sa
 from celery_durable.model import from_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
-BEAT = timedelta(seconds=2)
+RENEW_INTERVAL = timedelta(seconds=2)
 """How often a worker renews its row and checks for an inventory."""
-SILENT = timedelta(seconds=10)
+SILENT_AFTER = timedelta(seconds=10)
 """A worker that is silent for this time counts as dead."""
-REPLACED = timedelta(seconds=3)
+REPLACED_AFTER = timedelta(seconds=3)
 """The same if another process has started since then under the same node name."""
 
 
 @statement
-def _see(s: Store) -> Any:
+def _renew_worker(s: Store) -> Any:
     h = s.tables.heartbeat
     answered = sa.func.coalesce(h.c.answered_inventory, 0)
     return sa.update(h).where(h.c.id == param("id")).values(seen_at=s.clock(), answered_inventory=answered)
 
 
 @statement
-def _newest(s: Store) -> Any:
+def _select_newest(s: Store) -> Any:
     return sa.select(sa.func.max(s.tables.heartbeat.c.inventory))
 
 
-def beat(tx: Tx, id_: str) -> int:
+def renew_worker(tx: Tx, id_: str) -> int:
     """Renew a worker's row, and mark it as able to answer. Returns the number of the newest inventory, or 0.
 
     If the row does not exist yet, the ordinary heartbeat inserts it.
     """
-    tx.run(_see, id=id_)
-    return int(tx.run(_newest).scalar() or 0)
+    tx.run(_renew_worker, id=id_)
+    return int(tx.run(_select_newest).scalar() or 0)
 
 
-def note_passed(tx: Tx, id_: str, markers: Sequence[str]) -> None:
+def record_received_markers(tx: Tx, id_: str, markers: Sequence[str]) -> None:
     """Record the markers that a worker has received."""
     h = tx.t.heartbeat
     tx.execute(sa.update(h).where(h.c.id == id_).values(passed_markers=json.dumps(list(markers))))
 
 
-def answer(tx: Tx, id_: str, number: int, held: Sequence[str]) -> None:
+def answer_inventory(tx: Tx, id_: str, number: int, held: Sequence[str]) -> None:
     """Answer an inventory with the tasks that a worker holds."""
     h = tx.t.heartbeat
     new: dict[str, Any] = {"answered_inventory": number, "held_tasks": json.dumps(list(held))}
     tx.execute(sa.update(h).where(h.c.id == id_).values(new))
 
 
-def call(tx: Tx, id_: str) -> int | None:
+def start_inventory(tx: Tx, id_: str) -> int | None:
     """Start an inventory as the process with this row. Returns its number, or None if the row does not exist.
 
     The number is above all numbers started or answered before, even if the database's clock went back. Otherwise a
     worker that had answered a higher number would seem to have answered this one.
     """
     h = tx.t.heartbeat
-    called, answered = sa.func.max(h.c.inventory).label("called"), sa.func.max(h.c.answered_inventory).label("answered")
-    row: Any = tx.execute(sa.select(called, answered, tx.store.clock().label("now_us"))).one()
-    number = max(row.now_us, (row.called or 0) + 1, (row.answered or 0) + 1)
+    started, answered = (
+        sa.func.max(h.c.inventory).label("called"),
+        sa.func.max(h.c.answered_inventory).label("answered"),
+    )
+    row: Any = tx.execute(sa.select(started, answered, tx.store.clock().label("now_us"))).one()
+    number = max(row.now_us, (row.started or 0) + 1, (row.answered or 0) + 1)
     done = tx.execute(sa.update(h).where(h.c.id == id_).values(inventory=number))
     return number if done.rowcount else None
 
 
 @statement
-def _stand(s: Store) -> Any:
+def _register_searcher(s: Store) -> Any:
     h = s.tables.heartbeat
-    called = sa.func.coalesce(h.c.inventory, 0)
-    return sa.update(h).where(h.c.id == param("id")).values(seen_at=s.clock(), inventory=called)
+    started = sa.func.coalesce(h.c.inventory, 0)
+    return sa.update(h).where(h.c.id == param("id")).values(seen_at=s.clock(), inventory=started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,9 @@ class Peer:
     received_markers: frozenset[str]
 
 
-def stand(tx: Tx, id_: str) -> list[Peer]:
+def register_searcher(tx: Tx, id_: str) -> list[Peer]:
     """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
-    tx.run(_stand, id=id_)
+    tx.run(_register_searcher, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)
     more = (h.inventory, h.answered_inventory, h.held_tasks, h.passed_markers)

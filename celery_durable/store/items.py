@@ -60,7 +60,7 @@ class RemoteStep:
         return {"pk": self.pk, "run": self.run_number, "key": self.step_key}
 
 
-def of_step(s: Store) -> list[sa.ColumnElement[bool]]:
+def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Conditions for the items of the step that `RemoteStep.where` names."""
     item = s.tables.item.c
     return [
@@ -70,7 +70,7 @@ def of_step(s: Store) -> list[sa.ColumnElement[bool]]:
     ]
 
 
-def _in(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
+def _has_status(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
     return s.tables.item.c.status.in_([sa.literal_column(f"'{status.value}'") for status in statuses])
 
 
@@ -116,23 +116,23 @@ def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
 
 
 @statement
-def _ready(s: Store) -> Any:
+def _select_ready(s: Store) -> Any:
     item = s.tables.item.c
     is_ready = sa.or_(item.due_at.is_(None), item.due_at <= s.clock())
     return (
         sa.select(item.place, item.attempts, item.body, s.clock().label("now_us"))
-        .where(*of_step(s), _in(s, ItemStatus.PENDING), is_ready)
+        .where(*step_conditions(s), _has_status(s, ItemStatus.PENDING), is_ready)
         .order_by(item.place)
         .limit(param("limit", sa.Integer))
     )
 
 
 @statement
-def _mark(s: Store) -> Any:
+def _update_item(s: Store) -> Any:
     item = s.tables.item
     return (
         sa.update(item)
-        .where(*of_step(s), item.c.place == param("nth", sa.Integer))
+        .where(*step_conditions(s), item.c.place == param("nth", sa.Integer))
         .values(
             status=param("new_status", sa.String),
             attempts=param("new_attempts", sa.Integer),
@@ -146,10 +146,14 @@ def _mark(s: Store) -> Any:
 def _mark_sent(s: Store) -> Any:
     item = s.tables.item
     new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
-    return sa.update(item).where(*of_step(s), item.c.place == param("nth", sa.Integer)).values(new | _FRESH)
+    return (
+        sa.update(item)
+        .where(*step_conditions(s), item.c.place == param("nth", sa.Integer))
+        .values(new | _NEW_ATTEMPT_VALUES)
+    )
 
 
-_FRESH: dict[str, Any] = {"status": ItemStatus.SENT.value, "losses": 0, "answer": None}
+_NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "losses": 0, "answer": None}
 """The columns that are the same for every new attempt."""
 
 
@@ -158,27 +162,31 @@ def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
     return {name: item.c[name] for name in ("attempts", "due_at", "token", "sent_at", "queue", "priority")}
 
 
-_MOST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 
 
-def send(tx: Tx, step: RemoteStep, *, room: int | None) -> list[OutboxMessage]:
-    """Mark ready items as sent, at most ``room`` of them. Returns their messages, for the outbox."""
-    limit = _MOST if room is None else max(room, 0)
-    found = tx.run(_ready, **step.where, limit=limit).all() if limit else []
+def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[OutboxMessage]:
+    """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
+    limit = _MAX_INTEGER if limit is None else max(limit, 0)
+    found = tx.run(_select_ready, **step.where, limit=limit).all() if limit else []
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        asked = ItemRef(step.pk, step.step_key, row.place, attempt).type
-        reference = TaskReference(store_id(tx), step.ref, asked, tx.store.runtime.new_secret())
+        event_type = ItemRef(step.pk, step.step_key, row.place, attempt).type
+        reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
         messages.append(
-            replying_task_message(row.body, id_=task_id(asked, step.pk, step.run_number), answers=reference)
+            replying_task_message(row.body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
         )
-        marks.append(step.where | {"nth": row.place} | _sending(row.body, reference, attempt, now=now, step=step))
+        marks.append(
+            step.where | {"nth": row.place} | _attempt_values(row.body, reference, attempt, now=now, step=step)
+        )
     tx.run_many(_mark_sent, marks)
     return messages
 
 
-def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime, step: RemoteStep) -> dict[str, Any]:
+def _attempt_values(
+    body: str, reference: TaskReference, attempt: int, *, now: datetime, step: RemoteStep
+) -> dict[str, Any]:
     queue, priority = task_route(body)
     return {
         "attempts": attempt,
@@ -190,7 +198,9 @@ def _sending(body: str, reference: TaskReference, attempt: int, *, now: datetime
     }
 
 
-def send_task(tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime) -> OutboxMessage:
+def mark_task_as_sent(
+    tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime
+) -> OutboxMessage:
     """Record that this attempt of a task step is out. Returns its message, for the outbox.
 
     ``body`` comes from `values.stored_task`.
@@ -198,23 +208,26 @@ def send_task(tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: 
     reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
     values = (
-        key | {"body": body, "on_lost": step.on_lost} | _FRESH | _sending(body, reference, attempt, now=now, step=step)
+        key
+        | {"body": body, "on_lost": step.on_lost}
+        | _NEW_ATTEMPT_VALUES
+        | _attempt_values(body, reference, attempt, now=now, step=step)
     )
     tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
     return replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
 
 
-def forget(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
+def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
     """Delete the item of a task step, which does not wait for its attempt any more."""
-    tx.run(_forget, pk=pk, run=run_number, key=step_key)
+    tx.run(_delete_task_item, pk=pk, run=run_number, key=step_key)
 
 
 @statement
-def _forget(s: Store) -> Any:
-    return sa.delete(s.tables.item).where(*of_step(s))
+def _delete_task_item(s: Store) -> Any:
+    return sa.delete(s.tables.item).where(*step_conditions(s))
 
 
-def _as(
+def _update_parameters(
     step: RemoteStep,
     place: int,
     status: ItemStatus,
@@ -232,35 +245,40 @@ def _as(
 
 
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
-    is_late = sa.and_(_in(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
-    return sa.or_(_in(s, ItemStatus.FAILED), is_late)
+    is_late = sa.and_(_has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
+    return sa.or_(_has_status(s, ItemStatus.FAILED), is_late)
 
 
 @statement
-def _any_failed(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*of_step(s), _has_failed_or_timed_out(s)).limit(1)
+def _select_any_failed(s: Store) -> Any:
+    return sa.select(s.tables.item.c.place).where(*step_conditions(s), _has_failed_or_timed_out(s)).limit(1)
 
 
 @statement
-def _failed_items(s: Store) -> Any:
+def _select_failed_items(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.place, item.status, item.attempts, item.answer)
     # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
     # committed.
-    return sa.select(*columns).where(*of_step(s), _has_failed_or_timed_out(s)).order_by(item.place).with_for_update()
+    return (
+        sa.select(*columns)
+        .where(*step_conditions(s), _has_failed_or_timed_out(s))
+        .order_by(item.place)
+        .with_for_update()
+    )
 
 
 @statement
-def _map_state(s: Store) -> Any:
+def _count_by_status(s: Store) -> Any:
     item = s.tables.item.c
     is_timer = sa.or_(
-        _in(s, ItemStatus.SENT),
+        _has_status(s, ItemStatus.SENT),
         # A pending item that is due already waits for room, which only an answer makes.
-        sa.and_(_in(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
+        sa.and_(_has_status(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
     )
     first = sa.func.min(sa.case((is_timer, item.due_at)))
     count = sa.func.count().label("n")
-    return sa.select(item.status, count, first.label("first_us")).where(*of_step(s)).group_by(item.status)
+    return sa.select(item.status, count, first.label("first_us")).where(*step_conditions(s)).group_by(item.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +293,9 @@ class MapState:
     next_at: datetime | None
 
 
-def map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
+def read_map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
     """Count the items of a map, and find its next timer."""
-    rows = {row.status: row for row in tx.run(_map_state, **step.where, now_us=to_us(now))}
+    rows = {row.status: row for row in tx.run(_count_by_status, **step.where, now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
     return MapState(
         sent=sum(row.n for status, row in rows.items() if status == ItemStatus.SENT.value),
@@ -295,9 +313,9 @@ class FailedItem:
     answer: str | None
 
 
-def failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
+def lock_failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
     """Lock and return the items that have failed or timed out."""
-    rows = tx.run(_failed_items, **step.where, now_us=to_us(now))
+    rows = tx.run(_select_failed_items, **step.where, now_us=to_us(now))
     return [
         FailedItem(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
         for row in rows
@@ -313,44 +331,48 @@ class RetryDecision:
     next_retry_at: datetime | None
 
 
-def apply_decisions(tx: Tx, step: RemoteStep, verdicts: Sequence[RetryDecision]) -> None:
+def apply_decisions(tx: Tx, step: RemoteStep, decisions: Sequence[RetryDecision]) -> None:
     """Write these decisions. If a timed out task is still in the outbox, its message is deleted."""
     marks = []
-    for each in verdicts:
+    for each in decisions:
         status = ItemStatus.DEAD if each.next_retry_at is None else ItemStatus.PENDING
         attempts, answer = each.item.attempts, each.answer
-        marks.append(_as(step, each.item.place, status, attempts=attempts, due_at=each.next_retry_at, answer=answer))
-    tx.run_many(_mark, marks)
-    late = [each.item for each in verdicts if each.item.answer is None]
+        marks.append(
+            _update_parameters(
+                step, each.item.place, status, attempts=attempts, due_at=each.next_retry_at, answer=answer
+            )
+        )
+    tx.run_many(_update_item, marks)
+    late = [each.item for each in decisions if each.item.answer is None]
     refs = [ItemRef(step.pk, step.step_key, each.place, each.attempts) for each in late]
     outbox.delete_unsent(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
 
 
 def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
     """Return whether the map needs a pass now, without waiting for an answer."""
-    if tx.run(_any_failed, **step.where, now_us=to_us(now)).first() is not None:
+    if tx.run(_select_any_failed, **step.where, now_us=to_us(now)).first() is not None:
         return True
-    stands = map_state(tx, step, now=now)
-    if not stands.open:
+    state = read_map_state(tx, step, now=now)
+    if not state.open:
         return True
-    is_full = step.max_concurrency is not None and stands.sent >= step.max_concurrency
-    return not is_full and tx.run(_ready, **step.where, limit=1).first() is not None
+    is_full = step.max_concurrency is not None and state.sent >= step.max_concurrency
+    return not is_full and tx.run(_select_ready, **step.where, limit=1).first() is not None
 
 
 # --- read ---------------------------------------------------------------------------------------
 
 
 @statement
-def _any_open(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*of_step(s), _in(s, *OPEN_ITEMS)).limit(1)
+def _select_any_open(s: Store) -> Any:
+    return sa.select(s.tables.item.c.place).where(*step_conditions(s), _has_status(s, *OPEN_ITEMS)).limit(1)
 
 
-def all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
+def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
     """Return whether no item of a map is out or still to be sent."""
-    return tx.run(_any_open, pk=pk, run=run_number, key=step_key).first() is None
+    return tx.run(_select_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
-def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
+def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
     """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
@@ -358,7 +380,7 @@ def answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, 
     return [(row.answer, row.attempts) for row in rows]
 
 
-def first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
+def find_first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
     """Return position, answer and attempts of the first item that has failed permanently, or None."""
     item = tx.t.item.c
     mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)
@@ -367,7 +389,7 @@ def first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
     return None if row is None else (row.place, row.answer, row.attempts)
 
 
-def counts(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
+def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
     """Return the progress of each map of a run, by step key."""
     item = tx.t.item.c
     query = (

@@ -63,7 +63,7 @@ class SentTask:
 # --- what is out --------------------------------------------------------------------------------
 
 
-Place = tuple[int, int, int, str, int]
+SentCursor = tuple[int, int, int, str, int]
 """The end of a page of tasks: when the last task was sent, and its key."""
 
 
@@ -72,10 +72,10 @@ class SentPage:
     """One page of tasks that are out. ``next`` is where the next page starts, or None after the last."""
 
     tasks: Sequence[SentTask]
-    next: Place | None
+    next: SentCursor | None
 
 
-def read_sent(tx: Tx, *, age: timedelta, after: Place | None, limit: int) -> SentPage:
+def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -> SentPage:
     """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
 
     ``limit`` also counts rows of runs that have ended, whose rows never change. They are left out of the page.
@@ -86,7 +86,7 @@ def read_sent(tx: Tx, *, age: timedelta, after: Place | None, limit: int) -> Sen
         sa.select(*key, item.c.attempts, item.c.losses, item.c.token, i.c.workflow, i.c.instance_id)
         .add_columns(i.c.run_number.label("current"), i.c.status, st.c.type, st.c.status.label("step_status"))
         .add_columns(st.c.wait_event_type)
-        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, sent_attempts.on_step(item, st)))
+        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, sent_attempts.is_of_step(item, st)))
         .where(item.c.status == ItemStatus.SENT.value, item.c.sent_at <= tx.store.clock() - duration_us(age))
         .where(item.c.on_lost != _WAIT)
         .order_by(*key)
@@ -97,12 +97,12 @@ def read_sent(tx: Tx, *, age: timedelta, after: Place | None, limit: int) -> Sen
         query = query.where(key[0] >= after[0], sa.or_(key[0] > after[0], later))
     rows = tx.execute(query).all()
     last = rows[-1] if len(rows) == limit else None
-    here = store_id(tx)
-    tasks = [_sent_task(row, here) for row in rows if _is_awaited(row)]
-    return SentPage(tasks, None if last is None else _place_of(last))
+    database_id = store_id(tx)
+    tasks = [_sent_task(row, database_id) for row in rows if _is_awaited(row)]
+    return SentPage(tasks, None if last is None else _cursor_at(last))
 
 
-def _place_of(row: Any) -> Place:
+def _cursor_at(row: Any) -> SentCursor:
     return row.sent_at, row.instance_pk, row.run_number, row.step_key, row.place
 
 
@@ -111,16 +111,16 @@ def _is_awaited(row: Any) -> bool:
     return is_current and row.step_status == StepStatus.WAITING.value
 
 
-def _sent_task(row: Any, here: str) -> SentTask:
+def _sent_task(row: Any, database_id: str) -> SentTask:
     event_type = row.wait_event_type
     if row.type == StepType.MAP.value:
         event_type = ItemRef(row.instance_pk, row.step_key, row.place, row.attempts).type
     ref = RunRef(row.workflow, row.instance_id, row.run_number)
-    reference = TaskReference(here, ref, event_type, row.token, delivery=row.losses)
+    reference = TaskReference(database_id, ref, event_type, row.token, delivery=row.losses)
     return SentTask(reference, row.instance_pk, row.step_key, row.place, row.sent_at)
 
 
-def _at(s: Store) -> list[sa.ColumnElement[bool]]:
+def _item_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -130,12 +130,12 @@ def _at(s: Store) -> list[sa.ColumnElement[bool]]:
     ]
 
 
-def left_outbox(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
+def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
     """Return the tasks whose message has left the outbox. A message that is still there is not lost."""
     left: list[SentTask] = []
     for start in range(0, len(tasks), _CHUNK):
         part = tasks[start : start + _CHUNK]
-        there = outbox.present(tx, [each.id for each in part])
+        there = outbox.find_existing(tx, [each.id for each in part])
         left += [each for each in part if each.id not in there]
     return left
 
@@ -170,7 +170,7 @@ class GiveUp:
     losses: int
 
 
-def report(
+def report_loss(
     tx: Tx, reference: TaskReference, *, sent_us: int | None, limit: int, grace: timedelta
 ) -> Resend | GiveUp | None:
     """Report that a delivery of a task is lost. Returns whether the task is sent again or given up.
@@ -181,7 +181,7 @@ def report(
     ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
     retry) is not lost. None means that the reporter saw the task die. After ``limit`` losses a task is given up.
     """
-    row = _find(tx, reference)
+    row = _find_attempt(tx, reference)
     if row is None or row.losses != reference.delivery or sent_us not in (None, row.sent_at):
         return None
     if not hmac.compare_digest(row.token.encode(), reference.token.encode()):
@@ -192,25 +192,25 @@ def report(
         return GiveUp(json.loads(row.body)["name"], row.losses + 1)
     where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "nth": row.place}
     mine = {"attempt": row.attempts, "delivery": reference.delivery}
-    what, moved = (_lose, {}) if sent_us is None else (_lose_unmoved, {"sent": sent_us})
+    what, moved = (_count_loss, {}) if sent_us is None else (_count_loss_if_sent_at, {"sent": sent_us})
     if tx.run(what, **where, **mine, **moved).rowcount == 0:
         return None
-    again = TaskReference(
+    next_delivery = TaskReference(
         reference.store_id, reference.ref, reference.event_type, row.token, delivery=reference.delivery + 1
     )
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
-    message = replying_task_message(row.body, id_=id_, answers=again)
+    message = replying_task_message(row.body, id_=id_, answers=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
     return Resend(message)
 
 
 @statement
-def _lose(s: Store) -> Any:
+def _count_loss(s: Store) -> Any:
     item = s.tables.item
     return (
         sa.update(item)
         .where(
-            *_at(s),
+            *_item_conditions(s),
             item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
             item.c.attempts == param("attempt", sa.Integer),
             item.c.losses == param("delivery", sa.Integer),
@@ -220,17 +220,17 @@ def _lose(s: Store) -> Any:
 
 
 @statement
-def _lose_unmoved(s: Store) -> Any:
-    return _lose.build(s).where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))
+def _count_loss_if_sent_at(s: Store) -> Any:
+    return _count_loss.build(s).where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))
 
 
-def _out(s: Store) -> sa.Select[Any]:
+def _select_unanswered(s: Store) -> sa.Select[Any]:
     i, item = s.tables.instance, s.tables.item
     columns = ("instance_pk", "run_number", "step_key", "place", "attempts", "losses", "token", "sent_at", "on_lost")
     mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
     return (
         sa.select(*[item.c[name] for name in columns], item.c.body)
-        .select_from(sent_attempts.with_step(s).join(i, mine))
+        .select_from(sent_attempts.join_step(s).join(i, mine))
         .where(
             i.c.workflow == param("workflow", sa.String),
             i.c.instance_id == param("instance", sa.String),
@@ -241,49 +241,49 @@ def _out(s: Store) -> sa.Select[Any]:
 
 
 @statement
-def _step_out(s: Store) -> Any:
-    return _out(s).where(*sent_attempts.of_step(s))
+def _unanswered_step(s: Store) -> Any:
+    return _select_unanswered(s).where(*sent_attempts.task_step_conditions(s))
 
 
 @statement
-def _item_out(s: Store) -> Any:
-    return _out(s).where(*sent_attempts.of_item(s))
+def _unanswered_item(s: Store) -> Any:
+    return _select_unanswered(s).where(*sent_attempts.map_item_conditions(s))
 
 
-def _find(tx: Tx, reference: TaskReference) -> Any:
+def _find_attempt(tx: Tx, reference: TaskReference) -> Any:
     """Return the row of the attempt that a reference names, if its step still waits for it."""
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
-    return sent_attempts.find(tx, reference, step=_step_out, item=_item_out, **where)
+    return sent_attempts.find(tx, reference, step=_unanswered_step, item=_unanswered_item, **where)
 
 
-def is_out(tx: Tx, reference: TaskReference) -> bool:
+def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
     """Return whether the step or the item still waits for this attempt."""
-    return _find(tx, reference) is not None
+    return _find_attempt(tx, reference) is not None
 
 
 # --- retries and replacements --------------------------------------------------------------------
 
 
-def note_sent_again(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
+def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
     """Record that the task has sent itself again (a retry).
 
     A search that started earlier does not apply to this message. ``sent_in`` is the countdown of the retry: the
     broker may hold the message until then.
     """
-    _move(tx, reference, tx.store.clock() + duration_us(sent_in))
+    _update_sent_at(tx, reference, tx.store.clock() + duration_us(sent_in))
 
 
-def note_replaced(tx: Tx, reference: TaskReference) -> None:
+def record_replacement(tx: Tx, reference: TaskReference) -> None:
     """Record that other tasks do the work now (`Task.replace`).
 
     Their messages need not name the step, so the task is not searched for any more.
     """
-    _move(tx, reference, None)
+    _update_sent_at(tx, reference, None)
 
 
-def _move(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
-    row = _find(tx, reference)
+def _update_sent_at(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
+    row = _find_attempt(tx, reference)
     if row is None or row.losses != reference.delivery or row.sent_at is None:
         return
     item = tx.t.item.c

@@ -18,10 +18,10 @@ from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, durat
 from celery_durable.redispatch import Redispatch
 from celery_durable.store import scopes
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_rows import maybe_at
+from celery_durable.store.step_rows import from_us_or_none
 
 _CHUNK = 500
-_PER_HUNDRED = timedelta(seconds=1)
+_EXTRA_GRACE_PER_HUNDRED = timedelta(seconds=1)
 
 
 @statement
@@ -50,7 +50,7 @@ def insert(
     The caller sends them after its commit (`tasks.outbox.Outbox.post`). A sweep sends those that are lost on the way
     after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
     """
-    grace += len(messages) // 100 * _PER_HUNDRED
+    grace += len(messages) // 100 * _EXTRA_GRACE_PER_HUNDRED
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
     rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in messages]
     tx.run_many(_insert, [source | row for row in rows])
@@ -60,7 +60,7 @@ def insert(
 
 
 @statement
-def _due(s: Store) -> Any:
+def _select_due(s: Store) -> Any:
     o = s.tables.outbox.c
     return (
         sa.select(o.id, o.kind, o.name, o.body, o.created_at, s.statement_clock().label("now_us"))
@@ -72,7 +72,7 @@ def _due(s: Store) -> Any:
 
 
 @statement
-def _move(s: Store) -> Any:
+def _reschedule(s: Store) -> Any:
     o = s.tables.outbox
     return sa.update(o).where(o.c.id == param("id")).values(poll_at=param("poll_us"))
 
@@ -83,13 +83,13 @@ def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessag
     Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
     between has only delayed it.
     """
-    rows = tx.run(_due, limit=limit).all()
+    rows = tx.run(_select_due, limit=limit).all()
     moves = []
     for row in rows:
         age = timedelta(microseconds=row.now_us - row.created_at)
         pause = min(max(age, redispatch.first), redispatch.longest)
         moves.append({"id": row.id, "poll_us": row.now_us + duration_us(pause)})
-    tx.run_many(_move, moves)
+    tx.run_many(_reschedule, moves)
     return [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
 
 
@@ -103,10 +103,10 @@ def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> 
 def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
     """Delete these messages if they have not been sent yet."""
     for start in range(0, len(ids), _CHUNK):
-        remove(tx, ids[start : start + _CHUNK])
+        delete(tx, ids[start : start + _CHUNK])
 
 
-def remove(tx: Tx, ids: Sequence[str]) -> None:
+def delete(tx: Tx, ids: Sequence[str]) -> None:
     """Delete these messages: they were sent, or an operator drops them."""
     o = tx.t.outbox
     tx.execute(sa.delete(o).where(o.c.id.in_(ids)))
@@ -129,7 +129,7 @@ class Delivery:
     attempt: int
 
 
-def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
+def begin_delivery(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
     """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
 
     If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
@@ -141,10 +141,10 @@ def begin(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
         .where(o.c.id == id_, o.c.kind == OutboxKind.EVENT.value, o.c.run_at <= now)
         .values(token=token, attempts=o.c.attempts + 1, run_at=until, poll_at=until)
     )
-    return find(tx, id_, token=token) if taken.rowcount else None
+    return find_delivery(tx, id_, token=token) if taken.rowcount else None
 
 
-def find(tx: Tx, id_: str, *, token: str) -> Delivery | None:
+def find_delivery(tx: Tx, id_: str, *, token: str) -> Delivery | None:
     """Return the delivery that this token started, or None."""
     o, i = tx.t.outbox, tx.t.instance
     query = (
@@ -167,7 +167,7 @@ def find(tx: Tx, id_: str, *, token: str) -> Delivery | None:
     )
 
 
-def finish(tx: Tx, delivery: Delivery) -> None:
+def finish_delivery(tx: Tx, delivery: Delivery) -> None:
     """Delete the event after its handler has returned, unless another worker has taken it over."""
     o = tx.t.outbox
     tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token))
@@ -215,10 +215,10 @@ class OutboxEntry:
         return self.next_at is None
 
 
-def read(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
+def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
     """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up."""
     o = tx.t.outbox.c
-    return _letters(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
+    return _read_entries(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
 
 
 def count_given_up(tx: Tx) -> int:
@@ -226,7 +226,7 @@ def count_given_up(tx: Tx) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.poll_at.is_(None))).scalar_one())
 
 
-def present(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
+def find_existing(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
     """Return which of these ids are still in the outbox."""
     o = tx.t.outbox.c
     return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
@@ -242,22 +242,22 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
     return {row.step_key: row.n for row in tx.execute(query)}
 
 
-def lock(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
+def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
     """Lock and return the entries of these ids that exist. The locks wait until a commit in doubt is decided."""
     o = tx.t.outbox.c
     # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
-    return _letters(tx, o.id.in_(ids), scope=scope)
+    return _read_entries(tx, o.id.in_(ids), scope=scope)
 
 
-def retry(tx: Tx, ids: Sequence[str]) -> None:
+def retry_events(tx: Tx, ids: Sequence[str]) -> None:
     """Make these events due now, with fresh attempts. The next sweep delivers them."""
     o, now = tx.t.outbox, tx.store.clock()
     fresh: dict[str, Any] = {"attempts": 0, "token": None, "run_at": now, "poll_at": now}
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
 
 
-def _letters(
+def _read_entries(
     tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None, scope: Scope | None = None
 ) -> list[OutboxEntry]:
     o, i = tx.t.outbox, tx.t.instance
@@ -277,7 +277,7 @@ def _letters(
             ref=None if row.workflow is None else RunRef(row.workflow, row.instance_id, row.run_number),
             attempts=row.attempts,
             since=from_us(row.created_at),
-            next_at=maybe_at(row.poll_at),
+            next_at=from_us_or_none(row.poll_at),
             error=row.error,
         )
         for row in tx.execute(query)

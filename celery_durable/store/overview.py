@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from celery_durable.model import PRIVATE_TYPES, RunRef, Scope, Status, StepStatus, StepType, from_us
 from celery_durable.store import schedule, scopes
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import maybe_at
+from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SOON = timedelta(minutes=1)
@@ -18,7 +18,7 @@ _SOON = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ClaimedRun:
     """A claimed run. ``holder`` is the Celery task id and the node."""
 
     ref: RunRef
@@ -47,7 +47,7 @@ class Overdue:
     oldest: datetime | None
 
 
-def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int]]:
+def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int]]:
     """Count the instances of each workflow by status; read from an index."""
     i = tx.t.instance.c
     query = sa.select(i.workflow, i.status, sa.func.count().label("n")).group_by(i.workflow, i.status)
@@ -56,7 +56,7 @@ def counts(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int
     return [(row.workflow, Status(row.status), row.n) for row in rows]
 
 
-def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
+def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """Count the runs that a worker should have claimed.
 
     These are runs that are swept soon, and runs with a dispatch message under way.
@@ -67,10 +67,10 @@ def overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
     row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
-    return Overdue(row.n, maybe_at(row.oldest))
+    return Overdue(row.n, from_us_or_none(row.oldest))
 
 
-def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[Lease]:
+def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
     """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
 
     ``lease`` is the length of a lease. A claim's ``poll_at`` is no further ahead than that.
@@ -83,10 +83,12 @@ def leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) 
         *scopes.conditions(tx.t, scope),
     )
     query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
-    return [Lease(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)]
+    return [
+        ClaimedRun(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)
+    ]
 
 
-def waits(
+def read_waits(
     tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
 ) -> list[EventWait]:
     """Return open waits for events that users send, those of the newest instances first."""
@@ -118,7 +120,7 @@ def waits(
             row.name,
             row.wait_event_type,
             from_us(row.created_at),
-            maybe_at(row.wake_at),
+            from_us_or_none(row.wake_at),
         )
         for row in tx.execute(query)
     ]

@@ -29,11 +29,11 @@ def _insert(s: Store) -> Any:
 def _advance(s: Store) -> Any:
     q = s.tables.queue
     now, sent = s.clock(), param("sent_us", sa.BigInteger)
-    is_ripe = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
+    has_slack_passed = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
     # After a fail-over the database's clock may be behind. Its time counts from then on.
     return (
         sa.update(q)
-        .where(q.c.name == param("name"), sa.or_(is_ripe, q.c.noted_at > now))
+        .where(q.c.name == param("name"), sa.or_(has_slack_passed, q.c.noted_at > now))
         .ordered_values(
             # First, since MariaDB lets later assignments see earlier ones.
             (q.c.claimed_before, sa.case((q.c.noted_at > now, sa.null()), else_=q.c.claimed)),
@@ -48,7 +48,7 @@ def insert(tx: Tx, name: str, *, sent_at: datetime) -> None:
     tx.run(_insert, name=name, sent_us=to_us(sent_at))
 
 
-def advance(tx: Tx, name: str, *, sent_at: datetime) -> None:
+def record_claimed(tx: Tx, name: str, *, sent_at: datetime) -> None:
     """Record that a message sent at this time was claimed. Does nothing if the row is younger than `SLACK`."""
     tx.run(_advance, name=name, sent_us=to_us(sent_at))
 
@@ -59,7 +59,7 @@ def _read(s: Store) -> Any:
     return sa.select(q.name, q.claimed, q.claimed_before, q.noted_at, s.clock().label("now_us"))
 
 
-def claimed(tx: Tx) -> Mapping[str, datetime]:
+def read_claimed(tx: Tx) -> Mapping[str, datetime]:
     """Return by queue the newest time of sending among messages that were claimed at least `SLACK` ago."""
     found = {}
     for row in tx.run(_read).all():

@@ -19,7 +19,7 @@ from celery_durable.store.engine import Tx
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedFilter:
     """Instances that ended at least ``age`` ago in one of ``statuses``. ``workflow`` None means any."""
 
     age: timedelta
@@ -44,12 +44,12 @@ def delete_expired(tx: Tx, *, limit: int) -> int:
     return _delete(tx, over, i.retention_until, limit)
 
 
-def delete_ended(tx: Tx, ended: Ended, *, limit: int) -> int:
+def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int) -> int:
     """Delete up to ``limit`` of these instances, oldest first, whatever their retention. Returns how many."""
     return _delete(tx, ended.conditions(tx), tx.t.instance.c.id, limit)
 
 
-def count_ended(tx: Tx, ended: Ended) -> int:
+def count_ended(tx: Tx, ended: EndedFilter) -> int:
     """Count these instances."""
     return int(tx.execute(sa.select(sa.func.count()).where(*ended.conditions(tx))).scalar_one())
 

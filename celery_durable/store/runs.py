@@ -27,13 +27,13 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_rows import step_of
+from celery_durable.store.step_rows import to_step_row
 
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class ForkSpec:
+class Continuation:
     """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
 
     ``version`` is the version of the other instance. A fork counts its own versions above it, so copied events keep
@@ -77,7 +77,7 @@ def _insert_run(s: Store) -> Any:
 
 
 @statement
-def _insert_planned(s: Store) -> Any:
+def _insert_step(s: Store) -> Any:
     is_ready = param("status", sa.String) == sa.literal_column(f"'{StepStatus.READY.value}'")
     values = {
         "instance_pk": param("pk"),
@@ -100,7 +100,7 @@ def _insert_planned(s: Store) -> Any:
     return sa.insert(s.tables.step).values(values).inline()
 
 
-def begin(
+def insert(
     tx: Tx,
     pk: int,
     number: int,
@@ -109,10 +109,10 @@ def begin(
     reason: str | None,
     commit_id: str,
     plan: RunPlan,
-    seed: ForkSpec | None,
+    continuation: Continuation | None,
 ) -> None:
-    """Insert a run of an instance that is locked or new, with the rows of its plan or of a seed."""
-    origin = None if seed is None else seed.origin
+    """Insert a run of an instance that is locked or new, with the rows of its plan or of a continuation."""
+    origin = None if continuation is None else continuation.origin
     tx.run(
         _insert_run,
         pk=pk,
@@ -124,14 +124,14 @@ def begin(
         origin_id=None if origin is None else origin.instance_id,
         origin_run=None if origin is None else origin.run_number,
         origin_step=None if origin is None else origin.step_key,
-        ancestry=None if seed is None else seed.ancestry.text,
+        ancestry=None if continuation is None else continuation.ancestry.text,
     )
-    _insert_linear(tx, _steps_of(plan), pk=pk, run_number=number, commit_id=commit_id)
-    if seed is not None:
-        _plant(tx, seed, pk=pk, run_number=number, commit_id=commit_id)
+    _insert_linear(tx, _steps_of_plan(plan), pk=pk, run_number=number, commit_id=commit_id)
+    if continuation is not None:
+        _copy_rows(tx, continuation, pk=pk, run_number=number, commit_id=commit_id)
 
 
-def _steps_of(plan: RunPlan) -> list[StepRow]:
+def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
     """Return the steps of a new linear run. The first one is ready; the others wait for their turn."""
     return [
         StepRow(
@@ -166,18 +166,18 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
         for step in steps
     ]
     if rows:
-        tx.run_many(_insert_planned, rows)
+        tx.run_many(_insert_step, rows)
 
 
-def _plant(tx: Tx, seed: ForkSpec, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy a seed's steps and all events of its run into a new run.
+def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
+    """Copy a continuation's steps and all events of its run into a new run.
 
     An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
     """
-    copy_steps(tx, seed, seed.keys, pk=pk, run_number=run_number)
-    _insert_linear(tx, seed.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
+    copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
+    _insert_linear(tx, continuation.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
-    _copy(tx, tx.t.item, seed, seed.retried, is_done, pk=pk, run_number=run_number)
+    _copy(tx, tx.t.item, continuation, continuation.retried, is_done, pk=pk, run_number=run_number)
     e, st = tx.t.event, tx.t.step.c
     is_kept = sa.exists().where(
         st.instance_pk == pk, st.run_number == run_number, st.step_key == e.c.consumed_by_step_key
@@ -187,21 +187,23 @@ def _plant(tx: Tx, seed: ForkSpec, *, pk: int, run_number: int, commit_id: str) 
     for name in ("delivered_at", "consumed_by_step_key"):
         values[name] = sa.case((is_kept, e.c[name]))
     # An emission or an answer to a wait of the old run does not apply to a wait of the new one.
-    source = sa.select(*values.values()).where(*_of(e, seed), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES)))
+    source = sa.select(*values.values()).where(
+        *_source_conditions(e, continuation), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))
+    )
     tx.execute(sa.insert(e).from_select(list(values), source))
-    _insert_linear(tx, seed.planned, pk=pk, run_number=run_number, commit_id=commit_id)
+    _insert_linear(tx, continuation.planned, pk=pk, run_number=run_number, commit_id=commit_id)
 
 
-def copy_steps(tx: Tx, seed: ForkSpec, keys: Sequence[str], *, pk: int, run_number: int) -> None:
-    """Copy some steps of a seed's run into another run; maps with their items."""
+def copy_steps(tx: Tx, continuation: Continuation, keys: Sequence[str], *, pk: int, run_number: int) -> None:
+    """Copy some steps of a continuation's run into another run; maps with their items."""
     for table in (tx.t.step, tx.t.item):
-        _copy(tx, table, seed, keys, pk=pk, run_number=run_number)
+        _copy(tx, table, continuation, keys, pk=pk, run_number=run_number)
 
 
 def _copy(
     tx: Tx,
     table: sa.Table,
-    seed: ForkSpec,
+    continuation: Continuation,
     keys: Sequence[str],
     *where: sa.ColumnElement[bool],
     pk: int,
@@ -211,19 +213,19 @@ def _copy(
     values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
     for start in range(0, len(keys), _CHUNK):
         mine = table.c.step_key.in_(keys[start : start + _CHUNK])
-        source = sa.select(*values.values()).where(*_of(table, seed), mine, *where)
+        source = sa.select(*values.values()).where(*_source_conditions(table, continuation), mine, *where)
         tx.execute(sa.insert(table).from_select(list(values), source))
 
 
-def _of(table: sa.Table, seed: ForkSpec) -> list[Any]:
-    return [table.c.instance_pk == seed.pk, table.c.run_number == seed.origin.run_number]
+def _source_conditions(table: sa.Table, continuation: Continuation) -> list[Any]:
+    return [table.c.instance_pk == continuation.pk, table.c.run_number == continuation.origin.run_number]
 
 
 # --- find and read ------------------------------------------------------------------------------
 
 
 @statement
-def _creator(s: Store) -> Any:
+def _select_creator(s: Store) -> Any:
     """Find which transaction created an instance. It is recorded in the first run, which no restart changes."""
     i, r = s.tables.instance.c, s.tables.run.c
     return sa.select(r.commit_id).where(
@@ -234,13 +236,13 @@ def _creator(s: Store) -> Any:
     )
 
 
-def creator(tx: Tx, workflow: str, instance_id: str) -> str | None:
+def find_creator(tx: Tx, workflow: str, instance_id: str) -> str | None:
     """Return the commit id of the transaction that created an instance, or None if there is no such instance."""
-    found: str | None = tx.run(_creator, workflow=workflow, instance=instance_id).scalar()
+    found: str | None = tx.run(_select_creator, workflow=workflow, instance=instance_id).scalar()
     return found
 
 
-def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
+def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
     """Return the number of the run that the transaction with this id started, or None."""
     r = tx.t.run.c
     query = sa.select(r.run_number).where(r.instance_pk == row.pk, r.commit_id == commit_id)
@@ -248,7 +250,7 @@ def find(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceRun:
     """The run to continue."""
 
     params: str
@@ -260,7 +262,7 @@ class Source:
     """In call order, without results."""
 
 
-def read(tx: Tx, row: InstanceRow) -> Source:
+def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
     """Return the current run of a locked instance, with what a continuation needs."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
@@ -270,10 +272,10 @@ def read(tx: Tx, row: InstanceRow) -> Source:
     ).one()
     columns = [sa.null().label("result") if column.name == "result" else column for column in st]
     steps = sa.select(*columns).where(st.instance_pk == row.pk, st.run_number == row.run_number)
-    return Source(
+    return SourceRun(
         params=run.params,
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
         failure=RunFailure.parse(run.failure),
         version=run.code_version,
-        steps=tuple(step_of(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
+        steps=tuple(to_step_row(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

@@ -14,18 +14,18 @@ from celery_durable.model import ItemRef, ItemStatus, StepStatus, StepType, Task
 from celery_durable.store.engine import Store, Tx, param
 
 
-def with_step(s: Store) -> sa.Join:
+def join_step(s: Store) -> sa.Join:
     """Join each row of a task with its step."""
-    return s.tables.item.join(s.tables.step, on_step(s.tables.item, s.tables.step))
+    return s.tables.item.join(s.tables.step, is_of_step(s.tables.item, s.tables.step))
 
 
-def on_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
+def is_of_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
     """Join condition: the task does this step, or an item of it."""
     keys = ("instance_pk", "run_number", "step_key")
     return sa.and_(*[step.c[key] == item.c[key] for key in keys])
 
 
-def _are_out(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+def _unanswered_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     st, item = s.tables.step.c, s.tables.item.c
     return (
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
@@ -33,18 +33,18 @@ def _are_out(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def of_step(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions for the attempt of a task step. Parameter: ``type``."""
     st = s.tables.step.c
     is_task = st.type == sa.literal_column(f"'{StepType.TASK.value}'")
-    return (*_are_out(s), is_task, st.wait_event_type == param("type", sa.String))
+    return (*_unanswered_conditions(s), is_task, st.wait_event_type == param("type", sa.String))
 
 
-def of_item(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``nth``, ``attempt``."""
     st, item = s.tables.step.c, s.tables.item.c
     return (
-        *_are_out(s),
+        *_unanswered_conditions(s),
         st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
         st.step_key == param("key", sa.String),
         item.instance_pk == param("pk", sa.BigInteger),
@@ -55,8 +55,8 @@ def of_item(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 
 def find(tx: Tx, reference: TaskReference, *, step: Any, item: Any, **where: Any) -> Any:
     """Return the row of the attempt that a reference names, by one of the two statements."""
-    asked = ItemRef.read(reference.event_type)
-    if asked is None:
+    item_ref = ItemRef.read(reference.event_type)
+    if item_ref is None:
         return tx.run(step, **where, type=reference.event_type).first()
-    given = {"pk": asked.pk, "key": asked.step_key, "nth": asked.place, "attempt": asked.attempt}
+    given = {"pk": item_ref.pk, "key": item_ref.step_key, "nth": item_ref.place, "attempt": item_ref.attempt}
     return tx.run(item, **given | where).first()

@@ -52,7 +52,7 @@ class RunState:
 
 
 @statement
-def _load(s: Store) -> Any:
+def _select_run_and_steps(s: Store) -> Any:
     r, st = s.tables.run, s.tables.step
     # One statement reads both. Every step row carries the run's columns; only the first row carries its large values.
     order = (st.c.seq, st.c.step_key)
@@ -76,22 +76,22 @@ def load(tx: Tx, claim: Claim) -> RunState:
 
     Raises Superseded if the instance was ended and deleted after the claim.
     """
-    rows = tx.run(_load, pk=claim.pk, run=claim.ref.run_number).all()
+    rows = tx.run(_select_run_and_steps, pk=claim.pk, run=claim.ref.run_number).all()
     if not rows:
         raise Superseded(str(claim.ref))
     first = rows[0]
     return RunState(
         params=first.params,
         created_at=from_us(first.run_created_at),
-        started_at=maybe_at(first.run_started_at),
+        started_at=from_us_or_none(first.run_started_at),
         logs=first.logs,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
         version=first.code_version,
-        steps=tuple(step_of(row) for row in rows if row.step_key is not None),
+        steps=tuple(to_step_row(row) for row in rows if row.step_key is not None),
     )
 
 
-def step_of(row: Any) -> StepRow:
+def to_step_row(row: Any) -> StepRow:
     """Convert a row of the step table to a `StepRow`."""
     return StepRow(
         step_key=row.step_key,
@@ -102,21 +102,21 @@ def step_of(row: Any) -> StepRow:
         attempts=row.attempts,
         max_attempts=row.max_attempts,
         timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
-        next_retry_at=maybe_at(row.next_retry_at),
-        wake_at=maybe_at(row.wake_at),
+        next_retry_at=from_us_or_none(row.next_retry_at),
+        wake_at=from_us_or_none(row.wake_at),
         wait_event_type=row.wait_event_type,
         result=row.result,
         error_name=row.error_name,
         error_message=row.error_message,
         event_seq=row.event_seq,
-        created_at=maybe_at(row.created_at),
-        started_at=maybe_at(row.started_at),
-        finished_at=maybe_at(row.finished_at),
+        created_at=from_us_or_none(row.created_at),
+        started_at=from_us_or_none(row.started_at),
+        finished_at=from_us_or_none(row.finished_at),
         commit_id=row.commit_id,
     )
 
 
-def maybe_at(us: int | None) -> datetime | None:
+def from_us_or_none(us: int | None) -> datetime | None:
     """Convert stored microseconds to a datetime; None stays None."""
     return None if us is None else from_us(us)
 
@@ -173,14 +173,14 @@ class StepWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStep:
     """A step row as written, with the times of the database, and whether a pause is requested."""
 
     row: StepRow
     pause_requested: bool
 
 
-def _values(now: Any) -> dict[str, Any]:
+def _step_values(now: Any) -> dict[str, Any]:
     """The columns of a step write, built from ``now`` and the parameters of `_parameters`."""
 
     def after(name: str) -> Any:
@@ -204,7 +204,7 @@ def _values(now: Any) -> dict[str, Any]:
     }
 
 
-def _identity(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
+def _key_values(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
     return {
         "instance_pk": pk,
         "run_number": run_number,
@@ -237,15 +237,15 @@ def _parameters(write: StepWrite) -> dict[str, Any]:
     }
 
 
-def _new_parameters(write: StepWrite) -> dict[str, Any]:
+def _insert_parameters(write: StepWrite) -> dict[str, Any]:
     return {"seq": write.seq, "name": write.name, "type": write.type.value}
 
 
-def _times(st: sa.Table) -> list[Any]:
+def _time_columns(st: sa.Table) -> list[Any]:
     return [st.c.next_retry_at, st.c.wake_at, st.c.created_at, st.c.started_at, st.c.finished_at]
 
 
-def _replaced(st: sa.Table) -> list[Any]:
+def _unchanged_since_read(st: sa.Table) -> list[Any]:
     """Conditions for the row as the claim last read it.
 
     The token alone is not enough. If a connection breaks, one of its statements may be delayed and arrive after the
@@ -255,17 +255,17 @@ def _replaced(st: sa.Table) -> list[Any]:
 
 
 @statement
-def _fused_insert(s: Store) -> Any:
+def _guard_and_insert(s: Store) -> Any:
     i, st = s.tables.instance, s.tables.step
     held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
-    values = _identity(held.c.id, held.c.run_number, s.clock()) | _values(s.clock())
+    values = _key_values(held.c.id, held.c.run_number, s.clock()) | _step_values(s.clock())
     source = sa.select(*values.values()).select_from(held)
-    written = sa.insert(st).from_select(list(values), source).returning(*_times(st)).cte("written")
+    written = sa.insert(st).from_select(list(values), source).returning(*_time_columns(st)).cte("written")
     return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
 
 
 @statement
-def _fused_update(s: Store) -> Any:
+def _guard_and_update(s: Store) -> Any:
     i, st = s.tables.instance, s.tables.step
     held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
     written = (
@@ -273,16 +273,16 @@ def _fused_update(s: Store) -> Any:
         .where(
             st.c.instance_pk == held.c.id,
             st.c.run_number == held.c.run_number,
-            *_replaced(st),
+            *_unchanged_since_read(st),
         )
-        .values(_values(s.clock()))
-        .returning(*_times(st))
+        .values(_step_values(s.clock()))
+        .returning(*_time_columns(st))
         .cte("written")
     )
     return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
 
 
-def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> Written:
+def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
     """Commit a boundary that writes one step row and nothing else.
 
     If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
@@ -290,22 +290,22 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     """
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
-        return Written(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    given = guard_params(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
+        return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
+    parameters = guard_params(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
     if write.is_new:
-        found = tx.run(_fused_insert, **given, **_new_parameters(write)).first()
+        found = tx.run(_guard_and_insert, **parameters, **_insert_parameters(write)).first()
     else:
-        found = tx.run(_fused_update, **given, replaces=write.replaces).first()
+        found = tx.run(_guard_and_update, **parameters, replaces=write.replaces).first()
     if found is None:
         raise Superseded(str(claim.ref))
-    return Written(_as_row(write, found), found.pause_requested)
+    return WrittenStep(_as_row(write, found), found.pause_requested)
 
 
 @statement
 def _insert(s: Store) -> Any:
     now = param("now_us", sa.BigInteger)
-    identity = _identity(param("pk", sa.BigInteger), param("run", sa.Integer), now)
-    return sa.insert(s.tables.step).values(identity | _values(now)).inline()
+    identity = _key_values(param("pk", sa.BigInteger), param("run", sa.Integer), now)
+    return sa.insert(s.tables.step).values(identity | _step_values(now)).inline()
 
 
 @statement
@@ -316,9 +316,9 @@ def _update(s: Store) -> Any:
         .where(
             st.c.instance_pk == param("pk", sa.BigInteger),
             st.c.run_number == param("run", sa.Integer),
-            *_replaced(st),
+            *_unchanged_since_read(st),
         )
-        .values(_values(param("now_us", sa.BigInteger)))
+        .values(_step_values(param("now_us", sa.BigInteger)))
     )
 
 
@@ -337,21 +337,21 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
     Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
     """
     now = to_us(guard_result.now)
-    given = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
+    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
     if write.is_new:
-        tx.run(_insert, **given, **_new_parameters(write))
-    elif tx.run(_update, **given, replaces=write.replaces).rowcount == 0:
+        tx.run(_insert, **parameters, **_insert_parameters(write))
+    elif tx.run(_update, **parameters, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
 
     def after(us: int | None) -> int | None:
         return None if us is None else now + us
 
     times = _Times(
-        next_retry_at=after(given["retry_us"]),
-        wake_at=given["wake_us"] if given["wake_us"] is not None else after(given["wake_in_us"]),
+        next_retry_at=after(parameters["retry_us"]),
+        wake_at=parameters["wake_us"] if parameters["wake_us"] is not None else after(parameters["wake_in_us"]),
         created_at=now if write.is_new else None,
-        started_at=after(given["started_us"]),
-        finished_at=after(given["finished_us"]),
+        started_at=after(parameters["started_us"]),
+        finished_at=after(parameters["finished_us"]),
     )
     return _as_row(write, times)
 
@@ -366,22 +366,22 @@ def _as_row(write: StepWrite, times: Any) -> StepRow:
         attempts=write.attempts,
         max_attempts=write.max_attempts,
         timeout=write.timeout,
-        next_retry_at=maybe_at(times.next_retry_at),
-        wake_at=maybe_at(times.wake_at),
+        next_retry_at=from_us_or_none(times.next_retry_at),
+        wake_at=from_us_or_none(times.wake_at),
         wait_event_type=write.event_type,
         result=write.result,
         error_name=write.error_name,
         error_message=write.error_message,
         event_seq=write.event_seq,
-        created_at=maybe_at(times.created_at),
-        started_at=maybe_at(times.started_at),
-        finished_at=maybe_at(times.finished_at),
+        created_at=from_us_or_none(times.created_at),
+        started_at=from_us_or_none(times.started_at),
+        finished_at=from_us_or_none(times.finished_at),
         commit_id=write.commit_id,
     )
 
 
 @statement
-def _find_commit(s: Store) -> Any:
+def _select_commit(s: Store) -> Any:
     st = s.tables.step
     return sa.select(st).where(
         st.c.instance_pk == param("pk"),
@@ -396,8 +396,8 @@ def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | 
 
     Call `claims.is_held` first: its row lock waits until the commit is decided.
     """
-    row = tx.run(_find_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
-    return None if row is None else step_of(row)
+    row = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
+    return None if row is None else to_step_row(row)
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class PendingEvent:
 
 
 @statement
-def _oldest(s: Store) -> Any:
+def _select_oldest_event(s: Store) -> Any:
     e = s.tables.event.c
     return (
         sa.select(e.seq, e.type, e.payload, e.created_at)
@@ -436,23 +436,25 @@ def _oldest(s: Store) -> Any:
     )
 
 
-def oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
+def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
     """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
-    row = tx.run(_oldest, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)).first()
+    row = tx.run(
+        _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
+    ).first()
     return None if row is None else PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
 @statement
-def _event(s: Store) -> Any:
+def _select_event(s: Store) -> Any:
     e = s.tables.event.c
     return sa.select(e.seq, e.type, e.payload, e.created_at).where(
         e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
     )
 
 
-def event(tx: Tx, claim: Claim, seq: int) -> PendingEvent:
+def read_event(tx: Tx, claim: Claim, seq: int) -> PendingEvent:
     """Return one event of the run, consumed or not."""
-    row = tx.run(_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
+    row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
     return PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
@@ -475,7 +477,7 @@ def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent
 
 
 @statement
-def _log(s: Store) -> Any:
+def _insert_log(s: Store) -> Any:
     return (
         sa.insert(s.tables.log)
         .values(
@@ -504,14 +506,14 @@ def _count_logs(s: Store) -> Any:
     )
 
 
-def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, room: int) -> None:
-    """Append log lines in order. Lines beyond ``room`` are dropped and only counted."""
+def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, limit: int) -> None:
+    """Append log lines in order. Lines beyond ``limit`` are dropped and only counted."""
     if not lines:
         return
-    kept = lines[: max(room, 0)]
+    kept = lines[: max(limit, 0)]
     scope = {"pk": claim.pk, "run": claim.ref.run_number}
     tx.run_many(
-        _log,
+        _insert_log,
         [
             scope
             | {

@@ -39,7 +39,7 @@ from celery_durable.values import error_in
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerAccepted:
+class AnswerOutcome:
     """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
 
     result: AnswerResult
@@ -47,53 +47,55 @@ class AnswerAccepted:
     messages: tuple[OutboxMessage, ...] = ()
 
 
-def answer(
+def accept_answer(
     tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
-) -> AnswerAccepted:
+) -> AnswerOutcome:
     """Accept the answer of a task to a locked instance, once.
 
     A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
     sent.
     """
     item = ItemRef.read(reference.event_type)
-    found = _find(tx, row, reference, item)
+    found = _find_attempt(tx, row, reference, item)
     if found is None or row.status.is_terminal:
-        return AnswerAccepted(AnswerResult.NOT_AWAITED)
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
     # Compared as bytes, since `compare_digest` accepts only ASCII in text.
     if not hmac.compare_digest(found.token.encode(), reference.token.encode()):
-        return AnswerAccepted(AnswerResult.FORGED)
+        return AnswerOutcome(AnswerResult.FORGED)
     if item is None:
         return _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
     return _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
 
 
-def _find(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
+def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
     if item is not None and item.pk != row.pk:
         return None
-    return sent_attempts.find(tx, reference, step=_step_out, item=_item_out, pk=row.pk, run=row.run_number)
+    return sent_attempts.find(
+        tx, reference, step=_unanswered_step, item=_unanswered_item, pk=row.pk, run=row.run_number
+    )
 
 
-def _out(s: Store) -> sa.Select[Any]:
+def _select_unanswered(s: Store) -> sa.Select[Any]:
     item, st = s.tables.item.c, s.tables.step.c
     columns = (st.step_key, st.max_attempts, st.timeout_ms, item.token)
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
-    return sa.select(*columns).select_from(sent_attempts.with_step(s)).where(*mine)
+    return sa.select(*columns).select_from(sent_attempts.join_step(s)).where(*mine)
 
 
 @statement
-def _step_out(s: Store) -> Any:
-    return _out(s).where(*sent_attempts.of_step(s))
+def _unanswered_step(s: Store) -> Any:
+    return _select_unanswered(s).where(*sent_attempts.task_step_conditions(s))
 
 
 @statement
-def _item_out(s: Store) -> Any:
-    return _out(s).where(*sent_attempts.of_item(s))
+def _unanswered_item(s: Store) -> Any:
+    return _select_unanswered(s).where(*sent_attempts.map_item_conditions(s))
 
 
-_ANY = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 
 
-def _newest(s: Store) -> list[sa.ColumnElement[bool]]:
+def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Conditions on the delivery, checked in the statement that writes the row.
 
     A report of a loss does not take the lock of the instance. So it may change ``losses`` after an earlier read.
@@ -102,10 +104,10 @@ def _newest(s: Store) -> list[sa.ColumnElement[bool]]:
     return [losses >= param("oldest", sa.Integer), losses <= param("newest", sa.Integer)]
 
 
-def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
+def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
     """The range of losses for which an answer counts: any for a success, the current number for a failure."""
     if error_in(payload) is None:
-        return {"oldest": 0, "newest": _ANY}
+        return {"oldest": 0, "newest": _MAX_INTEGER}
     return {"oldest": reference.delivery, "newest": reference.delivery}
 
 
@@ -114,40 +116,40 @@ def _deliveries(payload: str, reference: TaskReference) -> dict[str, int]:
 
 def _answer_step(
     tx: Tx, row: InstanceRow, reference: TaskReference, found: Any, *, payload: str, event_id: str, grace: timedelta
-) -> AnswerAccepted:
+) -> AnswerOutcome:
     """Store the answer as an event that only this step waits for. The next pass consumes it."""
     where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
-    if tx.run(_end_step, **where, **_deliveries(payload, reference)).rowcount == 0:
-        return AnswerAccepted(AnswerResult.NOT_AWAITED)
-    asker = answers.PendingAnswer(row, reference.event_type)
-    due_runs = answers.answer(tx, asker, payload=payload, event_id=event_id, grace=grace)
+    if tx.run(_delete_task_item, **where, **_delivery_parameters(payload, reference)).rowcount == 0:
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
+    waiting_step = answers.AnswerWait(row, reference.event_type)
+    due_runs = answers.store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace)
     return (
-        AnswerAccepted(AnswerResult.NOT_AWAITED)
+        AnswerOutcome(AnswerResult.NOT_AWAITED)
         if due_runs is None
-        else AnswerAccepted(AnswerResult.TAKEN, tuple(due_runs))
+        else AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs))
     )
 
 
 @statement
-def _end_step(s: Store) -> Any:
+def _delete_task_item(s: Store) -> Any:
     item = s.tables.item
-    return sa.delete(item).where(*items.of_step(s), *_newest(s))
+    return sa.delete(item).where(*items.step_conditions(s), *_delivery_conditions(s))
 
 
 # --- an item of a map ---------------------------------------------------------------------------
 
 
 @statement
-def _answer(s: Store) -> Any:
+def _update_item(s: Store) -> Any:
     item = s.tables.item
     return (
         sa.update(item)
         .where(
-            *items.of_step(s),
+            *items.step_conditions(s),
             item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
             item.c.place == param("nth", sa.Integer),
             item.c.attempts == param("attempt", sa.Integer),
-            *_newest(s),
+            *_delivery_conditions(s),
         )
         .values(status=param("new_status", sa.String), answer=param("new_answer", sa.Text), due_at=None)
     )
@@ -155,21 +157,21 @@ def _answer(s: Store) -> Any:
 
 def _answer_item(
     tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
-) -> AnswerAccepted:
+) -> AnswerOutcome:
     timeout = timedelta(milliseconds=found.timeout_ms)
     step = RemoteStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
     given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
-    if tx.run(_answer, **step.where, **given, **_deliveries(payload, reference)).rowcount == 0:
-        return AnswerAccepted(AnswerResult.NOT_AWAITED)
+    if tx.run(_update_item, **step.where, **given, **_delivery_parameters(payload, reference)).rowcount == 0:
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
-    messages = [] if is_paused else items.send(tx, step, room=1)
+    messages = [] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)
     outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
     over = (row.pk, row.run_number, item.step_key)
-    wants = status is ItemStatus.FAILED or (not messages and items.all_finished(tx, *over))
-    is_asleep = row.status is Status.WAITING and row.claim_token is None
-    due_runs = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if wants and is_asleep else []
-    return AnswerAccepted(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
+    needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *over))
+    is_suspended = row.status is Status.WAITING and row.claim_token is None
+    due_runs = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if needs_pass and is_suspended else []
+    return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
 
 
 def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemStatus:

@@ -18,7 +18,7 @@ from celery_durable.store.engine import Store, Tx, param, statement
 
 
 @statement
-def _open(s: Store) -> Any:
+def _insert_wait(s: Store) -> Any:
     return (
         sa.insert(s.tables.waiter)
         .values(
@@ -33,7 +33,7 @@ def _open(s: Store) -> Any:
 
 
 @statement
-def _close(s: Store) -> Any:
+def _delete_wait(s: Store) -> Any:
     w = s.tables.waiter
     mine = (w.c.instance_pk == param("pk"), w.c.run_number == param("run"), w.c.step_key == param("key"))
     return sa.delete(w).where(*mine)
@@ -45,12 +45,12 @@ def open_wait(tx: Tx, claim: Claim, guard_result: GuardResult, *, key: str, topi
     If a deploy changed the topic of a wait, its old row is replaced.
     """
     close_wait(tx, claim, key=key)
-    tx.run(_open, pk=claim.pk, run=claim.ref.run_number, key=key, topic=topic, now_us=to_us(guard_result.now))
+    tx.run(_insert_wait, pk=claim.pk, run=claim.ref.run_number, key=key, topic=topic, now_us=to_us(guard_result.now))
 
 
 def close_wait(tx: Tx, claim: Claim, *, key: str) -> None:
     """Delete the wait of a step that has ended or waits for something else."""
-    tx.run(_close, pk=claim.pk, run=claim.ref.run_number, key=key)
+    tx.run(_delete_wait, pk=claim.pk, run=claim.ref.run_number, key=key)
 
 
 def close_all(tx: Tx, pk: int) -> None:
@@ -60,10 +60,10 @@ def close_all(tx: Tx, pk: int) -> None:
 
 def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
     """Delete these waits, given by instance, run and step key."""
-    tx.run_many(_close, [{"pk": pk, "run": run, "key": key} for pk, run, key in keys])
+    tx.run_many(_delete_wait, [{"pk": pk, "run": run, "key": key} for pk, run, key in keys])
 
 
-def page(
+def read_page(
     tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
 ) -> list[tuple[tuple[int, str], Waiter]]:
     """Return open waits on a topic that come after (instance key, step key), in that order; each with these keys."""
@@ -78,7 +78,7 @@ def page(
         .where(
             w.c.topic == topic,
             st.c.status == StepStatus.WAITING.value,
-            st.c.wait_event_type.like(f"topic:%:{_escaped(topic)}", escape="!"),
+            st.c.wait_event_type.like(f"topic:%:{_escape_wildcards(topic)}", escape="!"),
             st.c.wake_at >= tx.store.statement_clock(),
             i.c.status.not_in([status.value for status in TERMINAL]),
             *scopes.conditions(tx.t, scope),
@@ -91,14 +91,14 @@ def page(
         query = query.where(
             sa.or_(w.c.instance_pk > pk, sa.and_(w.c.instance_pk == pk, w.c.step_key > key)), w.c.instance_pk >= pk
         )
-    return [((row.instance_pk, row.step_key), _waiter(row)) for row in tx.execute(query)]
+    return [((row.instance_pk, row.step_key), _to_waiter(row)) for row in tx.execute(query)]
 
 
-def _escaped(topic: str) -> str:
+def _escape_wildcards(topic: str) -> str:
     return topic.replace("_", "!_")  # the only wildcard of LIKE that a topic may have
 
 
-def _waiter(row: Any) -> Waiter:
+def _to_waiter(row: Any) -> Waiter:
     return Waiter(
         workflow=row.workflow,
         instance_id=row.instance_id,

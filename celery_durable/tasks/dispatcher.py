@@ -254,7 +254,7 @@ class Sweeper:
         now = self._runtime.monotonic()
         if now >= self._newest_claims_valid_until:
             self._newest_claims, self._newest_claims_valid_until = (
-                self._store.read(queues.claimed, timeouts=LOOP),
+                self._store.read(queues.read_claimed, timeouts=LOOP),
                 now + QUEUE_LENGTH_TTL_SECONDS,
             )
         return self._newest_claims

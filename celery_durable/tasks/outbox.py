@@ -107,7 +107,7 @@ class Outbox:
         sent = report.with_state(messages, SendState.SENT)
         done = [each.id for each in sent if each.kind is OutboxKind.TASK]
         if done:
-            self._store.transact(lambda tx: outbox.remove(tx, done))
+            self._store.transact(lambda tx: outbox.delete(tx, done))
         return report
 
 
@@ -154,8 +154,8 @@ class OutboundDeliverer:
         # `release_delivery` name the token, so a worker that lost the event to another one changes nothing.
         token = self._runtime.new_token()
         delivery = self._store.transact(
-            lambda tx: outbox.begin(tx, id_, token=token, lease=_LEASE),
-            resolve=lambda tx: outbox.find(tx, id_, token=token),
+            lambda tx: outbox.begin_delivery(tx, id_, token=token, lease=_LEASE),
+            resolve=lambda tx: outbox.find_delivery(tx, id_, token=token),
         )
         if delivery is None:
             return "noop: delivered, not due, or claimed by another worker"
@@ -171,7 +171,7 @@ class OutboundDeliverer:
                 self._release(delivery, retry_in=timedelta(0), counts=False)
                 raise
             return self._record_failure(delivery, handler, exc)
-        self._store.transact(lambda tx: outbox.finish(tx, delivery))
+        self._store.transact(lambda tx: outbox.finish_delivery(tx, delivery))
         return "delivered"
 
     def _record_failure(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:

@@ -335,7 +335,7 @@ class DurableHarness(Doubles):
         events = [message for message in messages if message.kind is OutboxKind.EVENT]
         self._undelivered += [message.id for message in events if message.name in self.durable.handlers]
         if others := [message.id for message in events if message.name not in self.durable.handlers]:
-            self._web.store.transact(lambda tx: outbox.remove(tx, others))
+            self._web.store.transact(lambda tx: outbox.delete(tx, others))
         return PublishReport.of(len(messages), SendState.SENT)
 
     # --- runners --------------------------------------------------------------------------------

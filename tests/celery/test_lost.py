@@ -44,7 +44,7 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
 
 def peer(durable: Durable, node: str) -> Peer | None:
     """What the worker has said."""
-    peers = durable.store.transact_once(lambda tx: inventories.stand(tx, CALLER))
+    peers = durable.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
     return next((each for each in peers if each.node == node), None)
 
 
@@ -52,7 +52,7 @@ def call_roll(durable: Durable, node: str) -> frozenset[str]:
     """Ask all workers what they hold; answers with what this one says."""
     store = durable.store
     store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(CALLER, "dispatcher", CALLER, 1)))
-    number = store.transact_once(lambda tx: inventories.call(tx, CALLER))
+    number = store.transact_once(lambda tx: inventories.start_inventory(tx, CALLER))
     assert number is not None
     until(lambda: (found := peer(durable, node)) is not None and (found.answered or 0) >= number)
     found = peer(durable, node)

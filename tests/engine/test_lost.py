@@ -165,7 +165,7 @@ def test_a_retry_of_the_task_by_itself_is_no_loss(world: World, kind: str) -> No
     (first,) = world.sent
     (seen,) = out(world)
     world.advance(5)
-    world.store.transact(lambda tx: lost_tasks.note_sent_again(tx, reference(first), sent_in=timedelta(seconds=20)))
+    world.store.transact(lambda tx: lost_tasks.record_retry(tx, reference(first), sent_in=timedelta(seconds=20)))
     assert lose(world, first, sent_us=seen.sent_us) == 0
     assert out(world) == []  # nobody need hold it before its countdown is over
     world.advance(20)
@@ -179,7 +179,7 @@ def test_what_was_replaced_is_not_searched_for(world: World, kind: str) -> None:
     """Its successors' messages need not name the step."""
     instance = flow(world, kind)
     (first,) = world.sent
-    world.store.transact(lambda tx: lost_tasks.note_replaced(tx, reference(first)))
+    world.store.transact(lambda tx: lost_tasks.record_replacement(tx, reference(first)))
     assert out(world) == []
     assert answer(world, first, "by others")
     world.run_until_idle()
@@ -285,11 +285,11 @@ def test_what_is_still_in_the_outbox_is_not_lost(world: World, kind: str) -> Non
     flow(world, kind)
     tasks = out(world)
     assert len(tasks) == 1
-    assert world.store.read(lambda tx: lost_tasks.left_outbox(tx, tasks)) == []
+    assert world.store.read(lambda tx: lost_tasks.exclude_unsent(tx, tasks)) == []
     world.is_broker_away = False
     world.run_after(30)
     assert len(world.sent) == 1
-    assert world.store.read(lambda tx: lost_tasks.left_outbox(tx, tasks)) == tasks
+    assert world.store.read(lambda tx: lost_tasks.exclude_unsent(tx, tasks)) == tasks
     (body,) = world.store.read(lambda tx: lost_tasks.read_bodies(tx, tasks)).values()
     assert '"name":"mill.grind"' in body
 

@@ -13,7 +13,7 @@ from celery import Celery, chain
 from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
 from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
-from celery_durable.store.outbox import begin
+from celery_durable.store.outbox import begin_delivery
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.process import ends_the_process
@@ -265,7 +265,7 @@ def test_a_worker_that_dies_in_a_handler_has_the_event_delivered_again(world: Wo
 def test_an_event_that_no_worker_survives_is_given_up(world: World, post: Post) -> None:
     for attempt in range(3):  # two retries: three attempts
         (message,) = world.sent
-        take = functools.partial(begin, id_=message.id, token=f"worker {attempt}", lease=timedelta(minutes=5))
+        take = functools.partial(begin_delivery, id_=message.id, token=f"worker {attempt}", lease=timedelta(minutes=5))
         assert world.store.transact(take).attempt == attempt + 1  # type: ignore[union-attr]  # and it is never heard of again
         world.sent.clear()
         world.run_after(300)

@@ -12,7 +12,7 @@ from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
 from celery_durable.model import RunRef
 from celery_durable.store import instances, retention
-from celery_durable.store.retention import Ended
+from celery_durable.store.retention import EndedFilter
 from tests.engine.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -174,7 +174,7 @@ def test_an_instance_that_somebody_holds_is_left_for_another_time(world: World) 
 
     def restart(tx) -> None:
         row = instances.lock(tx, "order", "o-1")
-        deleted.append(other.transact(lambda tx: retention.delete_ended(tx, Ended(timedelta(0)), limit=5)))
+        deleted.append(other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)))
         instances.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
 
     world.store.transact(restart)
@@ -200,7 +200,7 @@ def test_what_is_restarted_between_the_search_and_the_lock_is_kept(world: World,
     def work(tx) -> int:
         if delete == "expired":
             return retention.delete_expired(tx, limit=10)
-        return retention.delete_ended(tx, Ended(timedelta(days=1)), limit=10)
+        return retention.delete_ended(tx, EndedFilter(timedelta(days=1)), limit=10)
 
     sa.event.listen(world.store.engine, "before_cursor_execute", restart)
     try:

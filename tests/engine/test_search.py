@@ -70,10 +70,10 @@ class Peer:
     def beat(self) -> None:
         store = self.world.store
         if not self.broker.swallows and self.queue == "q":
-            store.transact_once(lambda tx: inventories.note_passed(tx, self.id, self.broker.markers))
-        number = store.transact_once(lambda tx: inventories.beat(tx, self.id))
+            store.transact_once(lambda tx: inventories.record_received_markers(tx, self.id, self.broker.markers))
+        number = store.transact_once(lambda tx: inventories.renew_worker(tx, self.id))
         if number > self.answered and not self.is_stuck:
-            store.transact_once(lambda tx: inventories.answer(tx, self.id, number, self.held))
+            store.transact_once(lambda tx: inventories.answer_inventory(tx, self.id, number, self.held))
             self.answered = number
 
 
@@ -313,6 +313,6 @@ def test_a_clock_that_went_back_makes_no_old_answer_new(scene: Scene) -> None:
     store = scene.world.store
     number = holder.answered
     scene.world.clock._now_us -= 90_000_000
-    called = store.transact_once(lambda tx: inventories.call(tx, "beat-1"))
+    called = store.transact_once(lambda tx: inventories.start_inventory(tx, "beat-1"))
     assert called is not None
     assert called > number

@@ -306,7 +306,7 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     )
     assert emissions_before is True
     world.store.transact(
-        lambda tx: emissions.hand_out(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
+        lambda tx: emissions.deliver_batch(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
     )
     late = watch.run(id="w-late")  # opened when the emission was under way: not for it
     with pytest.raises(EmissionMismatch) as caught:
@@ -337,7 +337,7 @@ def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world
     world.store.transact(
         lambda tx: emissions.begin(tx, emission_id="e-1", topic="prices/eur.usd", payload="1", lease=lease)
     )
-    world.store.transact(lambda tx: emissions.hand_out(tx, "e-1", lease=lease, grace=timedelta(0)))
+    world.store.transact(lambda tx: emissions.deliver_batch(tx, "e-1", lease=lease, grace=timedelta(0)))
     world.advance(1)
     late.send("go")
     world.run_until_idle()

@@ -72,7 +72,7 @@ MUTANTS = (
     _m(
         "the fused step has no fence",
         (
-            "store.step_rows:_fused_insert",
+            "store.step_rows:_guard_and_insert",
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + '
             'param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     _m(
         "a claim of just now makes the hints before it lost",
-        ("store.queues:claimed", "row.noted_at <= row.now_us - duration_us(SLACK)", "True"),
+        ("store.queues:read_claimed", "row.noted_at <= row.now_us - duration_us(SLACK)", "True"),
         caught_by="tests/store/test_queues.py::"
         "test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old[sqlite]",
     ),
@@ -217,11 +217,15 @@ MUTANTS = (
     ),
     _m(
         "an event at the deadline is too late",
-        ("store.step_rows:_oldest", 'e.created_at <= param("deadline_us")', 'e.created_at < param("deadline_us")'),
+        (
+            "store.step_rows:_select_oldest_event",
+            'e.created_at <= param("deadline_us")',
+            'e.created_at < param("deadline_us")',
+        ),
     ),
     _m(
         "the newest event is consumed first",
-        ("store.step_rows:_oldest", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
+        ("store.step_rows:_select_oldest_event", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
     ),
     _m(
         "an event does not wake who waits for it",
@@ -273,7 +277,7 @@ MUTANTS = (
     ),
     _m(
         "a rewind leaves all events consumed",
-        ("store.runs:_plant", "values[name] = sa.case((is_kept, e.c[name]))", "values[name] = e.c[name]"),
+        ("store.runs:_copy_rows", "values[name] = sa.case((is_kept, e.c[name]))", "values[name] = e.c[name]"),
     ),
     _m(
         "a rewind keeps what is open",
@@ -305,7 +309,7 @@ MUTANTS = (
     ),
     _m(
         "a linear step that is settled leaves the next one where it was",
-        ("store.interventions:finish_linear", "(step.seq + 1,", "(step.seq - 1,"),
+        ("store.interventions:complete_linear_step", "(step.seq + 1,", "(step.seq - 1,"),
         caught_by="tests/engine/test_linear_interventions.py::test_a_handler_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
     ),
     _m(
@@ -336,7 +340,7 @@ MUTANTS = (
     ),
     _m(
         "instances are pruned by the age of their creation",
-        ("store.retention:Ended.conditions", "i.updated_at <=", "i.created_at <="),
+        ("store.retention:EndedFilter.conditions", "i.updated_at <=", "i.created_at <="),
         caught_by="tests/engine/test_retention.py::test_what_began_long_ago_and_ended_just_now_is_not_pruned[sqlite]",
     ),
     _m(
@@ -354,7 +358,7 @@ MUTANTS = (
     _m(
         "what has not ended is pruned by its age",
         (
-            "store.retention:Ended.conditions",
+            "store.retention:EndedFilter.conditions",
             "i.status.in_(sorted(status.value for status in self.statuses)),",
             "",
         ),
@@ -412,7 +416,7 @@ MUTANTS = (
     ),
     _m(
         "an intervention is not recorded",
-        ("operations.interventions:_settle", "interventions.record(", "(lambda *_, **__: None)("),
+        ("operations.interventions:_settle", "interventions.insert_audit_record(", "(lambda *_, **__: None)("),
     ),
     # --- labels and hooks -----------------------------------------------------------------------
     _m("a label keeps its first value", ("store.labels:merge", "and old[name] != value", "and False")),
@@ -431,7 +435,7 @@ MUTANTS = (
     ),
     _m(
         "a page of waiters skips the other waits of its last instance",
-        ("store.topic_waits:page", "w.c.step_key > key", "sa.false()"),
+        ("store.topic_waits:read_page", "w.c.step_key > key", "sa.false()"),
         caught_by="tests/engine/test_topics.py::test_a_page_of_waiters_ends_between_two_waits_of_one_instance[sqlite]",
     ),
     # --- ends and branches ----------------------------------------------------------------------
@@ -571,28 +575,28 @@ MUTANTS = (
     # --- topics ---------------------------------------------------------------------------------
     _m(
         "an emission is for waits that began after it",
-        ("store.emissions:_waits", ", w.c.opened_at <= emission.created_at", ""),
+        ("store.emissions:_select_waits", ", w.c.opened_at <= emission.created_at", ""),
         caught_by="tests/engine/test_topics.py::"
         "test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it[sqlite]",
     ),
     _m(
         "an emission moves on in a commit of its own, and is handed out twice after a crash",
         (
-            "store.emissions:hand_out",
-            "tx.run(_move, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))",
+            "store.emissions:deliver_batch",
+            "tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))",
             "pass",
         ),
-        ("store.emissions:_serve", "topic_waits.close_many(tx, gone)", "pass"),
-        ("store.emissions:_serve", "elif wait.had is None:", "else:"),
-        ("store.emissions:_event", "if nth == 1 else", "if False else"),
-        ("store.emissions:_event", "{_AGAIN}{nth}", "{_AGAIN}{owner.version + nth}"),
+        ("store.emissions:_deliver", "topic_waits.close_many(tx, closed_waits)", "pass"),
+        ("store.emissions:_deliver", "elif wait.had is None:", "else:"),
+        ("store.emissions:_build_event", "if number == 1 else", "if False else"),
+        ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         (
             "operations.topics:TopicOperations._hand_out",
             "return self._store.transact(work, resolve=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
             "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 30_000_000}\n"
-            "        self._store.transact(lambda tx: tx.run(emissions._move, id=emission_id, **moved))\n"
+            "        self._store.transact(lambda tx: tx.run(emissions._advance_cursor, id=emission_id, **moved))\n"
             "    return progress",
         ),
         (
@@ -600,24 +604,27 @@ MUTANTS = (
             "if progress is not None:",
             "if progress is not None:\n"
             "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 0}\n"
-            "        store.transact(lambda tx: tx.run(emissions._move, id=abandoned, **moved))",
+            "        store.transact(lambda tx: tx.run(emissions._advance_cursor, id=abandoned, **moved))",
         ),
     ),
-    _m("an emission is over after its first batch", ("store.emissions:hand_out", "if len(batch) < BATCH:", "if True:")),
+    _m(
+        "an emission is over after its first batch",
+        ("store.emissions:deliver_batch", "if len(batch) < BATCH:", "if True:"),
+    ),
     _m(
         "an emission whose emitter died is left as it is",
-        ("store.emissions:_abandoned", "e.poll_at <= s.statement_clock()", "e.poll_at < 0"),
+        ("store.emissions:_select_abandoned", "e.poll_at <= s.statement_clock()", "e.poll_at < 0"),
     ),
     _m(
         "an emission that is repeated is handed out again",
-        ("store.emissions:_serve", "elif wait.had is None:", "else:"),
-        ("store.emissions:_event", "if nth == 1 else", "if wait.had is None and nth == 1 else"),
-        ("store.emissions:_event", "{_AGAIN}{nth}", "{_AGAIN}{owner.version + nth}"),
+        ("store.emissions:_deliver", "elif wait.had is None:", "else:"),
+        ("store.emissions:_build_event", "if number == 1 else", "if wait.had is None and number == 1 else"),
+        ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         caught_by="tests/engine/test_topics.py::test_a_loop_gets_an_emission_once[sqlite]",
     ),
     _m(
         "an emission wakes nobody",
-        ("store.emissions:_serve", "for pk in resting}, due)", "for pk in resting}, {})"),
+        ("store.emissions:_deliver", "for pk in pks_to_wake}, due)", "for pk in pks_to_wake}, {})"),
         caught_by="tests/engine/test_topics.py::test_an_emission_ends_the_wait_of_everybody[sqlite]",
     ),
     _m(
@@ -630,20 +637,20 @@ MUTANTS = (
     ),
     _m(
         "a rewind takes along what was emitted to waits that it opens anew",
-        ("store.runs:_plant", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))", ""),
+        ("store.runs:_copy_rows", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))", ""),
         caught_by="tests/engine/test_topics.py::test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew[sqlite]",
     ),
     # --- steps that others do -------------------------------------------------------------------
     _m(
         "an answer is taken that nobody waits for",
-        ("store.answers:answer", "row.status.is_terminal or not is_asked", "row.status.is_terminal"),
+        ("store.answers:store_answer", "row.status.is_terminal or not is_unanswered", "row.status.is_terminal"),
     ),
-    _m("a second answer is taken beside the first", ("store.answers:_is_asked", "~given,", "")),
+    _m("a second answer is taken beside the first", ("store.answers:_select_unanswered_step", "~has_answer,", "")),
     _m(
         "an answer counts only while its instance sleeps",
-        ("store.answers:answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
+        ("store.answers:store_answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
     ),
-    _m("an answer wakes nobody", ("store.answers:answer", "if is_awaited else []", "if False else []")),
+    _m("an answer wakes nobody", ("store.answers:store_answer", "if is_awaited else []", "if False else []")),
     _m(
         "the child of an earlier run answers",
         ("store.answers:_waiting_parent", 'i.run_number == param("run")', 'i.run_number >= param("run")'),
@@ -651,7 +658,7 @@ MUTANTS = (
     _m(
         "all attempts of a task have the same answers",
         ("model.states:task_type", "{attempt}", "1"),
-        ("store.items:send_task", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
+        ("store.items:mark_task_as_sent", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
     ),
     _m(
         "a task that is to be sent again waits for the answer that it had",
@@ -754,47 +761,51 @@ MUTANTS = (
     # --- maps -----------------------------------------------------------------------------------
     _m(
         "an item takes what an earlier attempt answers",
-        ("store.task_answers:_answer", 'item.c.attempts == param("attempt", sa.Integer),', ""),
-        ("store.sent_attempts:of_item", 'item.attempts == param("attempt", sa.Integer),', ""),
-        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        ("store.task_answers:_update_item", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        ("store.sent_attempts:map_item_conditions", 'item.attempts == param("attempt", sa.Integer),', ""),
+        ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by=_MAPS + "test_an_item_that_failed_is_tried_again_later_under_a_new_id[sqlite]",
     ),
     _m(
         "an item is answered as often as somebody likes",
-        ("store.task_answers:_answer", "item.c.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
-        ("store.sent_attempts:_are_out", "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
+        ("store.task_answers:_update_item", "item.c.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
+        (
+            "store.sent_attempts:_unanswered_conditions",
+            "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),",
+            "",
+        ),
         caught_by=_MAPS + "test_an_item_is_answered_once[sqlite]",
     ),
     _m(
         "nobody is woken when the last item has answered",
         (
             "store.task_answers:_answer_item",
-            "wants = status is ItemStatus.FAILED or (not messages and items.all_finished(tx, *over))",
-            "wants = False",
+            "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *over))",
+            "needs_pass = False",
         ),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
     ),
     _m(
         "every answer wakes the workflow",
-        ("store.task_answers:_answer_item", "if wants and is_asleep", "if is_asleep"),
+        ("store.task_answers:_answer_item", "if needs_pass and is_suspended", "if is_suspended"),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
     ),
     _m(
         "an answer sends nothing after it",
-        ("store.task_answers:_answer_item", "[] if is_paused else items.send(tx, step, room=1)", "[]"),
+        ("store.task_answers:_answer_item", "[] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)", "[]"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
         "a map sends all that it has",
-        ("store.items:send", "_MOST if room is None else max(room, 0)", "_MOST"),
+        ("store.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else max(limit, 0)", "_MAX_INTEGER"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
         "an item that is lost is not missed",
         (
             "store.items:_has_failed_or_timed_out",
-            "sa.or_(_in(s, ItemStatus.FAILED), is_late)",
-            "_in(s, ItemStatus.FAILED)",
+            "sa.or_(_has_status(s, ItemStatus.FAILED), is_late)",
+            "_has_status(s, ItemStatus.FAILED)",
         ),
         caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
     ),
@@ -816,30 +827,30 @@ MUTANTS = (
     _m(
         "a retry does all items again",
         (
-            "store.runs:_plant",
-            "_copy(tx, tx.t.item, seed, seed.retried, is_done, pk=pk, run_number=run_number)",
+            "store.runs:_copy_rows",
+            "_copy(tx, tx.t.item, continuation, continuation.retried, is_done, pk=pk, run_number=run_number)",
             "pass",
         ),
         caught_by=_MAPS + "test_a_retry_does_again_only_what_failed[sqlite]",
     ),
     _m(
         "what is answered to a map that was deleted is forged to its namesake",
-        ("store.task_answers:_find", "if item is not None and item.pk != row.pk:", "if False:"),
+        ("store.task_answers:_find_attempt", "if item is not None and item.pk != row.pk:", "if False:"),
         caught_by=_MAPS + "test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody[sqlite]",
     ),
     _m(
         "an answer need not name the token",
-        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by=_TASKS + "test_an_answer_that_does_not_name_the_token_is_refused[sqlite]",
     ),
     _m(
         "a failure counts from a delivery that is overtaken",
-        ("store.task_answers:_deliveries", "if error_in(payload) is None:", "if True:"),
+        ("store.task_answers:_delivery_parameters", "if error_in(payload) is None:", "if True:"),
         caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
     ),
     _m(
         "a success counts from the newest delivery alone",
-        ("store.task_answers:_deliveries", "if error_in(payload) is None:", "if False:"),
+        ("store.task_answers:_delivery_parameters", "if error_in(payload) is None:", "if False:"),
         caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
     ),
     _m(
@@ -857,11 +868,15 @@ MUTANTS = (
     ),
     _m(
         "an answer sends two items after it",
-        (_ANSWER_ITEM, "items.send(tx, step, room=1)", "items.send(tx, step, room=2)"),
+        (_ANSWER_ITEM, "items.mark_ready_as_sent(tx, step, limit=1)", "items.mark_ready_as_sent(tx, step, limit=2)"),
     ),
     _m(
         "an item that is to be tried again later is sent at once",
-        ("store.items:_ready", "_in(s, ItemStatus.PENDING), is_ready", "_in(s, ItemStatus.PENDING)"),
+        (
+            "store.items:_select_ready",
+            "_has_status(s, ItemStatus.PENDING), is_ready",
+            "_has_status(s, ItemStatus.PENDING)",
+        ),
     ),
     _m(
         "the message of an item that an answer sends is not kept",
@@ -871,27 +886,31 @@ MUTANTS = (
     _m(
         "a failure counts from any delivery of a task",
         (
-            "store.task_answers:_deliveries",
+            "store.task_answers:_delivery_parameters",
             '{"oldest": reference.delivery, "newest": reference.delivery}',
-            '{"oldest": 0, "newest": _ANY}',
+            '{"oldest": 0, "newest": _MAX_INTEGER}',
         ),
         caught_by=_LOST + "test_a_failure_counts_from_the_newest_delivery_alone[task-sqlite]",
     ),
     _m(
         "a loss that is reported for an older copy counts",
-        ("store.lost_tasks:report", "row is None or row.losses != reference.delivery or", "row is None or"),
-        ("store.lost_tasks:_lose", 'item.c.losses == param("delivery", sa.Integer),', ""),
+        ("store.lost_tasks:report_loss", "row is None or row.losses != reference.delivery or", "row is None or"),
+        ("store.lost_tasks:_count_loss", 'item.c.losses == param("delivery", sa.Integer),', ""),
         caught_by=_LOST + "test_a_loss_is_carried_out_once_however_many_report_it[map-sqlite]",
     ),
     _m(
         "a retry of the task by itself counts as its loss",
-        ("store.lost_tasks:report", " or sent_us not in (None, row.sent_at)", ""),
-        ("store.lost_tasks:_lose_unmoved", '.where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))', ""),
+        ("store.lost_tasks:report_loss", " or sent_us not in (None, row.sent_at)", ""),
+        (
+            "store.lost_tasks:_count_loss_if_sent_at",
+            '.where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))',
+            "",
+        ),
         caught_by=_LOST + "test_a_retry_of_the_task_by_itself_is_no_loss[map-sqlite]",
     ),
     _m(
         "a lost task is sent again for ever",
-        ("store.lost_tasks:report", " or row.losses + 1 >= limit", ""),
+        ("store.lost_tasks:report_loss", " or row.losses + 1 >= limit", ""),
         caught_by=_LOST + "test_a_task_that_is_lost_too_often_is_given_up[task-sqlite]",
     ),
     _m(
@@ -920,7 +939,7 @@ MUTANTS = (
         "a message that is still in the outbox is lost",
         (
             "tasks.lost.search:LostTaskSearch._start_searches",
-            "self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []",
+            "self._store.read(lambda tx: lost_tasks.exclude_unsent(tx, page.tasks)) if page.tasks else []",
             "list(page.tasks)",
         ),
         caught_by="tests/engine/test_search.py::test_what_has_not_left_the_outbox_is_not_searched_for[sqlite]",
@@ -939,7 +958,7 @@ MUTANTS = (
     # --- how tasks end --------------------------------------------------------------------------
     _m(
         "a forged answer is taken",
-        ("store.task_answers:answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by="tests/celery/test_forged.py::test_whatever_is_forged_changes_nothing_but_what_a_hint_may[sqlite]",
     ),
     _m(
@@ -999,7 +1018,7 @@ MUTANTS = (
             _POST,
             "report = self._send(messages)",
             "tasks = [each.id for each in messages if each.kind is OutboxKind.TASK]\n"
-            "    self._store.transact(lambda tx: outbox.remove(tx, tasks))\n"
+            "    self._store.transact(lambda tx: outbox.delete(tx, tasks))\n"
             "    report = self._send(messages)",
         ),
     ),
@@ -1018,7 +1037,7 @@ MUTANTS = (
     _m(
         "an outbound event is not forgotten when it was handled",
         (
-            "store.outbox:finish",
+            "store.outbox:finish_delivery",
             "sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token)",
             "sa.update(o).where(o.c.id == delivery.id).values(token=None, run_at=tx.store.clock())",
         ),
@@ -1086,7 +1105,7 @@ MUTANTS = (
     # --- outbound events ------------------------------------------------------------------------
     _m(
         "whoever handled an outbound event forgets it also where another has it by now",
-        ("store.outbox:finish", ", o.c.token == delivery.token", ""),
+        ("store.outbox:finish_delivery", ", o.c.token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
     ),
     _m(
@@ -1096,22 +1115,22 @@ MUTANTS = (
     ),
     _m(
         "an outbound event is taken whoever has it",
-        ("store.outbox:begin", ", o.c.run_at <= now", ""),
+        ("store.outbox:begin_delivery", ", o.c.run_at <= now", ""),
         caught_by=_OUTBOX + "test_of_two_workers_at_once_one_gets_the_event[commits-postgresql]",
     ),
     _m(
         "an outbound event is free again for the dispatcher alone when its worker dies",
-        ("store.outbox:begin", "run_at=until, poll_at=until", "poll_at=until"),
+        ("store.outbox:begin_delivery", "run_at=until, poll_at=until", "poll_at=until"),
         caught_by=_OUTBOX + "test_an_event_is_in_one_pair_of_hands[sqlite]",
     ),
     _m(
         "anybody finds the delivery that another began",
-        ("store.outbox:find", ", o.c.token == token", ""),
+        ("store.outbox:find_delivery", ", o.c.token == token", ""),
         caught_by=_OUTBOX + "test_only_the_token_that_began_finds_its_delivery[sqlite]",
     ),
     _m(
         "two dispatchers take the same messages",
-        ("store.outbox:_due", ".with_for_update(skip_locked=True)", ""),
+        ("store.outbox:_select_due", ".with_for_update(skip_locked=True)", ""),
         caught_by=_OUTBOX + "test_two_sweeps_at_once_take_different_messages[commits-postgresql]",
     ),
     _m(

@@ -70,7 +70,7 @@ def shipping(event: WorkflowEvent[Any], step: Step) -> Any:
     return step.task("ship", "shop.ship", timeout="1 day")
 
 
-def step_of(name: str, type_: str = "do", attempt: int = 1) -> dict[str, Any]:
+def to_step_row(name: str, type_: str = "do", attempt: int = 1) -> dict[str, Any]:
     return {**RUN, "step": name, "type": type_, "attempt": attempt}
 
 
@@ -111,23 +111,23 @@ def test_a_run_is_told_from_its_creation_to_its_end(store_url: str, make_harness
     assert [(name, told) for name, _, told in ear.heard if name != "sweep_done"] == [
         ("workflow_created", {**RUN, "run_at": None}),
         ("workflow_started", {**RUN, "latency": zero}),
-        ("step_started", step_of("charge")),
-        ("step_retrying", {**step_of("charge"), "duration": zero, "delay": timedelta(seconds=10), **error}),
+        ("step_started", to_step_row("charge")),
+        ("step_retrying", {**to_step_row("charge"), "duration": zero, "delay": timedelta(seconds=10), **error}),
         suspended(retry_at),
         resumed,
-        ("step_started", step_of("charge", attempt=2)),
-        ("step_completed", {**step_of("charge", attempt=2), "duration": zero}),
-        ("step_started", step_of("rest", "sleep")),
+        ("step_started", to_step_row("charge", attempt=2)),
+        ("step_completed", {**to_step_row("charge", attempt=2), "duration": zero}),
+        ("step_started", to_step_row("rest", "sleep")),
         suspended(rest_until),
         resumed,
-        ("step_completed", {**step_of("rest", "sleep"), "duration": None}),
-        ("step_started", step_of("approval", "waitForEvent")),
+        ("step_completed", {**to_step_row("rest", "sleep"), "duration": None}),
+        ("step_started", to_step_row("approval", "waitForEvent")),
         suspended(rest_until + timedelta(hours=1)),
         ("event_received", {**RUN, "event_type": "approved", "event_id": "mail-1"}),
         resumed,
-        ("step_completed", {**step_of("approval", "waitForEvent"), "duration": None}),
-        ("step_started", step_of("refuse")),
-        ("step_failed", {**step_of("refuse"), "duration": zero, **refusal}),
+        ("step_completed", {**to_step_row("approval", "waitForEvent"), "duration": None}),
+        ("step_started", to_step_row("refuse")),
+        ("step_failed", {**to_step_row("refuse"), "duration": zero, **refusal}),
         ("workflow_completed", {**RUN, "duration": timedelta(seconds=70)}),
     ]
     assert {sender for name, sender, _ in ear.heard if name != "sweep_done"} == {"order"}
@@ -217,7 +217,7 @@ def test_what_people_do_to_steps_is_told(store_url: str, make_harness: Any, ear:
             "step_intervened",
             "stuck",
             {
-                **step_of("approval", "waitForEvent"),
+                **to_step_row("approval", "waitForEvent"),
                 "workflow": "stuck",
                 "action": "set_result",
                 "by": "eve",

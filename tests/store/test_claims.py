@@ -178,7 +178,7 @@ def _mark_log(world: World, claim: Claim) -> None:
     line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
 
     def work(tx: Any) -> None:
-        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=10)
+        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], limit=10)
 
     world.store.transact(work)
 
@@ -317,7 +317,7 @@ def test_an_event_that_cannot_serve_the_wait_lets_the_instance_sleep(world: Worl
 def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        event = step_rows.oldest_event(tx, claim, "approval", deadline=world.now)
+        event = step_rows.find_oldest_event(tx, claim, "approval", deadline=world.now)
         assert event is not None
         step_rows.consume(tx, claim, guarded, event, key=key)
 
@@ -364,7 +364,7 @@ def test_settling_records_the_outcome_and_frees_the_instance(world: World, run_o
     row = world.row(ref)
     assert (row.status, row.run_at, row.poll_at) == (run_outcome.status, None, None)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
-    run = world.store.read(lambda tx: history.run(tx, claim.pk, 1))
+    run = world.store.read(lambda tx: history.read_run(tx, claim.pk, 1))
     assert (run.output, run.error_name, run.error_message) == (
         run_outcome.output,
         run_outcome.error_name,
@@ -391,7 +391,7 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
     second = world.claim(ref)
     world.store.transact(lambda tx: claims.mark_started(tx, second))
     world.settle(second, RunOutcome(Status.COMPLETE, output="1"))
-    run = world.store.read(lambda tx: history.run(tx, first.pk, 1))
+    run = world.store.read(lambda tx: history.read_run(tx, first.pk, 1))
     assert run.started_at == first.claimed_at
 
 

@@ -23,7 +23,7 @@ from tests.store.world import LEASE, World, seconds, step
 
 def _list(world: World, **given: Any) -> list[tuple[int, InstanceSummary]]:
     given = {"workflow": None, "status": None, "before_pk": None, "limit": 100} | given
-    return world.store.read(lambda tx: history.instances(tx, **given))
+    return world.store.read(lambda tx: history.list_instances(tx, **given))
 
 
 def _ids(found: list[tuple[int, InstanceSummary]]) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_list_shows_the_current_run(world: World) -> None:
 
 def test_a_run_that_does_not_exist_is_none(world: World) -> None:
     pk = world.row(world.create()).pk
-    assert world.store.read(lambda tx: history.run(tx, pk, 2)) is None
+    assert world.store.read(lambda tx: history.read_run(tx, pk, 2)) is None
 
 
 def test_the_status_of_a_prior_run_is_what_became_of_it(world: World) -> None:
@@ -77,10 +77,10 @@ def test_the_status_of_a_prior_run_is_what_became_of_it(world: World) -> None:
         ref = world.restart(ref).ref
     ref = world.restart(ref).ref
     row = world.row(ref)
-    runs = [world.store.read(lambda tx, n=n: history.run(tx, row.pk, n)) for n in (1, 2, 3, 4)]
-    assert [history.past_status(row, run) for run in runs] == ["complete", "errored", "terminated", "active"]
-    assert history.status_of(Status.COMPLETE, runs[0]) == InstanceStatus(Status.COMPLETE, None, None)
-    assert history.status_of(Status.ERRORED, runs[1]) == InstanceStatus(Status.ERRORED, ErrorInfo("E", ""), None)
+    runs = [world.store.read(lambda tx, n=n: history.read_run(tx, row.pk, n)) for n in (1, 2, 3, 4)]
+    assert [history.derive_run_status(row, run) for run in runs] == ["complete", "errored", "terminated", "active"]
+    assert history.build_status(Status.COMPLETE, runs[0]) == InstanceStatus(Status.COMPLETE, None, None)
+    assert history.build_status(Status.ERRORED, runs[1]) == InstanceStatus(Status.ERRORED, ErrorInfo("E", ""), None)
 
 
 def test_steps_show_values_and_errors_in_call_order(world: World) -> None:
@@ -89,7 +89,7 @@ def test_steps_show_values_and_errors_in_call_order(world: World) -> None:
     failed = step("fails", StepStatus.ERRORED, seq=2, attempts=3, max_attempts=3, error_name="E", error_message="no")
     world.commit(claim, failed)
     world.commit(claim, step("works", seq=1, attempts=1, timeout=seconds(60), result='{"n":[1]}', ran_for=seconds(4)))
-    works, fails = world.store.read(lambda tx: history.steps(tx, claim.pk, 1))
+    works, fails = world.store.read(lambda tx: history.read_steps(tx, claim.pk, 1))
     assert works == StepRecord(
         step_key="works",
         name="works",
@@ -113,7 +113,7 @@ def test_steps_show_values_and_errors_in_call_order(world: World) -> None:
 def test_events_show_their_payload_and_who_consumed_them(world: World) -> None:
     ref = world.create()
     world.send(ref, "approval", '{"by":"Zoë"}', id="e-1")
-    (event,) = world.store.read(lambda tx: history.events(tx, world.row(ref).pk, 1))
+    (event,) = world.store.read(lambda tx: history.read_events(tx, world.row(ref).pk, 1))
     assert event == EventRecord(event.seq, "e-1", "approval", {"by": "Zoë"}, world.now, None, None)
 
 
@@ -125,12 +125,12 @@ def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) 
         for n, level in enumerate(levels, start=1)
     ]
     world.store.transact(
-        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, room=10)
+        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, limit=10)
     )
 
     def read(**given: Any) -> list[Any]:
         given = {"after_id": 0, "limit": 100} | given
-        return world.store.read(lambda tx: history.logs(tx, claim.pk, 1, **given))
+        return world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, **given))
 
     def messages(**given: Any) -> list[str]:
         return [line.message for line in read(**given)]

@@ -154,7 +154,7 @@ def test_terminating_takes_the_claim_and_closes_what_is_open(world: World) -> No
     row = world.row(ref)
     assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.TERMINATED, None, None, None)
     assert (row.run_at, row.poll_at, row.pause_requested) == (None, None, False)
-    run = world.store.read(lambda tx: history.run(tx, claim.pk, 1))
+    run = world.store.read(lambda tx: history.read_run(tx, claim.pk, 1))
     assert (run.reason, run.completed_at, run.output, run.error_name) == ("wrong customer", world.now, None, None)
     assert [row.status for row in world.steps(claim)] == ["completed", "cancelled", "cancelled"]
 
@@ -187,7 +187,7 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
     after = world.everything()
     assert after["workflow_step"] == before["workflow_step"]
     assert after["workflow_event"] == before["workflow_event"]
-    first, second = (world.store.read(lambda tx, n=n: history.run(tx, row.pk, n)) for n in (1, 2))
+    first, second = (world.store.read(lambda tx, n=n: history.read_run(tx, row.pk, n)) for n in (1, 2))
     assert (second.params, second.created_at, second.output) == ('{"n":1}', world.now, None)
     if state in ("complete", "terminated"):
         assert after["workflow_run"][:1] == before["workflow_run"]
@@ -200,7 +200,7 @@ def test_why_a_run_began_is_kept_when_it_ends_without_a_reason(world: World, end
     ref = world.create()
     world.restart(ref, reason="the bug is fixed")
     {"terminate": world.terminate, "restart": world.restart}[end](ref)
-    assert [history.past_status(world.row(ref), run) for run in _runs(world, ref, 2)] == ["terminated"] * 2
+    assert [history.derive_run_status(world.row(ref), run) for run in _runs(world, ref, 2)] == ["terminated"] * 2
     assert [run.reason for run in _runs(world, ref, 2)] == ["the bug is fixed"] * 2
     other = world.create("o-2")
     world.restart(other, reason="the bug is fixed")
@@ -210,7 +210,7 @@ def test_why_a_run_began_is_kept_when_it_ends_without_a_reason(world: World, end
 
 def _runs(world: World, ref: RunRef, count: int) -> list[Any]:
     pk = world.row(ref).pk
-    return [world.store.read(lambda tx, n=n: history.run(tx, pk, n)) for n in range(1, count + 1)]
+    return [world.store.read(lambda tx, n=n: history.read_run(tx, pk, n)) for n in range(1, count + 1)]
 
 
 def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
@@ -218,7 +218,7 @@ def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
     world.change(ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
     world.restart(ref)
     found = [
-        world.change(ref, lambda tx, row, by=by: runs.find(tx, row, commit_id=by))
+        world.change(ref, lambda tx, row, by=by: runs.find_by_commit(tx, row, commit_id=by))
         for by in ("create-o-1", "second", "another")
     ]
     assert found == [1, 2, None]
@@ -239,7 +239,7 @@ def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> Non
 
 
 def _events(world: World, ref: RunRef, run: int = 1) -> Any:
-    return world.store.read(lambda tx: history.events(tx, world.row(ref).pk, run))
+    return world.store.read(lambda tx: history.read_events(tx, world.row(ref).pk, run))
 
 
 def test_events_are_numbered_in_the_order_of_their_acceptance_not_by_the_clock(world: World) -> None:

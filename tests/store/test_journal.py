@@ -190,7 +190,7 @@ def test_large_payloads_come_back_whole(world: World) -> None:
 
 
 def _oldest(world: World, claim: Claim, type_: str = "approval", *, deadline: datetime) -> PendingEvent | None:
-    return world.store.transact(lambda tx: step_rows.oldest_event(tx, claim, type_, deadline=deadline))
+    return world.store.transact(lambda tx: step_rows.find_oldest_event(tx, claim, type_, deadline=deadline))
 
 
 def _consume(world: World, claim: Claim, event: PendingEvent, key: str) -> None:
@@ -235,7 +235,7 @@ def test_events_of_another_run_are_not_seen(world: World) -> None:
 
 
 def _events(world: World, claim: Claim) -> Any:
-    return world.store.read(lambda tx: history.events(tx, claim.pk, claim.ref.run_number))
+    return world.store.read(lambda tx: history.read_events(tx, claim.pk, claim.ref.run_number))
 
 
 # --- logs ---------------------------------------------------------------------------------------
@@ -246,31 +246,31 @@ def _line(message: str, **given: Any) -> LogLine:
     return LogLine(LogLevel.INFO, "workflow", message, **given)
 
 
-def _log(world: World, claim: Claim, *messages: str, room: int) -> None:
+def _log(world: World, claim: Claim, *messages: str, limit: int) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        step_rows.write_logs(tx, claim, guarded, [_line(message) for message in messages], room=room)
+        step_rows.write_logs(tx, claim, guarded, [_line(message) for message in messages], limit=limit)
 
     world.store.transact(work)
 
 
 def test_log_lines_beyond_the_room_are_only_counted(world: World) -> None:
     claim = world.claim(world.create())
-    _log(world, claim, "one", "two", room=3)
-    _log(world, claim, "three", "four", "five", room=1)
-    _log(world, claim, "six", room=-2)
-    lines = world.store.read(lambda tx: history.logs(tx, claim.pk, 1, after_id=0, limit=100))
+    _log(world, claim, "one", "two", limit=3)
+    _log(world, claim, "three", "four", "five", limit=1)
+    _log(world, claim, "six", limit=-2)
+    lines = world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=100))
     assert [line.message for line in lines] == ["one", "two", "three"]
     assert world.load(claim).logs == 3
-    assert world.store.read(lambda tx: history.run(tx, claim.pk, 1)).dropped_logs == 3
+    assert world.store.read(lambda tx: history.read_run(tx, claim.pk, 1)).dropped_logs == 3
 
 
 def test_a_log_line_keeps_all_that_it_says(world: World) -> None:
     claim = world.claim(world.create())
     line = LogLine(LogLevel.WARNING, "billing", "späť\n", '{"n":1}', "charge", 2, is_replay=True)
     world.store.transact(
-        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], room=1)
+        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], limit=1)
     )
-    (read,) = world.store.read(lambda tx: history.logs(tx, claim.pk, 1, after_id=0, limit=1))
+    (read,) = world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=1))
     assert (read.level, read.category, read.message, read.data) == (LogLevel.WARNING, "billing", "späť\n", {"n": 1})
     assert (read.step_key, read.attempt, read.is_replay, read.created_at) == ("charge", 2, True, world.now)

@@ -41,7 +41,9 @@ def test_a_look_alike_event_type_serves_no_wait(world: World, sent: str) -> None
     ref = world.create()
     claim = world.claim(ref)
     world.send(ref, sent)
-    assert world.store.transact(lambda tx: step_rows.oldest_event(tx, claim, "approval", deadline=world.now)) is None
+    assert (
+        world.store.transact(lambda tx: step_rows.find_oldest_event(tx, claim, "approval", deadline=world.now)) is None
+    )
     world.wait(claim, event="approval")
     assert world.send(ref, sent) is False
 

@@ -27,7 +27,7 @@ def insert(world: World, *messages: OutboxMessage) -> None:
 
 
 def begin_in(tx: Tx, token: str) -> Delivery | None:
-    return outbox.begin(tx, "m-1", token=token, lease=LEASE)
+    return outbox.begin_delivery(tx, "m-1", token=token, lease=LEASE)
 
 
 def begin(world: World, token: str) -> Delivery | None:
@@ -41,7 +41,7 @@ def started(world: World, token: str) -> Delivery:
 
 
 def finish(world: World, delivery: Delivery) -> None:
-    world.store.transact(lambda tx: outbox.finish(tx, delivery))
+    world.store.transact(lambda tx: outbox.finish_delivery(tx, delivery))
 
 
 def give_back(world: World, delivery: Delivery, **how: Any) -> None:
@@ -114,7 +114,7 @@ def test_only_the_token_that_began_finds_its_delivery(world: World) -> None:
     insert(world, message())
     delivery = started(world, "first")
     found = [
-        world.store.transact(lambda tx, token=token: outbox.find(tx, "m-1", token=token))
+        world.store.transact(lambda tx, token=token: outbox.find_delivery(tx, "m-1", token=token))
         for token in ("first", "second")
     ]
     assert found == [delivery, None]
@@ -152,7 +152,7 @@ def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: Wor
     world.advance(LEASE.total_seconds())
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
-        outbox.finish(Tx(connection, world.store), late)
+        outbox.finish_delivery(Tx(connection, world.store), late)
         taking = world.start_blocked(begin, world, "other")
         transaction.commit() if first == "commits" else transaction.rollback()
     assert (taking.result() is None) == (first == "commits")
@@ -167,7 +167,7 @@ def test_what_was_no_attempt_is_not_counted(world: World) -> None:
 def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
-    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
+    world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
     assert take(world) == ["m-1"]
     assert started(world, "second").attempt == 1
 
@@ -175,7 +175,7 @@ def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> No
 def test_an_event_that_people_try_again_is_taken_from_the_worker_that_has_it(world: World) -> None:
     insert(world, message())
     late = started(world, "late")
-    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
+    world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
     finish(world, late)
     assert started(world, "second").attempt == 1
 
@@ -253,6 +253,6 @@ def test_what_is_forgotten_is_what_is_named(world: World) -> None:
 
 def test_what_is_there_is_known(world: World) -> None:
     insert(world, message("m-0"), message("m-1"))
-    present = world.store.read(lambda tx: outbox.present(tx, ["m-1", "m-7"]))
+    present = world.store.read(lambda tx: outbox.find_existing(tx, ["m-1", "m-7"]))
     counted = world.store.read(lambda tx: outbox.count_by_step(tx, 1, 1, ["announce", "charge"]))
     assert (present, counted) == (frozenset({"m-1"}), {"announce": 2})

@@ -15,8 +15,8 @@ from tests.store.test_plans import SLEEPERS, fill
 from tests.store.world import LEASE, World
 
 ASKED: dict[str, Callable[[Tx], Any]] = {
-    "overdue": overview.overdue,
-    "leases": lambda tx: overview.leases(tx, limit=100, lease=LEASE),
+    "overdue": overview.count_overdue,
+    "leases": lambda tx: overview.read_leases(tx, limit=100, lease=LEASE),
     "held by a node": lambda tx: chaos_checks.find_held_claims(tx, "w@here", lease=LEASE),
     "soon": lambda tx: chaos_checks.find_due_soon(tx, within=timedelta(seconds=60), limit=100),
 }
@@ -75,5 +75,5 @@ def test_what_is_overdue_is_counted_whether_its_hint_is_new_old_or_none(world: W
         connection.execute(moved)
     world.undo_dispatch(unsent, delay=30)
     world.advance(1)
-    found = world.store.read(overview.overdue)
+    found = world.store.read(overview.count_overdue)
     assert (found.count, found.oldest) == (3, began)

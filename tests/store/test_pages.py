@@ -20,7 +20,7 @@ def test_steps_come_page_by_page_in_both_orders(world: World, newest_first: bool
 
     def page(after: tuple[int, str] | None) -> list[tuple[int, str]]:
         found = world.store.read(
-            lambda tx: history.step_page(tx, claim.pk, 1, after=after, newest_first=newest_first, limit=2)
+            lambda tx: history.read_step_page(tx, claim.pk, 1, after=after, newest_first=newest_first, limit=2)
         )
         return [(seq, record.step_key) for seq, record in found]
 
@@ -38,9 +38,9 @@ def test_events_come_page_by_page_in_both_orders(world: World) -> None:
     pk = world.row(ref).pk
 
     def ids(**given: Any) -> list[str]:
-        return [event.event_id for event in world.store.read(lambda tx: history.events(tx, pk, 1, **given))]
+        return [event.event_id for event in world.store.read(lambda tx: history.read_events(tx, pk, 1, **given))]
 
-    first, second, third = world.store.read(lambda tx: history.events(tx, pk, 1))
+    first, second, third = world.store.read(lambda tx: history.read_events(tx, pk, 1))
     assert ids(limit=2) == ["e-0", "e-1"]
     assert ids(limit=2, after=second.seq) == ["e-2"]
     assert ids(limit=2, newest_first=True) == ["e-2", "e-1"]
@@ -52,7 +52,7 @@ def test_a_run_stands_at_the_open_step_that_is_due_first(world: World) -> None:
     claim = world.claim(world.create())
 
     def current() -> str | None:
-        found = world.store.read(lambda tx: history.current_step(tx, claim.pk, 1))
+        found = world.store.read(lambda tx: history.find_current_step(tx, claim.pk, 1))
         assert found is None or found.result is None
         return None if found is None else found.step_key
 

@@ -39,8 +39,8 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     ),
     "lock": (instances._lock, KEY),
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
-    "load": (step_rows._load, {"pk": 777, "run": 1}),
-    "event": (step_rows._oldest, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "load": (step_rows._select_run_and_steps, {"pk": 777, "run": 1}),
+    "event": (step_rows._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
     "live wait": (instances._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
 }
 
@@ -149,7 +149,7 @@ def test_a_list_of_one_workflow_reads_only_its_own_rows(live: World, is_first: b
     fill(live, rare="refund")
     newest = live.store.read(lambda tx: instances.find_pk(tx, "order", f"s-{SLEEPERS - 1}"))
     before = None if is_first else newest
-    query = history.listing(live.store.tables, workflow="refund", status=None, before_pk=before, limit=26)
+    query = history.build_list_query(live.store.tables, workflow="refund", status=None, before_pk=before, limit=26)
     compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
     with live.store.engine.begin() as connection:
         told = connection.exec_driver_sql(f"EXPLAIN {compiled}".replace("%", "%%")).all()
@@ -173,7 +173,7 @@ def test_a_list_of_a_rare_label_among_many_scans_nothing(live: World) -> None:
     for name, chosen in RARE.items():
         for before in (None, newest):
             given = {"workflow": None, "status": None, "before_pk": before, "limit": 26} | chosen
-            query = history.listing(live.store.tables, **given)
+            query = history.build_list_query(live.store.tables, **given)
             compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
             with live.store.engine.begin() as connection:
                 told = connection.exec_driver_sql(f"{verb} {compiled}".replace("%", "%%")).all()

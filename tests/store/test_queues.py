@@ -12,11 +12,11 @@ from tests.store.world import World, seconds
 
 
 def _claimed(world: World, queue: str = "durable") -> datetime | None:
-    return world.store.read(queues.claimed).get(queue)
+    return world.store.read(queues.read_claimed).get(queue)
 
 
 def _advance(world: World, sent_at: datetime) -> None:
-    world.store.transact(lambda tx: queues.advance(tx, "durable", sent_at=sent_at))
+    world.store.transact(lambda tx: queues.record_claimed(tx, "durable", sent_at=sent_at))
 
 
 def test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old(world: World) -> None:
@@ -65,7 +65,7 @@ def test_of_two_processes_that_report_at_once_one_is_heard(world: World) -> None
     world.advance(10)
     sent_at = world.now - seconds(1)
     with world.holding() as tx:
-        queues.advance(tx, "durable", sent_at=sent_at)
+        queues.record_claimed(tx, "durable", sent_at=sent_at)
         rival = world.start_blocked(_advance, world, world.now)
     rival.result()
     world.advance(3)
@@ -103,7 +103,7 @@ def test_a_claim_without_a_hint_says_nothing_of_the_queue(world: World) -> None:
     world.undo_dispatch(ref)
     Watermark(world.store, world.store.runtime).record_claim(world.claim(ref))
     world.advance(10)
-    assert world.store.read(queues.claimed) == {}
+    assert world.store.read(queues.read_claimed) == {}
 
 
 def test_a_report_that_fails_hurts_no_pass(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from celery_durable.redispatch import QueueProgress, Redispatch
 from celery_durable.store import claims, instances, schedule, step_rows, sweeps
 from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.step_rows import RunState, StepWrite, Written
+from celery_durable.store.step_rows import RunState, StepWrite, WrittenStep
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
@@ -107,7 +107,7 @@ class World:
     def steps(self, claim: Claim) -> tuple[StepRow, ...]:
         return self.load(claim).steps
 
-    def commit(self, claim: Claim, write: StepWrite) -> Written:
+    def commit(self, claim: Claim, write: StepWrite) -> WrittenStep:
         """A plain boundary, in the form that is fastest on this database."""
         return self.store.transact(
             lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), is_single_statement=True

@@ -51,7 +51,7 @@ class DuplicateFilter:
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
         def is_over(tx: Tx) -> bool:
-            return store_id(tx) == reference.store_id and not lost_tasks.is_out(tx, reference)
+            return store_id(tx) == reference.store_id and not lost_tasks.is_unanswered(tx, reference)
 
         if self._store().read(is_over):
             # Celery checks this set once more before it gives a task to its pool.

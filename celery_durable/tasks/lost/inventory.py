@@ -18,7 +18,7 @@ from typing import Any
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories
 from celery_durable.store.engine import Store
-from celery_durable.store.inventories import BEAT
+from celery_durable.store.inventories import RENEW_INTERVAL
 from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
 from celery_durable.tasks.lost.held_tasks import HeldTasks
@@ -80,7 +80,7 @@ class InventoryReporter(ForkSafeThread):
         while not stop.is_set():
             with self.fork_lock:
                 self._try_report()
-            self._wake.wait(BEAT.total_seconds())
+            self._wake.wait(RENEW_INTERVAL.total_seconds())
             self._wake.clear()
 
     def _try_report(self) -> None:
@@ -99,12 +99,12 @@ class InventoryReporter(ForkSafeThread):
     def _report(self, heartbeat_id: str) -> None:
         received_markers, store = self._held.received_markers(), self._store()
         if received_markers != self._stored_markers:
-            store.transact_once(lambda tx: inventories.note_passed(tx, heartbeat_id, received_markers))
+            store.transact_once(lambda tx: inventories.record_received_markers(tx, heartbeat_id, received_markers))
             self._stored_markers = received_markers
-        number = store.transact_once(lambda tx: inventories.beat(tx, heartbeat_id))
+        number = store.transact_once(lambda tx: inventories.renew_worker(tx, heartbeat_id))
         answer = self._answer
         if answer is not None and answer[0] > self._answered_number:
-            store.transact_once(lambda tx: inventories.answer(tx, heartbeat_id, *answer))
+            store.transact_once(lambda tx: inventories.answer_inventory(tx, heartbeat_id, *answer))
             self._answered_number = answer[0]
         if number > self._answered_number:
             self._request_list(number)

@@ -17,8 +17,8 @@ from typing import Protocol
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories, lost_tasks
 from celery_durable.store.engine import Store
-from celery_durable.store.inventories import REPLACED, SILENT, Peer
-from celery_durable.store.lost_tasks import Place, SentTask
+from celery_durable.store.inventories import REPLACED_AFTER, SILENT_AFTER, Peer
+from celery_durable.store.lost_tasks import SentCursor, SentTask
 from celery_durable.tasks.lost import detection
 from celery_durable.tasks.lost.detection import (
     Abandon,
@@ -98,7 +98,7 @@ class _Scan:
 
     due_at: float
     age_seconds: float
-    after: Place | None = None
+    after: SentCursor | None = None
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class LostTaskSearch:
         if now - self._last_check_at > _MAX_GAP_SECONDS:
             self._reachable_since = now
         try:
-            peers = self._store.transact_once(lambda tx: inventories.stand(tx, heartbeat_id))
+            peers = self._store.transact_once(lambda tx: inventories.register_searcher(tx, heartbeat_id))
             if not _is_oldest_searcher(heartbeat_id, peers):
                 self._state = _SearchState()
             else:
@@ -203,7 +203,7 @@ class LostTaskSearch:
         page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE_SIZE))
         due.after = page.next
         due.due_at = now + (every if page.next is None or every < math.inf else _CHECK_SECONDS)
-        candidates = self._store.read(lambda tx: lost_tasks.left_outbox(tx, page.tasks)) if page.tasks else []
+        candidates = self._store.read(lambda tx: lost_tasks.exclude_unsent(tx, page.tasks)) if page.tasks else []
         for destination, tasks in self._group_by_destination(candidates).items():
             if (active := self._state.searches.get(destination)) is not None:
                 active.has_successor |= any(active.tasks.get(task.id) != task for task in tasks)
@@ -276,7 +276,7 @@ class LostTaskSearch:
             self._state.periodic_scan.due_at, self._state.periodic_scan.after = now, None
 
     def _request_inventory(self, heartbeat_id: str, searching: Sequence[Destination], now: float) -> None:
-        number = self._store.transact_once(lambda tx: inventories.call(tx, heartbeat_id))
+        number = self._store.transact_once(lambda tx: inventories.start_inventory(tx, heartbeat_id))
         for destination in searching if number is not None else ():
             active = self._state.searches[destination]
             active.search, active.inventory_requested_at = (
@@ -309,10 +309,10 @@ class LostTaskSearch:
 
 def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
     """Whether a process was silent for too long, or a newer process with its node name is more recently seen."""
-    if peer.since_seen >= SILENT:
+    if peer.since_seen >= SILENT_AFTER:
         return True
     after = [other for other in peers if other.node == peer.node and other.started_at > peer.started_at]
-    return peer.since_seen >= REPLACED and any(other.since_seen < peer.since_seen for other in after)
+    return peer.since_seen >= REPLACED_AFTER and any(other.since_seen < peer.since_seen for other in after)
 
 
 def _is_oldest_searcher(heartbeat_id: str, peers: Sequence[Peer]) -> bool:
@@ -320,5 +320,5 @@ def _is_oldest_searcher(heartbeat_id: str, peers: Sequence[Peer]) -> bool:
 
     Two dispatchers may both be the oldest for a moment. Then both search, which does no harm.
     """
-    searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT]
+    searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT_AFTER]
     return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == heartbeat_id

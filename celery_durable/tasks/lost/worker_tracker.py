@@ -58,13 +58,11 @@ class WorkerLossTracker:
 
         def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:
             if is_own_app(sender.app):
-                self._record(
-                    request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=self._retry_delay(reason))
-                )
+                self._record(request, lambda tx, it: lost_tasks.record_retry(tx, it, sent_in=self._retry_delay(reason)))
 
         def ended(sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
             if is_own_app(sender.app) and is_requeued(task, state, retval):
-                self._record(task.request, lambda tx, it: lost_tasks.note_sent_again(tx, it, sent_in=timedelta(0)))
+                self._record(task.request, lambda tx, it: lost_tasks.record_retry(tx, it, sent_in=timedelta(0)))
 
         signals.task_postrun.connect(ended, weak=False)
         signals.task_received.connect(received, weak=False)
@@ -90,7 +88,7 @@ class WorkerLossTracker:
 
         Its successors, or only the last of them, have its links. They may all have other ids.
         """
-        self._record(request, lost_tasks.note_replaced)
+        self._record(request, lost_tasks.record_replacement)
 
     def _record(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
         reference = TaskReference.read(request.get(HEADER))
