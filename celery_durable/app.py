@@ -49,7 +49,7 @@ from celery_durable.tasks.process_stops import make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.worker import DurableStep, StopFlag
-from celery_durable.values import Retries, label
+from celery_durable.values import Retries, check_text_name
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -339,7 +339,7 @@ class Durable:
         """
 
         def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
-            label("Outbound event", name, 255)
+            check_text_name("Outbound event", name, 255)
             new, taken = Handler.of(fn, retries), self.handlers.get(name)
             if taken is not None and taken.qualified_name != new.qualified_name:
                 raise DefinitionInvalid(

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
 from celery_durable.model import OnLost
-from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, label
+from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, check_text_name
 
 Dispatcher = Literal["beat", "worker", "both", "none"]
 
@@ -84,7 +84,7 @@ class Settings:
         for name, (most, why) in _BOUNDS.items():
             if getattr(self, name) > most:
                 raise ConfigInvalid(f"durable_{name}", getattr(self, name), why)
-        label("durable_queue", self.queue, 255)
+        check_text_name("durable_queue", self.queue, 255)
 
     @property
     def lease(self) -> timedelta:
@@ -120,7 +120,7 @@ class Settings:
     @property
     def step_policy(self) -> StepPolicy:
         """How a step runs for which nobody says more."""
-        return StepPolicy().over(self.step_defaults)
+        return StepPolicy().override_with(self.step_defaults)
 
 
 _BOUNDS = {

@@ -13,7 +13,7 @@ from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import UNSET, Duration, label
+from celery_durable.values import UNSET, Duration, check_text_name
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -63,7 +63,7 @@ class LinearWorkflow(Workflow[P, Any]):
     def handler(self, *steps: str) -> Callable[[Handling], Handling]:
         """Make a function the handler of these steps: steps of the list, or of older lists that current runs follow."""
         for step in steps:
-            label("Step name", step, 256)
+            check_text_name("Step name", step, 256)
 
         def register(fn: Handling) -> Handling:
             for step in steps:

@@ -24,14 +24,14 @@ from celery_durable.values import (
     UNSET,
     Backoff,
     Codec,
+    CompletionHooks,
     Duration,
-    Hooks,
     Retries,
     StepConfig,
     StepPolicy,
-    duration,
-    identifier,
-    label,
+    check_identifier,
+    check_text_name,
+    parse_duration,
 )
 
 logger = logging.getLogger("celery_durable")
@@ -58,7 +58,7 @@ class Definition(abc.ABC):
     retention: timedelta | None = UNSET
     max_run_duration: timedelta | None = None
     max_suspend_duration: timedelta | None = None
-    hooks: Hooks = field(default_factory=Hooks)
+    hooks: CompletionHooks = field(default_factory=CompletionHooks)
     kind: ClassVar[Kind]
 
     @property
@@ -110,7 +110,7 @@ class LinearStep:
     timeout: Duration | None = UNSET
 
     def __post_init__(self) -> None:
-        label("Step name", self.name, 256)
+        check_text_name("Step name", self.name, 256)
         most: Any = self.max_attempts
         if most is not UNSET and most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise DefinitionInvalid(f"max_attempts={most!r} of step {self.name!r} must be at least 1, or None.")
@@ -140,13 +140,13 @@ class LinearDefinition(Definition):
         return f"{self.module}:{self.name}"
 
     def plan(self, policy: StepPolicy) -> RunPlan:
-        policies = [policy.over(step.config) for step in self.steps]
+        policies = [policy.override_with(step.config) for step in self.steps]
         planned = (PlannedStep(s.name, p.max_attempts, p.timeout) for s, p in zip(self.steps, policies, strict=True))
         return RunPlan(Kind.LINEAR, tuple(planned), self.version)
 
     def policy_of(self, step: str, policy: StepPolicy) -> StepPolicy:
         """The policy of a step. A recorded step that is no longer in the list has the default, ``policy``."""
-        return next((policy.over(each.config) for each in self.steps if each.name == step), policy)
+        return next((policy.override_with(each.config) for each in self.steps if each.name == step), policy)
 
 
 def define_linear(
@@ -162,7 +162,7 @@ def define_linear(
     on_failure: Any = None,
 ) -> LinearDefinition:
     """Check a linear workflow and return its definition, still without handlers; raises DefinitionInvalid."""
-    identifier("Workflow name", name, 255)
+    check_identifier("Workflow name", name, 255)
     number: Any = version
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**31:
         raise DefinitionInvalid(f"version={version!r} of linear workflow {name!r} must be a whole number from 1.")
@@ -182,11 +182,11 @@ def define_linear(
         version=version,
         steps=tuple(steps),
         handlers={},
-        queue=None if queue is None else label("Queue", queue, 255),
+        queue=None if queue is None else check_text_name("Queue", queue, 255),
         params=_settled(params, f"The parameter type of linear workflow {name!r}"),
         output=Codec(),
         retention=retention if retention is UNSET else _length(retention),
-        hooks=Hooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
+        hooks=CompletionHooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
     )
 
 
@@ -238,19 +238,21 @@ def define(
     if max_steps is not None and max_steps < 1:
         raise DefinitionInvalid(f"max_steps={max_steps} of {fn.__qualname__} must be at least 1.")
     first = next(iter(signature.parameters))
-    params = Codec.ours(
+    params = Codec.for_stored_values(
         lambda: _payload_type(_declared(fn, first)), what=f"The parameter type of workflow {fn.__qualname__}"
     )
-    output = Codec.ours(lambda: _declared(fn, "return"), what=f"The return type of workflow {fn.__qualname__}")
+    output = Codec.for_stored_values(
+        lambda: _declared(fn, "return"), what=f"The return type of workflow {fn.__qualname__}"
+    )
     # A type that cannot be resolved yet is resolved when it is needed: the module may define it below the workflow.
     if not isinstance(given := _annotation(fn, first), str):
-        params.settle(_payload_type(given))
+        params.resolve_type(_payload_type(given))
     if not isinstance(returned := _annotation(fn, "return"), str):
-        output.settle(returned)
+        output.resolve_type(returned)
     return WorkflowDefinition(
-        name=identifier("Workflow name", fn.__name__ if name is None else name, 255),
+        name=check_identifier("Workflow name", fn.__name__ if name is None else name, 255),
         fn=fn,
-        queue=None if queue is None else label("Queue", queue, 255),
+        queue=None if queue is None else check_text_name("Queue", queue, 255),
         step_defaults=step_defaults,
         max_steps=max_steps,
         params=params,
@@ -258,18 +260,18 @@ def define(
         retention=retention if retention is UNSET else _length(retention),
         max_run_duration=_length(max_run_duration),
         max_suspend_duration=_length(max_suspend_duration),
-        hooks=Hooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
+        hooks=CompletionHooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
 
 
 def _settled(annotation: Any, what: str) -> Codec:
-    codec = Codec.ours(lambda: annotation, what=what)
-    codec.settle(annotation)
+    codec = Codec.for_stored_values(lambda: annotation, what=what)
+    codec.resolve_type(annotation)
     return codec
 
 
 def _length(given: Duration | None) -> timedelta | None:
-    return None if given is None else duration(given, minimum=_SHORTEST_POLICY)
+    return None if given is None else parse_duration(given, minimum=_SHORTEST_POLICY)
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
@@ -440,7 +442,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
 
 def _result_codec(inner: Any, result: Any) -> Codec:
     # The codec must not refer to the callable itself, which would keep its own weak cache entry alive.
-    codec = Codec.ours(lambda: result, what=_result_of(inner))
+    codec = Codec.for_stored_values(lambda: result, what=_result_of(inner))
     try:
         _ = codec.is_typed  # resolve the type now, before a body runs whose result could not be recorded
     except DefinitionInvalid:

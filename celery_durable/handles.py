@@ -340,7 +340,7 @@ class WorkflowInstance(Generic[R_co]):
             ResultTimeout: It did not end in time.
         """
         runtime = self.workflow.host.runtime
-        limit = None if timeout is None else values.duration(timeout)
+        limit = None if timeout is None else values.parse_duration(timeout)
         deadline = None if limit is None else runtime.monotonic() + limit.total_seconds()
         pause = 0.01
         while True:

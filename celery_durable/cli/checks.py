@@ -14,8 +14,8 @@ from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli import embedded
 from celery_durable.errors import DurableError, UnsupportedDatabase
-from celery_durable.explain.refusals import remedy
-from celery_durable.model import HEARTBEAT, SWEEP_TASK, Heartbeat, Outage, format_duration, iso
+from celery_durable.explain.remedies import find_remedy
+from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Heartbeat, Outage, format_duration, iso
 from celery_durable.store import heartbeats, migrate, outbox, schedule, server_info
 from celery_durable.store.schema import REVISION
 
@@ -255,7 +255,7 @@ def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Find
         sentence = (
             f"{what} since {iso(outage.since)}, {format_duration(now - outage.since, units=1)} ago: {outage.error}"
         )
-        fix = _DATABASE_REMEDY if outage.what == "database" else remedy(outage.error)
+        fix = _DATABASE_REMEDY if outage.what == "database" else find_remedy(outage.error)
         yield Finding(Level.FAIL, outage.what, sentence, fix)
 
 
@@ -333,7 +333,7 @@ def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
 
 def _check_replies(durable: Durable, working: set[str], replying: set[str], *, has_broker: bool) -> Finding:
     about = "workers"
-    seen = f"in the last {format_duration(3 * HEARTBEAT)}"
+    seen = f"in the last {format_duration(3 * HEARTBEAT_INTERVAL)}"
     if not working and not replying:
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
     if not working:

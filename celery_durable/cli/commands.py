@@ -66,7 +66,7 @@ def start(
         raise click.UsageError("--timeout needs --wait or --follow.")
     if restart and id is None:
         raise click.UsageError("--restart needs --id: a random one is never taken.")
-    params_given, label_values = merged_params(params, single_params), values.read_labels(labels)
+    params_given, label_values = merged_params(params, single_params), values.parse_labels(labels)
     backend, console = open_backend(ctx), Console.from_context(ctx)
     if restart:
         assert id is not None

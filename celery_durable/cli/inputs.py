@@ -53,7 +53,7 @@ class DurationInput(click.ParamType[timedelta]):
         except (TypeError, ValueError):
             seconds = value
         try:
-            return values.duration(seconds)
+            return values.parse_duration(seconds)
         except (DurationInvalid, OverflowError) as exc:
             self.fail(str(exc), param, ctx)
 

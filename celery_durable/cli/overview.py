@@ -14,7 +14,7 @@ from celery_durable.cli.console import Column, Console, Styled
 from celery_durable.cli.lifecycle import Targets, on_targets
 from celery_durable.cli.render import Times
 from celery_durable.cli.stored import StoreBackend, database_now, open_durable
-from celery_durable.explain.refusals import remedy
+from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
 
 _LIMIT = click.option(
@@ -165,4 +165,4 @@ def sweep(ctx: click.Context) -> None:
             f"{'The broker' if queue is None else 'Queue'} {each.where} takes no messages: {each.error}"
             for queue, each in outages
         ]
-        raise CliError(" ".join(sentences), " ".join(dict.fromkeys(remedy(each.error) for _, each in outages)))
+        raise CliError(" ".join(sentences), " ".join(dict.fromkeys(find_remedy(each.error) for _, each in outages)))

@@ -72,7 +72,7 @@ def ls(
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     wanted = None if status is None else Status(status)
-    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.read_labels(labels))
+    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
     times = Times(backend.now(), exact=not console.is_terminal)
     if page.items:
         console.print_table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])

@@ -165,7 +165,7 @@ class StoreBackend:
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
         """One row; what has not changed is looked at again after a while, by the caller."""
-        found = self._operations.look(workflow, instance_id)
+        found = self._operations.read_with_tag(workflow, instance_id)
         row = found.instance
         if found.tag == known_version:
             if wait_seconds > 0:

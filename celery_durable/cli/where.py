@@ -71,7 +71,7 @@ class WhereInput(click.ParamType[Condition]):
         if not given and not labels:
             self.fail("names no condition", param, ctx)
         try:
-            return Condition(**given, labels=values.read_labels(labels))
+            return Condition(**given, labels=values.parse_labels(labels))
         except ValueRefused as exc:
             self.fail(str(exc), param, ctx)
 

@@ -142,7 +142,7 @@ class InstanceCounts(Collector):
     """
 
     def __init__(self, durable: Durable, *, fresh_for: Duration = "10 seconds") -> None:
-        self._durable, self._fresh_for = durable, values.duration(fresh_for).total_seconds()
+        self._durable, self._fresh_for = durable, values.parse_duration(fresh_for).total_seconds()
         self._counts: dict[tuple[str, Status], int] = {}
         self._given_up: int | None = None
         self._outages: dict[tuple[str, str], float] | None = None

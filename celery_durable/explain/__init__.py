@@ -11,28 +11,28 @@ from datetime import timedelta
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
-from celery_durable.explain.refusals import remedy
-from celery_durable.explain.waits import asleep, listed, waiting_steps
-from celery_durable.explain.words import (
-    ago,
-    attempts,
-    crashes,
-    do,
-    doctor,
-    ended,
+from celery_durable.explain.phrases import (
+    build_diagnosis,
+    count_attempts,
+    count_times,
+    count_worker_deaths,
+    doctor_command,
+    format_age,
+    format_end,
+    instance_command,
     last_sweep,
-    quoted,
-    said,
-    short,
-    start_beat,
-    start_worker,
-    times,
+    quote,
+    shorten,
+    start_beat_command,
+    start_worker_command,
 )
+from celery_durable.explain.remedies import find_remedy
+from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
 from celery_durable.model import Heartbeat, Outage, Status, StepStatus, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
-_PUBLISHES_WITHIN = timedelta(seconds=5)
+_PUBLISH_DELAY = timedelta(seconds=5)
 """A dispatcher that lives has published by then what it found due, unless something keeps it from it."""
 _JUST_NOW = timedelta(seconds=1)
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
@@ -43,35 +43,37 @@ def explain(facts: Facts) -> Diagnosis:
     row = facts.instance
     match row.status:
         case Status.COMPLETE:
-            return said(facts, Code.DONE, f"It completed{ended(facts)}.")
+            return build_diagnosis(facts, Code.DONE, f"It completed{format_end(facts)}.")
         case Status.TERMINATED:
-            why = "" if facts.run.reason is None else f": {short(facts.run.reason)}"
-            return said(facts, Code.TERMINATED, f"It was terminated{ended(facts)}{why}.", do(row, "restart"))
+            why = "" if facts.run.reason is None else f": {shorten(facts.run.reason)}"
+            return build_diagnosis(
+                facts, Code.TERMINATED, f"It was terminated{format_end(facts)}{why}.", instance_command(row, "restart")
+            )
         case Status.ERRORED:
-            return _failed(facts)
+            return _explain_failed(facts)
         case Status.PAUSED:
-            sentence = f"It is paused, for {ago(facts, row.updated_at)}; timers go on counting."
+            sentence = f"It is paused, for {format_age(facts, row.updated_at)}; timers go on counting."
             if waiting := waiting_steps(facts):
-                sentence += f" Behind the pause: {listed(waiting)}."
-            return said(facts, Code.PAUSED, sentence, do(row, "resume"))
+                sentence += f" Behind the pause: {list_steps(waiting)}."
+            return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
         case Status.ACTIVE | Status.WAITING:
             if row.claim_token is not None:
-                return _claimed(facts)
+                return _explain_claimed(facts)
             if row.run_at is not None and row.run_at > facts.now:
-                return asleep(facts, row.run_at)
-            return _due(facts)
+                return explain_waiting(facts, row.run_at)
+            return _explain_due(facts)
 
 
 # --- ended --------------------------------------------------------------------------------------
 
 
-def _failed(facts: Facts) -> Diagnosis:
+def _explain_failed(facts: Facts) -> Diagnosis:
     run, step = facts.run, facts.last_step
     name = run.error_name or "an error"
-    error = f"{name}: {short(run.error_message)}" if run.error_message else name
-    sentence = f"It failed{ended(facts)} with {error}"
+    error = f"{name}: {shorten(run.error_message)}" if run.error_message else name
+    sentence = f"It failed{format_end(facts)} with {error}"
     if step is not None and step.error is not None and step.error.name == run.error_name:
-        sentence += f" (step {quoted(step.name)}, {attempts(step)})"
+        sentence += f" (step {quote(step.name)}, {count_attempts(step)})"
     code = Code.FAILED
     if name == StepLimitExceeded.__name__:
         code = Code.STEP_LIMIT
@@ -79,81 +81,92 @@ def _failed(facts: Facts) -> Diagnosis:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code and what is recorded do not fit"
     row = facts.instance
-    actions = [do(row, "show", "--full"), do(row, "retry"), do(row, "restart")]
-    return said(facts, code, f"{sentence.rstrip('.')}.", *actions)
+    actions = [
+        instance_command(row, "show", "--full"),
+        instance_command(row, "retry"),
+        instance_command(row, "restart"),
+    ]
+    return build_diagnosis(facts, code, f"{sentence.rstrip('.')}.", *actions)
 
 
 # --- in a worker's hands ------------------------------------------------------------------------
 
 
-def _claimed(facts: Facts) -> Diagnosis:
+def _explain_claimed(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     node = (row.claimed_by or "").rpartition(" ")[2] or "a worker"
     if row.lease_until is None or row.lease_until <= now:
-        since = "" if row.lease_until is None else f", its lease ended {ago(facts, row.lease_until)} ago"
+        since = "" if row.lease_until is None else f", its lease ended {format_age(facts, row.lease_until)} ago"
         sentence = f"The worker {node} fell silent{since}. "
         if _has_dispatcher(facts):
             sentence += "A dispatcher hands the run on; one that has just started waits as long as a lease lasts."
-            return said(facts, Code.LEASE_EXPIRED, sentence)
-        return said(facts, Code.LEASE_EXPIRED, sentence + _nobody_sweeps(facts), *start_beat())
-    where = f"the worker {node}, which has had it for {ago(facts, row.updated_at)}"
+            return build_diagnosis(facts, Code.LEASE_EXPIRED, sentence)
+        return build_diagnosis(
+            facts, Code.LEASE_EXPIRED, sentence + _describe_missing_dispatcher(facts), *start_beat_command()
+        )
+    where = f"the worker {node}, which has had it for {format_age(facts, row.updated_at)}"
     if row.pause_requested:
         sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
-        return said(facts, Code.PAUSED, sentence, do(row, "resume"))
+        return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
     started = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
     if started:
-        doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quoted, started[:5]))
+        doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quote, started[:5]))
     elif facts.last_step is not None:
-        doing = f"what follows step {quoted(facts.last_step.name)}"
+        doing = f"what follows step {quote(facts.last_step.name)}"
     else:
         doing = "its beginning"
     sentence = f"It runs {doing}, on {where}; the lease is good for {format_duration(row.lease_until - now)}."
     if row.crash_count:
-        sentence += f" {crashes(row.crash_count)} before, without a step in between."
+        sentence += f" {count_worker_deaths(row.crash_count)} before, without a step in between."
     seen = [beat for beat in facts.heartbeats if beat.node == node]
     if seen and not any(beat.is_live(now) for beat in seen):
         last = max(beat.seen_at for beat in seen)
         sentence += (
-            f" That worker was last seen {ago(facts, last)} ago; if it is dead, the lease ends, and it is handed on."
+            f" That worker was last seen {format_age(facts, last)} ago; if it is dead, the lease ends, and it is "
+            "handed on."
         )
-    return said(facts, Code.RUNNING, sentence, do(row, "logs", "--follow"))
+    return build_diagnosis(facts, Code.RUNNING, sentence, instance_command(row, "logs", "--follow"))
 
 
 # --- due, and in nobody's hands -----------------------------------------------------------------
 
 
-def _due(facts: Facts) -> Diagnosis:
+def _explain_due(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     due_at = row.run_at or row.updated_at
-    since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {ago(facts, due_at)}"
-    if row.sent_at is None and (outage := _outage(facts)) is not None:
-        return _refused(facts, since, outage)
+    since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
+    if row.sent_at is None and (outage := _find_outage(facts)) is not None:
+        return _explain_outage(facts, since, outage)
     everybody = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
     consumers = [beat for beat in everybody if beat.runs_workflows]
     if everybody and not consumers:
-        return _on_other_pools(facts, since, everybody)
+        return _explain_unsupported_pools(facts, since, everybody)
     if consumers and not any(row.workflow in beat.workflows for beat in consumers):
-        return _unknown(facts, since, consumers)
+        return _explain_unregistered(facts, since, consumers)
     missing = "" if consumers else f" And no worker consumes queue {row.queue!r}."
     is_overdue = row.poll_at is not None and row.poll_at <= now
     if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatches):
-        sent = f"was sent {times(row.dispatches)}" if row.dispatches else "nobody has sent it to a worker"
-        sentence = f"{since}, and {sent}. {_nobody_sweeps(facts)}{missing}"
-        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat(), *start_worker(facts, consumers))
-    if row.dispatches or (row.sent_at is not None and now - row.sent_at > _PUBLISHES_WITHIN):
-        return _unclaimed(facts, since, consumers)
-    if is_overdue and row.poll_at is not None and now - row.poll_at > _PUBLISHES_WITHIN:
+        sent = f"was sent {count_times(row.dispatches)}" if row.dispatches else "nobody has sent it to a worker"
+        sentence = f"{since}, and {sent}. {_describe_missing_dispatcher(facts)}{missing}"
+        return build_diagnosis(
+            facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat_command(), *start_worker_command(facts, consumers)
+        )
+    if row.dispatches or (row.sent_at is not None and now - row.sent_at > _PUBLISH_DELAY):
+        return _explain_unclaimed(facts, since, consumers)
+    if is_overdue and row.poll_at is not None and now - row.poll_at > _PUBLISH_DELAY:
         sentence = (
             f"{since}, and the dispatcher does not send it: the broker does not answer, or queue {row.queue!r} is "
             f"longer than durable_queue_high_water.{missing}"
         )
-        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, *start_worker(facts, consumers), doctor())
+        return build_diagnosis(
+            facts, Code.DUE_NOT_DISPATCHED, sentence, *start_worker_command(facts, consumers), doctor_command()
+        )
     missing = "" if consumers else f" But no worker consumes queue {row.queue!r}."
     sentence = f"{since}; a worker should take it any moment.{missing}"
-    return said(facts, Code.DUE, sentence, *start_worker(facts, consumers))
+    return build_diagnosis(facts, Code.DUE, sentence, *start_worker_command(facts, consumers))
 
 
-def _outage(facts: Facts) -> Outage | None:
+def _find_outage(facts: Facts) -> Outage | None:
     """What keeps dispatchers from sending it: its own queue first, the broker else, then the database."""
     found = [outage for beat in facts.heartbeats if beat.is_live(facts.now) for outage in beat.outages]
     queue = facts.instance.queue
@@ -164,20 +177,22 @@ def _outage(facts: Facts) -> Outage | None:
     return None
 
 
-def _refused(facts: Facts, since: str, outage: Outage) -> Diagnosis:
-    lasts, error = f"since {iso(outage.since)}", short(outage.error).rstrip(".")
+def _explain_outage(facts: Facts, since: str, outage: Outage) -> Diagnosis:
+    lasts, error = f"since {iso(outage.since)}", shorten(outage.error).rstrip(".")
     if outage.what == "database":
         sentence = f"{since}, and the dispatcher cannot look after it, {lasts}: {error}."
-        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor())
-    fix = remedy(outage.error)
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
+    fix = find_remedy(outage.error)
     if outage.what == "broker":
         sentence = f"{since}, and the broker {outage.where} takes no messages {lasts}: {error}. {fix}"
-        return said(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor())
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
     sentence = f"{since}, and queue {outage.where!r} refuses its messages {lasts}: {error}. {fix}"
-    return said(facts, Code.QUEUE_REFUSED, sentence, doctor(), refused_since=iso(outage.since), error=outage.error)
+    return build_diagnosis(
+        facts, Code.QUEUE_REFUSED, sentence, doctor_command(), refused_since=iso(outage.since), error=outage.error
+    )
 
 
-def _unknown(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+def _explain_unregistered(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
     nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
     known = {name for beat in consumers for name in beat.workflows}
@@ -187,22 +202,22 @@ def _unknown(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
         "that defines it in the worker, or wait for the deploy to end." + (f" They know {near[0]!r}." if near else "")
     )
     inspect = f"celery -A {YOUR_APP} inspect registered"
-    return said(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
+    return build_diagnosis(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
 
 
-def _on_other_pools(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+def _explain_unsupported_pools(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
     pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers})[:5])
     sentence = (
         f"{since}, and queue {row.queue!r} is consumed only by workers on pools that run no workflows ({pools}). Start "
         "one with -P prefork, threads or solo, or give the workflow a queue of its own."
     )
-    return said(facts, Code.POOL_UNSUPPORTED, sentence, *start_worker(facts, []))
+    return build_diagnosis(facts, Code.POOL_UNSUPPORTED, sentence, *start_worker_command(facts, []))
 
 
-def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
+def _explain_unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
-    sentence = f"{since} and was sent {times(max(row.dispatches, 1))}, "
+    sentence = f"{since} and was sent {count_times(max(row.dispatches, 1))}, "
     if consumers:
         count = "1 worker consumes" if len(consumers) == 1 else f"{len(consumers)} workers consume"
         sentence += (
@@ -214,14 +229,16 @@ def _unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosi
     if row.poll_at is not None and row.poll_at > facts.now:
         again = format_duration(row.poll_at - facts.now)
         sentence += f" It is sent again when its queue shows that the message got lost, at the latest in {again}."
-    return said(facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker(facts, consumers), doctor())
+    return build_diagnosis(
+        facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker_command(facts, consumers), doctor_command()
+    )
 
 
 def _has_dispatcher(facts: Facts) -> bool:
     return any(beat.sweeps(facts.now) for beat in facts.heartbeats)
 
 
-def _nobody_sweeps(facts: Facts) -> str:
+def _describe_missing_dispatcher(facts: Facts) -> str:
     last = last_sweep(facts)
     since = "No dispatcher has been seen" if last is None else f"Nobody has swept since {iso(last)}"
     return f"{since}: is celery beat running?"

@@ -8,34 +8,44 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
-from celery_durable.explain.words import ago, crashes, do, doctor, maybe_iso, n_of_m, quoted, said, short, when
+from celery_durable.explain.phrases import (
+    build_diagnosis,
+    count_worker_deaths,
+    doctor_command,
+    format_age,
+    format_attempt_count,
+    format_remaining,
+    instance_command,
+    iso_or_none,
+    quote,
+    shorten,
+)
 from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, format_duration
 
 
-def asleep(facts: Facts, until: datetime) -> Diagnosis:
+def explain_waiting(facts: Facts, until: datetime) -> Diagnosis:
     """Of an instance that is due at ``until``."""
     row, at = facts.instance, f"in {format_duration(until - facts.now)}"
     if row.status is Status.ACTIVE and row.crash_count:
-        sentence = (
-            f"It rests after a crash and goes on {at}. {crashes(row.crash_count)} there, without a step in between."
-        )
-        return said(facts, Code.CRASHING, sentence, do(row, "logs", "--level warn"))
+        died = count_worker_deaths(row.crash_count)
+        sentence = f"It rests after a crash and goes on {at}. {died} there, without a step in between."
+        return build_diagnosis(facts, Code.CRASHING, sentence, instance_command(row, "logs", "--level warn"))
     waiting = waiting_steps(facts)
     if not waiting:
         if facts.run.started_at is None:
-            return said(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
-        return said(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
-    first = next((step for step in waiting if _mistyped(facts, step)), waiting[0])
+            return build_diagnosis(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
+        return build_diagnosis(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
+    first = next((step for step in waiting if _find_mistyped_event(facts, step)), waiting[0])
     told = (
         (first,)
         if first.display_type is not StepType.TASK
         else [step for step in waiting if step.display_type is StepType.TASK]
     )
     others = [step for step in waiting if step not in told]
-    found = _open_step(facts, first)
+    found = _explain_step(facts, first)
     if not others:
         return found
-    return Diagnosis(found.code, f"{found.sentence} Besides: {listed(others)}.", found.facts, found.actions)
+    return Diagnosis(found.code, f"{found.sentence} Besides: {list_steps(others)}.", found.facts, found.actions)
 
 
 def waiting_steps(facts: Facts) -> list[StepRecord]:
@@ -43,76 +53,82 @@ def waiting_steps(facts: Facts) -> list[StepRecord]:
     return sorted((step for step in facts.open_steps if step.is_waiting), key=_due_at)
 
 
-def listed(steps: list[StepRecord]) -> str:
+def list_steps(steps: list[StepRecord]) -> str:
     """The first few of these, in a few words each."""
-    return "; ".join(_briefly(step) for step in steps[:3]) + ("; ..." if len(steps) > 3 else "")
+    return "; ".join(_describe_step(step) for step in steps[:3]) + ("; ..." if len(steps) > 3 else "")
 
 
-def _open_step(facts: Facts, step: StepRecord) -> Diagnosis:
-    row, name = facts.instance, quoted(step.name)
-    known: dict[str, Any] = {"step": step.name, "due_at": maybe_iso(step.next_retry_at or step.wake_at)}
+def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
+    row, name = facts.instance, quote(step.name)
+    known: dict[str, Any] = {"step": step.name, "due_at": iso_or_none(step.next_retry_at or step.wake_at)}
     if step.status is StepStatus.READY and step.error is None:  # a linear step that nobody could begin
         sentence = (
             f"Step {name} is ready, but the worker that looked last has no handler for it; the next one looks "
-            f"{when(facts, row.run_at)}."
+            f"{format_remaining(facts, row.run_at)}."
         )
-        return said(facts, Code.NOT_REGISTERED, sentence, f"celery -A {YOUR_APP} inspect registered", **known)
+        return build_diagnosis(
+            facts, Code.NOT_REGISTERED, sentence, f"celery -A {YOUR_APP} inspect registered", **known
+        )
     match step.display_type:
         case StepType.SLEEP:
-            sentence = f"Sleeps at step {name}; wakes {when(facts, step.wake_at)}."
-            return said(facts, Code.SLEEPING, sentence, **known)
+            sentence = f"Sleeps at step {name}; wakes {format_remaining(facts, step.wake_at)}."
+            return build_diagnosis(facts, Code.SLEEPING, sentence, **known)
         case StepType.DO:
-            error = "an error" if step.error is None else f"{step.error.name}: {short(step.error.message)}"
+            error = "an error" if step.error is None else f"{step.error.name}: {shorten(step.error.message)}"
             sentence = (
-                f"Tries step {name} again {when(facts, step.next_retry_at)}; "
-                f"attempt {n_of_m(step)} failed: {error.rstrip('.')}."
+                f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
+                f"attempt {format_attempt_count(step)} failed: {error.rstrip('.')}."
             )
             known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
-            return said(facts, Code.RETRY_SCHEDULED, sentence, do(row, "logs", "--level warn"), **known)
+            return build_diagnosis(
+                facts, Code.RETRY_SCHEDULED, sentence, instance_command(row, "logs", "--level warn"), **known
+            )
         case StepType.WAIT if step.wait_topic is not None:
-            sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {when(facts, step.wake_at)}.'
+            at = format_remaining(facts, step.wake_at)
+            sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {at}.'
             emit = f"celery -A {YOUR_APP} durable emit {shlex.quote(step.wait_topic)} --payload '{{...}}'"
-            return said(facts, Code.WAITING_EVENT, sentence, emit, **known, topic=step.wait_topic)
+            return build_diagnosis(facts, Code.WAITING_EVENT, sentence, emit, **known, topic=step.wait_topic)
         case StepType.WAIT:
             type_ = step.wait_event_type or ""
-            sentence = f'Waits for event "{type_}" at step {name}; times out {when(facts, step.wake_at)}.'
-            if mistyped := _mistyped(facts, step):
+            at = format_remaining(facts, step.wake_at)
+            sentence = f'Waits for event "{type_}" at step {name}; times out {at}.'
+            if mistyped := _find_mistyped_event(facts, step):
                 sentence += f' An event "{mistyped}" is buffered, the wait is for "{type_}": a typing mistake?'
             elif others := [f'"{other}"' for other in facts.buffered if other != type_]:
                 sentence += f" Buffered for later waits: {', '.join(others[:5])}."
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
-            send = do(row, "send-event", f"{shlex.quote(type_)} --payload '{{...}}'")
-            return said(facts, Code.WAITING_EVENT, sentence, send, **known)
+            send = instance_command(row, "send-event", f"{shlex.quote(type_)} --payload '{{...}}'")
+            return build_diagnosis(facts, Code.WAITING_EVENT, sentence, send, **known)
         case StepType.TASK:
-            return _tasks(facts, step, known)
+            return _explain_tasks(facts, step, known)
         case StepType.MAP:
-            return _map(facts, step, known)
+            return _explain_map(facts, step, known)
         case StepType.CHILD:
-            return _child(facts, step, known)
+            return _explain_child(facts, step, known)
 
 
-def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     """All Celery tasks that are out: ``step`` is the one whose time is over first."""
     out = [each for each in waiting_steps(facts) if each.display_type is StepType.TASK]
     oldest = min(out, key=lambda each: _sent_at(each) or facts.now)
     sent_at = _sent_at(oldest)
-    since = "" if sent_at is None else f", under way for {ago(facts, sent_at)}"
+    since = "" if sent_at is None else f", under way for {format_age(facts, sent_at)}"
     which = f"{oldest.task} ({oldest.task_id}){since}"
     if len(out) == 1:
-        sentence = f"Waits for Celery task {which}, at step {quoted(step.name)}; "
+        sentence = f"Waits for Celery task {which}, at step {quote(step.name)}; "
     else:
         sentence = (
             f"Waits for {len(out)} Celery tasks, {facts.answered} of {facts.answered + len(out)} have answered; the "
-            f"oldest is {which}, at step {quoted(oldest.name)}; the next "
+            f"oldest is {which}, at step {quote(oldest.name)}; the next "
         )
-    sentence += f"times out {when(facts, step.wake_at)}."
+    sentence += f"times out {format_remaining(facts, step.wake_at)}."
     unsent = [each for each in out if each.task_id in facts.unsent]
     actions = [f"celery -A {YOUR_APP} inspect query_task {oldest.task_id}"]
     if unsent:
         count = "It has" if len(out) == 1 else "1 of them has" if len(unsent) == 1 else f"{len(unsent)} of them have"
         them = "it" if len(unsent) == 1 else "them"
         sentence += f" {count} not left yet: the broker does not take {them}, or no dispatcher sends {them}."
-        actions = [f"celery -A {YOUR_APP} durable outbox", doctor()]
+        actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
     known |= {
         "task": oldest.task,
         "task_id": oldest.task_id,
@@ -120,23 +136,23 @@ def _tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
         "tasks_answered": facts.answered,
         "tasks_unsent": len(unsent),
     }
-    return said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+    return build_diagnosis(facts, Code.WAITING_TASKS, sentence, *actions, **known)
 
 
-def _map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     items = step.items or ItemCounts(0, 0, 0)
     failed = f" ({items.failed} of them failed)" if items.failed else ""
     sentence = (
         f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
-        f"step {quoted(step.name)}; what is silent until then is judged {when(facts, step.wake_at)}."
+        f"step {quote(step.name)}; what is silent until then is judged {format_remaining(facts, step.wake_at)}."
     )
-    actions = [do(facts.instance, "show")]
+    actions = [instance_command(facts.instance, "show")]
     if unsent := facts.unsent_items.get(step.step_key, 0):
         sentence += f" {unsent} have not left yet: the broker does not take them, or no dispatcher sends them."
-        actions = [f"celery -A {YOUR_APP} durable outbox", doctor()]
+        actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
     known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
     known["tasks_unsent"] = unsent
-    return said(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+    return build_diagnosis(facts, Code.WAITING_TASKS, sentence, *actions, **known)
 
 
 def _sent_at(step: StepRecord) -> datetime | None:
@@ -144,29 +160,28 @@ def _sent_at(step: StepRecord) -> datetime | None:
     return step.created_at if step.wake_at is None or step.timeout is None else step.wake_at - step.timeout
 
 
-def _child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     child = _child_of(step)
     status = facts.children.get(child)
     stands = "which is not there any more" if status is None else f"which is {status}"
-    sentence = (
-        f"Waits for {_named(child)}, {stands}, at step {quoted(step.name)}; times out {when(facts, step.wake_at)}."
-    )
+    at = format_remaining(facts, step.wake_at)
+    sentence = f"Waits for {_describe_child(child)}, {stands}, at step {quote(step.name)}; times out {at}."
     standing = None if status is None else str(status)
     known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": standing}}
     target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
     action = () if status is None else (f"celery -A {YOUR_APP} durable explain {target}",)
-    return said(facts, Code.WAITING_CHILD, sentence, *action, **known)
+    return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *action, **known)
 
 
 def _child_of(step: StepRecord) -> Child:
     return step.child or Child("", "")
 
 
-def _named(child: Child) -> str:
-    return f"instance {quoted(child.instance_id)} of workflow {quoted(child.workflow)}"
+def _describe_child(child: Child) -> str:
+    return f"instance {quote(child.instance_id)} of workflow {quote(child.workflow)}"
 
 
-def _mistyped(facts: Facts, step: StepRecord) -> str | None:
+def _find_mistyped_event(facts: Facts, step: StepRecord) -> str | None:
     """A buffered event whose type nobody waits for, but which is nearly that of this wait."""
     if step.display_type is not StepType.WAIT or step.wait_event_type is None:
         return None
@@ -176,22 +191,22 @@ def _mistyped(facts: Facts, step: StepRecord) -> str | None:
     return left[near[0]] if near else None
 
 
-def _briefly(step: StepRecord) -> str:
+def _describe_step(step: StepRecord) -> str:
     match step.display_type:
         case StepType.SLEEP:
-            return f"step {quoted(step.name)} sleeps"
+            return f"step {quote(step.name)} sleeps"
         case StepType.DO:
-            return f"step {quoted(step.name)} is tried again"
+            return f"step {quote(step.name)} is tried again"
         case StepType.WAIT if step.wait_topic is not None:
-            return f'step {quoted(step.name)} waits for topic "{step.wait_topic}"'
+            return f'step {quote(step.name)} waits for topic "{step.wait_topic}"'
         case StepType.WAIT:
-            return f'step {quoted(step.name)} waits for event "{step.wait_event_type}"'
+            return f'step {quote(step.name)} waits for event "{step.wait_event_type}"'
         case StepType.TASK:
-            return f"step {quoted(step.name)} waits for Celery task {step.task}"
+            return f"step {quote(step.name)} waits for Celery task {step.task}"
         case StepType.MAP:
-            return f"step {quoted(step.name)} waits for Celery tasks {step.task}"
+            return f"step {quote(step.name)} waits for Celery tasks {step.task}"
         case StepType.CHILD:
-            return f"step {quoted(step.name)} waits for {_named(_child_of(step))}"
+            return f"step {quote(step.name)} waits for {_describe_child(_child_of(step))}"
 
 
 def _due_at(step: StepRecord) -> float:

@@ -28,8 +28,8 @@ from celery_durable.http.problems import (
     Forbidden,
     NoAuthorization,
     UnsupportedEncoding,
-    answer_to,
-    of_http_exception,
+    build_error_response,
+    build_http_exception_response,
 )
 from celery_durable.http.timeouts import HookThreads
 from celery_durable.model import Scope
@@ -100,10 +100,10 @@ class Authorize:
 _scope: ContextVar[Scope | None] = ContextVar("celery_durable_scope", default=None)
 
 
-def in_scope(operations: Operations) -> Operations:
+def restrict_to_request_scope(operations: Operations) -> Operations:
     """The verbs for the request that is served, as far as its hooks let it reach."""
     scope = _scope.get()
-    return operations if scope is None else operations.within(scope)
+    return operations if scope is None else operations.restrict_to(scope)
 
 
 class AccessControl:
@@ -131,11 +131,11 @@ class AccessControl:
         if not hooks:
             raise Forbidden(f"This API serves no requests of the kind {access.permission.value!r}.")
         for hook in hooks:
-            answer = await self._ask(hook, access)
+            answer = await self._call_hook(hook, access)
             if isinstance(answer, Response):
                 raise HookResponse(answer)
             if isinstance(answer, Scope):
-                _narrow(access.permission, answer)
+                _restrict_scope(access.permission, answer)
             elif answer is not True:
                 raise Forbidden
 
@@ -143,44 +143,44 @@ class AccessControl:
         """Who is asking, as the application knows it; None where it does not say. Raises TypeError for no name."""
         if self._hooks is None or self._hooks.actor is None:
             return None
-        name = await self._ask(self._hooks.actor, access)
+        name = await self._call_hook(self._hooks.actor, access)
         if name is None or isinstance(name, str):
             return name
         raise TypeError(f"The actor hook answered with a {type(name).__name__}, not with a name or None.")
 
-    async def _ask(self, hook: Hook | Actor, access: Access) -> object:
+    async def _call_hook(self, hook: Hook | Actor, access: Access) -> object:
         call: Any = hook
         threads = self._health_threads if access.permission is Permission.HEALTH else self._threads
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call.__call__)
         answer = call(access) if is_async else await threads.call(call, access)
-        return await threads.in_time(answer) if inspect.isawaitable(answer) else answer
+        return await threads.wait_for(answer) if inspect.isawaitable(answer) else answer
 
-    async def pass_through(
+    async def serve(
         self, request: Request, permission: Permission, operation: str, inner: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         """Serve a request, or refuse it."""
-        request = self._capped(request)
+        request = self._limit_body(request)
         token = _scope.set(None)
         try:
-            await self.admit(_access(request, permission, operation))
+            await self.admit(_build_access(request, permission, operation))
             _check_encoding(request)
             if request.method == "POST":
                 await request.body()  # kept by the request; what parses it would take our error for a bad body
             if permission is Permission.TICK:  # runs bodies, which take as long as they like
                 response = await inner(request)
             else:
-                response = await timeouts.in_time(lambda: inner(request))
+                response = await timeouts.serve_in_time(lambda: inner(request))
         except HookResponse as answered:
             response = answered.response
         except Exception as error:  # noqa: BLE001  # the one place where errors become answers
-            response = answer_to(error)
+            response = build_error_response(error)
         finally:
             _scope.reset(token)
         response.headers.setdefault("Cache-Control", "private, no-cache")
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    def _capped(self, request: Request) -> Request:
+    def _limit_body(self, request: Request) -> Request:
         """The same request, whose body breaks off where it gets too large, whoever reads it."""
         size = 0
 
@@ -208,46 +208,46 @@ def _check_encoding(request: Request) -> None:
         raise UnsupportedEncoding
 
 
-def _narrow(permission: Permission, scope: Scope) -> None:
+def _restrict_scope(permission: Permission, scope: Scope) -> None:
     """Have the request reach what this hook and those before it allow; raises Forbidden where that is nothing."""
     if permission is Permission.TICK:
         raise Forbidden("A tick concerns all instances: the hook has to return True for it, or refuse it.")
-    values.labels(scope.labels)
+    values.check_labels(scope.labels)
     before = _scope.get()
-    both = scope if before is None else before.narrowed(scope)
+    both = scope if before is None else before.intersect(scope)
     if both is None:
         raise Forbidden
     _scope.set(both)
 
 
-def _access(request: Request, permission: Permission, operation: str) -> Access:
+def _build_access(request: Request, permission: Permission, operation: str) -> Access:
     # The very texts that the endpoint gets.
     found = request.path_params
     return Access(permission, operation, found.get("workflowName"), found.get("instanceId"), request)
 
 
-def needs(permission: Permission) -> Callable[[E], E]:
+def requires(permission: Permission) -> Callable[[E], E]:
     """Say what an endpoint needs; one that does not say it cannot be made a route."""
 
-    def mark(endpoint: E) -> E:
-        setattr(endpoint, _RIGHT, permission)
+    def set_permission(endpoint: E) -> E:
+        setattr(endpoint, _PERMISSION_ATTRIBUTE, permission)
         return endpoint
 
-    return mark
+    return set_permission
 
 
-def needed(endpoint: Any) -> Permission:
+def required_permission(endpoint: Any) -> Permission:
     """The right that an endpoint needs."""
-    permission = getattr(endpoint, _RIGHT, None)
+    permission = getattr(endpoint, _PERMISSION_ATTRIBUTE, None)
     if not isinstance(permission, Permission):
         raise TypeError(f"{endpoint!r} does not say what it needs.")
     return permission
 
 
-_RIGHT = "__durable_right__"
+_PERMISSION_ATTRIBUTE = "__durable_permission__"
 
 
-def guarded(access_control: AccessControl) -> type[APIRoute]:
+def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
     """The class of routes that nobody passes but through this gate, also in the router of another application."""
     methods: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -277,14 +277,14 @@ def guarded(access_control: AccessControl) -> type[APIRoute]:
                 return await super().handle(scope, receive, send)
             allowed = ", ".join(sorted(methods[self.path_format]))
             refused = HTTPException(405, "Method Not Allowed", headers={"Allow": allowed})
-            return await of_http_exception(refused)(scope, receive, send)
+            return await build_http_exception_response(refused)(scope, receive, send)
 
         def get_route_handler(self) -> Callable[[Request], Any]:
             inner = super().get_route_handler()
-            permission, operation = needed(self.endpoint), self.endpoint.__name__
+            permission, operation = required_permission(self.endpoint), self.endpoint.__name__
 
             async def handle(request: Request) -> Response:
-                return await access_control.pass_through(request, permission, operation, inner)
+                return await access_control.serve(request, permission, operation, inner)
 
             return handle
 

@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
 from celery_durable.http import openapi, responses, timeouts, topics
-from celery_durable.http.access import AccessControl, Authorize, Hook, Permission, guarded, needs
-from celery_durable.http.following import Followers
-from celery_durable.http.instances import Instances
-from celery_durable.http.problems import of_http_exception
-from celery_durable.http.reading import Reading
-from celery_durable.http.running import Running
+from celery_durable.http.access import AccessControl, Authorize, Hook, Permission, make_guarded_route, requires
+from celery_durable.http.followers import Followers
+from celery_durable.http.instances import InstanceRoutes
+from celery_durable.http.problems import build_http_exception_response
+from celery_durable.http.process import ProcessRoutes
+from celery_durable.http.reading import ReadRoutes
 
 _ENVELOPE_BYTES = 64 * 1024
 _MANY = "/workflows/{workflowName}/instances"
@@ -51,11 +51,11 @@ def router(
 
     access_control = AccessControl(authorize, allow_anonymous=allow_anonymous, max_body_bytes=limit)
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
-    made = APIRouter(route_class=guarded(access_control), tags=["workflows"], dependencies=schemes)
-    _add_reading(made, Reading(durable, Followers(max_streams)))
-    _add_changes(made, Instances(durable, access_control))
-    _add_topics(made, topics.Topics(durable, access_control))
-    _add_running(made, Running(durable), with_tick=tick)
+    made = APIRouter(route_class=make_guarded_route(access_control), tags=["workflows"], dependencies=schemes)
+    _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
+    _add_changes(made, InstanceRoutes(durable, access_control))
+    _add_topics(made, topics.TopicRoutes(durable, access_control))
+    _add_running(made, ProcessRoutes(durable), with_tick=tick)
     return made
 
 
@@ -72,7 +72,7 @@ def asgi(
     app.add_exception_handler(HTTPException, _no_route)
     routes = router(durable, **options)
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def describe() -> Response:
         """The description of this API."""
         return JSONResponse(app.openapi())
@@ -95,7 +95,7 @@ def asgi(
 
 async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return of_http_exception(error)
+    return build_http_exception_response(error)
 
 
 _RUN = ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND", "INVALID_CURSOR")
@@ -138,7 +138,7 @@ def _add(
     )
 
 
-def _add_reading(made: APIRouter, to: Reading) -> None:
+def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
     _add(made, "GET /workflows", to.list_workflows, responses.WorkflowList, ())
     listed = ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR", *_LABELS)
     _add(made, f"GET {_MANY}", to.list_instances, responses.InstanceList, listed)
@@ -164,7 +164,7 @@ def _add_reading(made: APIRouter, to: Reading) -> None:
     )
 
 
-def _add_changes(made: APIRouter, to: Instances) -> None:
+def _add_changes(made: APIRouter, to: InstanceRoutes) -> None:
     taken = (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "VALUE_REFUSED")
     _add(made, f"POST {_MANY}", to.create, responses.InstanceItem, taken, status=201, responses=openapi.EXISTING)
     _add(made, f"POST {_MANY}/batch", to.create_batch, responses.InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
@@ -187,8 +187,8 @@ def _add_changes(made: APIRouter, to: Instances) -> None:
     _add(made, f"POST {_ONE}/fork", to.fork, responses.InstanceItem, forked, status=201)
     settled = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
     valued = (*settled, "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE")
-    _add(made, f"POST {_ONE}/set-result", to.set_result, responses.Settled, valued)
-    _add(made, f"POST {_ONE}/skip", to.skip, responses.Settled, settled)
+    _add(made, f"POST {_ONE}/set-result", to.set_result, responses.StepCompleted, valued)
+    _add(made, f"POST {_ONE}/skip", to.skip, responses.StepCompleted, settled)
     _add(
         made,
         f"POST {_ONE}/restart-or-create",
@@ -199,13 +199,13 @@ def _add_changes(made: APIRouter, to: Instances) -> None:
     _add(made, f"POST {_ONE}/events", to.send_event, responses.EventSent, _EVENT)
 
 
-def _add_topics(made: APIRouter, to: topics.Topics) -> None:
+def _add_topics(made: APIRouter, to: topics.TopicRoutes) -> None:
     codes = ("INVALID_TOPIC", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", "EMISSION_MISMATCH", *_BODY)
     _add(made, "POST /topics/{topic:path}/emit", to.emit, topics.Emitted, codes)
     _add(made, "GET /topics/{topic:path}/waiters", to.waiters, topics.WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))
 
 
-def _add_running(made: APIRouter, to: Running, *, with_tick: bool) -> None:
+def _add_running(made: APIRouter, to: ProcessRoutes, *, with_tick: bool) -> None:
     if with_tick:
         _add(made, "POST /_runner/tick", to.tick, responses.Ticked, _BODY)
     _add(made, "GET /healthz", to.healthz, responses.Healthy, ())

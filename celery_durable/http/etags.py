@@ -8,19 +8,19 @@ from collections.abc import Collection
 _TAG = re.compile(r'(W/)?"([^"]*)"')
 
 
-def etag(tag: str) -> str:
+def format_etag(tag: str) -> str:
     """The header of a tag."""
     return f'"{tag}"'
 
 
-def is_known(tag: str, if_none_match: str | None) -> bool:
+def matches_if_none_match(tag: str, if_none_match: str | None) -> bool:
     """Whether an If-None-Match names this tag."""
     if if_none_match is None:
         return False
     return if_none_match.strip() == "*" or tag in _tags(if_none_match, weak_too=True)
 
 
-def wanted(if_match: str | None) -> Collection[str] | None:
+def parse_if_match(if_match: str | None) -> Collection[str] | None:
     """The tags that an If-Match names; None where any will do. One that names nothing of ours names none."""
     if if_match is None or if_match.strip() == "*":
         return None

@@ -13,27 +13,27 @@ from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists, InstanceNotFound
 from celery_durable.http import requests, responses, timeouts
-from celery_durable.http.access import Access, AccessControl, Permission, in_scope, needs
-from celery_durable.http.etags import wanted
+from celery_durable.http.access import Access, AccessControl, Permission, requires, restrict_to_request_scope
+from celery_durable.http.etags import parse_if_match
 from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
-from celery_durable.http.reading import answer
+from celery_durable.http.reading import json_response
 from celery_durable.model import CreateOptions, Status
 from celery_durable.operations import Operations
 
 OptionalReason = Annotated[requests.Reason | None, Body()]
 
 
-class Instances:
+class InstanceRoutes:
     """The endpoints."""
 
     def __init__(self, durable: Durable, access_control: AccessControl) -> None:
-        self._durable, self._gate = durable, access_control
+        self._durable, self._access_control = durable, access_control
 
     @property
     def _operations(self) -> Operations:
-        return in_scope(self._durable.operations)
+        return restrict_to_request_scope(self._durable.operations)
 
-    @needs(Permission.CREATION)
+    @requires(Permission.CREATION)
     async def create(self, request: Request, workflow: WorkflowName, body: requests.CreateInstance) -> Response:
         """Create an instance and have it started.
 
@@ -41,10 +41,10 @@ class Instances:
         right to read it too, the answer is then the existing one, and 200.
         """
         self._durable.registry.get(workflow)
-        instance_id = self._operations.new_id() if body.id is None else self._checked(body.id)
+        instance_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, "create", workflow, instance_id)
         if body.if_exists == "return":
-            await self._gate.admit(Access(Permission.READING, "create", workflow, instance_id, request))
+            await self._access_control.admit(Access(Permission.READING, "create", workflow, instance_id, request))
 
         def create() -> Response:
             try:
@@ -57,12 +57,14 @@ class Instances:
                 except InstanceNotFound:  # out of the caller's scope
                     raise taken from None
                 status = responses.StatusView(status=found.status)
-                return answer(responses.InstanceItem(id=instance_id, details=status))
-            return answer(_created(instance_id, Status.ACTIVE if body.run_at is None else Status.WAITING), status=201)
+                return json_response(responses.InstanceItem(id=instance_id, details=status))
+            return json_response(
+                _created_item(instance_id, Status.ACTIVE if body.run_at is None else Status.WAITING), status=201
+            )
 
-        return await timeouts.work(create)
+        return await timeouts.run_in_request_thread(create)
 
-    @needs(Permission.CREATION)
+    @requires(Permission.CREATION)
     async def create_batch(self, request: Request, workflow: WorkflowName, body: requests.CreateBatch) -> Response:
         """Create several instances at once.
 
@@ -72,39 +74,39 @@ class Instances:
         if len(body.instances) > self._durable.settings.max_batch:
             raise BatchTooLarge(len(body.instances), self._durable.settings.max_batch)
         batch: list[CreateOptions[Any]] = [
-            CreateOptions(self._checked(each.id), each.params, each.labels) for each in body.instances
+            CreateOptions(self._check_id(each.id), each.params, each.labels) for each in body.instances
         ]
         for instance_id in dict.fromkeys(each.id for each in batch):
             await self._admit(request, "create_batch", workflow, instance_id)
-        made = await timeouts.work(self._operations.create_batch, workflow, batch)
-        return answer(responses.InstanceBatch(instances=[_created(instance_id) for instance_id in made]))
+        made = await timeouts.run_in_request_thread(self._operations.create_batch, workflow, batch)
+        return json_response(responses.InstanceBatch(instances=[_created_item(instance_id) for instance_id in made]))
 
-    def _checked(self, instance_id: str) -> str:
-        return values.instance_id(instance_id, self._durable.settings.max_instance_id)
+    def _check_id(self, instance_id: str) -> str:
+        return values.check_instance_id(instance_id, self._durable.settings.max_instance_id)
 
     async def _admit(self, request: Request, operation: str, workflow: str, instance_id: str) -> None:
         """Each instance is asked for with the very id that will be written."""
-        await self._gate.admit(Access(Permission.CREATION, operation, workflow, instance_id, request))
+        await self._access_control.admit(Access(Permission.CREATION, operation, workflow, instance_id, request))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def pause(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
         """Pause an instance at its next step boundary.
 
         Timers and deadlines go on.
         """
-        self._operations.pause(workflow, instance_id, if_version=wanted(if_match))
-        return answer(responses.Done(ok=True))
+        self._operations.pause(workflow, instance_id, if_version=parse_if_match(if_match))
+        return json_response(responses.Done(ok=True))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def resume(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
         """Go on after a pause.
 
         Of one that is not paused nothing is changed.
         """
-        self._operations.resume(workflow, instance_id, if_version=wanted(if_match))
-        return answer(responses.Done(ok=True))
+        self._operations.resume(workflow, instance_id, if_version=parse_if_match(if_match))
+        return json_response(responses.Done(ok=True))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def terminate(
         self,
         workflow: WorkflowName,
@@ -117,10 +119,10 @@ class Instances:
         Of a step that runs nothing is recorded.
         """
         reason = None if body is None else body.reason
-        self._operations.terminate(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(responses.Done(ok=True))
+        self._operations.terminate(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        return json_response(responses.Done(ok=True))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def restart(
         self,
         workflow: WorkflowName,
@@ -133,10 +135,10 @@ class Instances:
         From any state; prior runs stay readable.
         """
         reason = None if body is None else body.reason
-        number = self._operations.restart(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(responses.Restarted(ok=True, run_number=number))
+        number = self._operations.restart(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        return json_response(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def retry(
         self,
         workflow: WorkflowName,
@@ -149,10 +151,10 @@ class Instances:
         The failed step gets fresh attempts; what was done before the failure is kept.
         """
         reason = None if body is None else body.reason
-        number = self._operations.retry(workflow, instance_id, reason=reason, if_version=wanted(if_match))
-        return answer(responses.Restarted(ok=True, run_number=number))
+        number = self._operations.retry(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        return json_response(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     def rewind(
         self, workflow: WorkflowName, instance_id: InstanceId, body: requests.Rewind, if_match: IfMatch = None
     ) -> Response:
@@ -161,11 +163,11 @@ class Instances:
         It keeps the steps of the current run that were called before, and all events. From any state.
         """
         number = self._operations.restart(
-            workflow, instance_id, from_step=body.step, reason=body.reason, if_version=wanted(if_match)
+            workflow, instance_id, from_step=body.step, reason=body.reason, if_version=parse_if_match(if_match)
         )
-        return answer(responses.Restarted(ok=True, run_number=number))
+        return json_response(responses.Restarted(ok=True, run_number=number))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     async def fork(
         self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: requests.Fork
     ) -> Response:
@@ -173,12 +175,12 @@ class Instances:
 
         It needs the right to create the new one, too. The other instance is left alone.
         """
-        new_id = self._operations.new_id() if body.id is None else self._checked(body.id)
+        new_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, "fork", workflow, new_id)
-        await timeouts.work(self._operations.fork, workflow, instance_id, body.step, id=new_id)
-        return answer(_created(new_id), status=201)
+        await timeouts.run_in_request_thread(self._operations.fork, workflow, instance_id, body.step, id=new_id)
+        return json_response(_created_item(new_id), status=201)
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     async def set_result(
         self,
         request: Request,
@@ -193,7 +195,7 @@ class Instances:
         it, when and why.
         """
         by = await self._actor(request, "set_result", workflow, instance_id, body.by)
-        number = await timeouts.work(
+        number = await timeouts.run_in_request_thread(
             self._operations.set_result,
             workflow,
             instance_id,
@@ -201,11 +203,11 @@ class Instances:
             body.result,
             by=by,
             reason=body.reason,
-            if_version=wanted(if_match),
+            if_version=parse_if_match(if_match),
         )
-        return answer(responses.Settled(ok=True, run_number=number))
+        return json_response(responses.StepCompleted(ok=True, run_number=number))
 
-    @needs(Permission.MANAGEMENT)
+    @requires(Permission.MANAGEMENT)
     async def skip(
         self,
         request: Request,
@@ -219,27 +221,29 @@ class Instances:
         A sleep ends at once. Else as set-result.
         """
         by = await self._actor(request, "skip", workflow, instance_id, body.by)
-        number = await timeouts.work(
+        number = await timeouts.run_in_request_thread(
             self._operations.skip,
             workflow,
             instance_id,
             body.step,
             by=by,
             reason=body.reason,
-            if_version=wanted(if_match),
+            if_version=parse_if_match(if_match),
         )
-        return answer(responses.Settled(ok=True, run_number=number))
+        return json_response(responses.StepCompleted(ok=True, run_number=number))
 
     async def _actor(self, request: Request, operation: str, workflow: str, instance_id: str, named: str | None) -> str:
         """Who does it: as the application knows, else as the client says."""
-        known = await self._gate.actor(Access(Permission.MANAGEMENT, operation, workflow, instance_id, request))
+        known = await self._access_control.actor(
+            Access(Permission.MANAGEMENT, operation, workflow, instance_id, request)
+        )
         by = named if known is None else known
         if by is None:
             flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
             raise RequestValidationError([flaw])
         return by
 
-    @needs(Permission.CREATION)
+    @requires(Permission.CREATION)
     async def restart_or_create(
         self,
         request: Request,
@@ -252,26 +256,28 @@ class Instances:
 
         It needs the rights to create and to manage the instance. One that is in another status is left as it is.
         """
-        self._checked(instance_id)
-        await self._gate.admit(Access(Permission.MANAGEMENT, "restart_or_create", workflow, instance_id, request))
-        started = await timeouts.work(
+        self._check_id(instance_id)
+        await self._access_control.admit(
+            Access(Permission.MANAGEMENT, "restart_or_create", workflow, instance_id, request)
+        )
+        started = await timeouts.run_in_request_thread(
             self._operations.restart_or_create,
             workflow,
             body.params,
             id=instance_id,
             if_status=body.if_status,
-            if_version=wanted(if_match),
+            if_version=parse_if_match(if_match),
             reason=body.reason,
             labels=body.labels,
         )
         status = responses.StatusView(status=started.status)
-        return answer(
+        return json_response(
             responses.RestartOrCreateResult(
                 outcome=started.outcome, id=instance_id, run_number=started.run_number, details=status
             )
         )
 
-    @needs(Permission.EVENTS)
+    @requires(Permission.EVENTS)
     def send_event(
         self, workflow: WorkflowName, instance_id: InstanceId, body: requests.SendEvent, if_match: IfMatch = None
     ) -> Response:
@@ -280,12 +286,12 @@ class Instances:
         It is kept until the workflow asks for its type, also while the instance is paused.
         """
         accepted = self._operations.send_event(
-            workflow, instance_id, body.type, body.payload, id=body.id, if_version=wanted(if_match)
+            workflow, instance_id, body.type, body.payload, id=body.id, if_version=parse_if_match(if_match)
         )
         # The word alone: who may send events need not be one who may read outputs and errors.
         status = self._operations.read(workflow, instance_id).status
-        return answer(responses.EventSent(status=responses.StatusView(status=status), accepted=accepted))
+        return json_response(responses.EventSent(status=responses.StatusView(status=status), accepted=accepted))
 
 
-def _created(instance_id: str, status: Status = Status.ACTIVE) -> responses.InstanceItem:
+def _created_item(instance_id: str, status: Status = Status.ACTIVE) -> responses.InstanceItem:
     return responses.InstanceItem(id=instance_id, details=responses.StatusView(status=status))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
 from celery_durable.http import timeouts
-from celery_durable.http.responses import Flaw, Problem
+from celery_durable.http.responses import InvalidField, Problem
 from celery_durable.store.engine import Store
 
 logger = logging.getLogger("celery_durable.http")
@@ -84,51 +84,55 @@ class NotReady(DurableError):
         super().__init__("The database does not answer, or its tables are missing or outdated. The log says more.")
 
 
-def problem(status: int, code: str, message: str, *, headers: Any = None, flaws: list[Flaw] | None = None) -> Response:
+def build_problem(
+    status: int, code: str, message: str, *, headers: Any = None, invalid_fields: list[InvalidField] | None = None
+) -> Response:
     """A response with a problem as its body."""
-    given: dict[str, Any] = {} if flaws is None else {"errors": flaws}
-    body = Problem(title=_phrase(status), status=status, detail=message, code=code, message=message, **given)
+    given: dict[str, Any] = {} if invalid_fields is None else {"errors": invalid_fields}
+    body = Problem(title=_status_phrase(status), status=status, detail=message, code=code, message=message, **given)
     return Response(body.to_json(), status, headers, MEDIA_TYPE)
 
 
-def _phrase(status: int) -> str:
+def _status_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Error"
 
 
-def answer_to(error: Exception) -> Response:
+def build_error_response(error: Exception) -> Response:
     """What the client is told of an error: all of a refusal, nothing of a fault, which goes to the log."""
     match error:
         case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
-            return _refusal(error)
+            return _build_refusal(error)
         case timeouts.HookTimeout():
             logger.warning("A request was refused: a hook did not return within %g s", timeouts.HOOK_SECONDS)
-            return problem(503, error.code, str(error), headers={"Retry-After": "2"})
+            return build_problem(503, error.code, str(error), headers={"Retry-After": "2"})
         case StoreUnavailable():
-            return _unavailable(error)
+            return _build_unavailable(error)
         case ClientDisconnect():  # a client that breaks off is no fault of ours, and reads no answer
             logger.debug("A client broke off its request")
-            return problem(400, "CLIENT_DISCONNECTED", "The request ended before its body did.")
+            return build_problem(400, "CLIENT_DISCONNECTED", "The request ended before its body did.")
         case RequestValidationError():
-            return problem(400, "INVALID_REQUEST", "The request is not valid.", flaws=_flaws(error.errors()))
+            return build_problem(
+                400, "INVALID_REQUEST", "The request is not valid.", invalid_fields=_list_invalid_fields(error.errors())
+            )
         case HTTPException():
-            return of_http_exception(error)
+            return build_http_exception_response(error)
     if Store.is_transient(error):
-        return _unavailable(error)
+        return _build_unavailable(error)
     logger.error("A request failed", exc_info=error)
     code = error.code if isinstance(error, DurableError) else "INTERNAL_ERROR"
-    return problem(500, code, "The request could not be served. The server's log says why.")
+    return build_problem(500, code, "The request could not be served. The server's log says why.")
 
 
-def _unavailable(error: Exception) -> Response:
+def _build_unavailable(error: Exception) -> Response:
     logger.warning("A request was refused, the database does not answer: %s", error)
     code = StoreUnavailable.code
-    return problem(503, code, "The database does not answer.", headers={"Retry-After": "2"})
+    return build_problem(503, code, "The database does not answer.", headers={"Retry-After": "2"})
 
 
-def _refusal(error: DurableError) -> Response:
+def _build_refusal(error: DurableError) -> Response:
     headers = {"WWW-Authenticate": error.challenge} if isinstance(error, Unauthenticated) else None
     if isinstance(error, UnsupportedEncoding):
         headers = {"Accept-Encoding": "identity"}
@@ -136,17 +140,17 @@ def _refusal(error: DurableError) -> Response:
         headers = {"Retry-After": "10"}
     # Which workflows there are is told to who may list them.
     message = f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
-    return problem(error.http_status, error.code, message, headers=headers)
+    return build_problem(error.http_status, error.code, message, headers=headers)
 
 
-def of_http_exception(error: HTTPException) -> Response:
+def build_http_exception_response(error: HTTPException) -> Response:
     """The problem that an HTTPException of a hook or of the routing means."""
     if error.status_code in (204, 304):
         return Response(status_code=error.status_code, headers=error.headers)
-    code = _phrase(error.status_code).upper().replace(" ", "_").replace("-", "_")
-    return problem(error.status_code, code, str(error.detail), headers=error.headers)
+    code = _status_phrase(error.status_code).upper().replace(" ", "_").replace("-", "_")
+    return build_problem(error.status_code, code, str(error.detail), headers=error.headers)
 
 
-def _flaws(errors: Any) -> list[Flaw]:
+def _list_invalid_fields(errors: Any) -> list[InvalidField]:
     """Where and what, never the value: the answer may be logged."""
-    return [Flaw(where=".".join(map(str, error["loc"])), message=str(error["msg"])) for error in errors[:20]]
+    return [InvalidField(where=".".join(map(str, error["loc"])), message=str(error["msg"])) for error in errors[:20]]

@@ -13,37 +13,37 @@ from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
 from celery_durable.http import responses, timeouts
-from celery_durable.http.access import Permission, in_scope, needs
-from celery_durable.http.etags import etag, is_known
-from celery_durable.http.following import Followers
+from celery_durable.http.access import Permission, requires, restrict_to_request_scope
+from celery_durable.http.etags import format_etag, matches_if_none_match
+from celery_durable.http.followers import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
-from celery_durable.http.stream import Place, Stream
+from celery_durable.http.stream import Stream, StreamPosition
 from celery_durable.http.view import View
 from celery_durable.model import LogLevel, Status, VersionedInstance
 from celery_durable.operations import Operations
-from celery_durable.values.labels import MOST_LABELS
+from celery_durable.values.labels import MAX_LABELS
 
-LARGEST_PAGE = 100
-_LONGEST_WAIT_SECONDS = 60
-_LARGEST_RUN = 2**31 - 1
+MAX_PAGE_SIZE = 100
+_MAX_WAIT_SECONDS = 60
+_MAX_RUN_NUMBER = 2**31 - 1
 _LEVELS = list(LogLevel)  # from the least to the most important
 
-PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=LARGEST_PAGE, description="How many at most.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE_SIZE, description="How many at most.")]
 Cursor = Annotated[str | None, Query(description="Continues an earlier page, which gave it.")]
 _LABEL = {"type": "string", "pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]{0,63}=[^\\x00-\\x1f\\x7f-\\x9f]{1,255}$"}
 Labels = Annotated[
     Sequence[str],
     Query(
         description="Only with this label: `name=value`; several, of different names: with all.",
-        json_schema_extra={"items": _LABEL, "maxItems": MOST_LABELS},
+        json_schema_extra={"items": _LABEL, "maxItems": MAX_LABELS},
     ),
 ]
 RunNumber = Annotated[
-    int | None, Query(alias="runNumber", ge=1, le=_LARGEST_RUN, description="By default the current run.")
+    int | None, Query(alias="runNumber", ge=1, le=_MAX_RUN_NUMBER, description="By default the current run.")
 ]
 
 
-class Reading:
+class ReadRoutes:
     """The endpoints."""
 
     def __init__(self, durable: Durable, followers: Followers) -> None:
@@ -51,21 +51,21 @@ class Reading:
 
     @property
     def _operations(self) -> Operations:
-        return in_scope(self._durable.operations)
+        return restrict_to_request_scope(self._durable.operations)
 
     def _view(self, workflow: str, instance_id: str) -> View:
         return View(self._durable.redaction(workflow, instance_id))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def list_workflows(self) -> Response:
         """List the workflows.
 
         Those that the serving process knows.
         """
         names = sorted(self._durable.workflows)
-        return answer(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
+        return json_response(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def list_instances(
         self,
         workflow: WorkflowName,
@@ -78,21 +78,21 @@ class Reading:
 
         Without their params and output.
         """
-        labels = values.read_labels(label)
+        labels = values.parse_labels(label)
         page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
         if not page.items and cursor is None and workflow not in self._durable.workflows:
             raise WorkflowNotFound(workflow, [])
         more = {} if page.cursor is None else {"cursor": page.cursor}
-        items = [self._view(workflow, item.id).listed(item) for item in page.items]
-        return answer(responses.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
+        items = [self._view(workflow, item.id).list_item(item) for item in page.items]
+        return json_response(responses.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     async def get(
         self,
         workflow: WorkflowName,
         instance_id: InstanceId,
         wait: Annotated[
-            float, Query(ge=0, le=_LONGEST_WAIT_SECONDS, description="Seconds to wait at most, see above.")
+            float, Query(ge=0, le=_MAX_WAIT_SECONDS, description="Seconds to wait at most, see above.")
         ] = 0,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
@@ -103,41 +103,41 @@ class Reading:
         """
         if wait > 0 or if_none_match is not None:
             with self._followers.one() if wait > 0 else nullcontext():
-                found = await self._awaited(workflow, instance_id, wait, if_none_match)
-            if is_known(found.tag, if_none_match):
-                return Response(status_code=304, headers={"ETag": etag(found.tag)})
-        return await timeouts.work(self._shown, workflow, instance_id)
+                found = await self._long_poll(workflow, instance_id, wait, if_none_match)
+            if matches_if_none_match(found.tag, if_none_match):
+                return Response(status_code=304, headers={"ETag": format_etag(found.tag)})
+        return await timeouts.run_in_request_thread(self._get_response, workflow, instance_id)
 
-    def _shown(self, workflow: str, instance_id: str) -> Response:
+    def _get_response(self, workflow: str, instance_id: str) -> Response:
         details = self._operations.details(workflow, instance_id)
         shown = self._view(workflow, instance_id).instance(details)
-        return answer(shown, headers={"ETag": etag(details.tag)})
+        return json_response(shown, headers={"ETag": format_etag(details.tag)})
 
-    async def _awaited(
+    async def _long_poll(
         self, workflow: str, instance_id: str, wait: float, if_none_match: str | None
     ) -> VersionedInstance:
         """The instance at the end of a long poll; between two looks nothing is held."""
         pause, operations = 0.05, self._operations
-        found = await timeouts.look(operations.look, workflow, instance_id)
+        found = await timeouts.run_read(operations.read_with_tag, workflow, instance_id)
         while True:
-            has_changed = if_none_match is not None and not is_known(found.tag, if_none_match)
+            has_changed = if_none_match is not None and not matches_if_none_match(found.tag, if_none_match)
             if found.instance.status.is_terminal or has_changed or wait <= 0:
                 return found
             await timeouts.pause(min(pause, wait))
             wait -= pause
-            found = await self._followers.look(operations, workflow, instance_id, within=pause / 2)
+            found = await self._followers.read_shared(operations, workflow, instance_id, within=pause / 2)
             pause = min(pause * 1.5, 1.0)
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def explain(self, workflow: WorkflowName, instance_id: InstanceId) -> Response:
         """Explain why an instance stands where it stands, and what to do about it.
 
         One code, a sentence for people, what both rest on, and commands to type.
         """
         facts = self._operations.facts(workflow, instance_id)
-        return answer(self._view(workflow, instance_id).explanation(facts))
+        return json_response(self._view(workflow, instance_id).explanation(facts))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def history(
         self,
         workflow: WorkflowName,
@@ -173,9 +173,9 @@ class Reading:
             levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
             category=log_category,
         )
-        return answer(self._view(workflow, instance_id).history(page, with_run=include_run))
+        return json_response(self._view(workflow, instance_id).history(page, with_run=include_run))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def published(self, workflow: WorkflowName, instance_id: InstanceId, run_number: RunNumber = None) -> Response:
         """Read what a run publishes while it goes on, such as its progress.
 
@@ -184,9 +184,9 @@ class Reading:
         run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
         found = self._operations.published(workflow, instance_id, run=run)
         shown = self._view(workflow, instance_id).published(found)
-        return answer(responses.PublishedValuesResponse(run_number=run, published=shown))
+        return json_response(responses.PublishedValuesResponse(run_number=run, published=shown))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     async def stream(
         self,
         workflow: WorkflowName,
@@ -202,21 +202,25 @@ class Reading:
         that a client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell; and
         so do published values.
         """
-        row = await timeouts.work(self._operations.read, workflow, instance_id)
+        row = await timeouts.run_in_request_thread(self._operations.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number
-        cursors = await timeouts.work(self._operations.stream_cursors, workflow, instance_id)
-        place = Place(run) if last_event_id is None else Place.read(cursors, last_event_id)
-        if place.run != run:
-            place = Place(run)  # the instance was restarted meanwhile, or the client looks at another run
-        await timeouts.work(self._operations.outcome, workflow, instance_id, run=run)
-        if place.is_over:
+        cursors = await timeouts.run_in_request_thread(self._operations.stream_cursors, workflow, instance_id)
+        position = StreamPosition(run) if last_event_id is None else StreamPosition.read(cursors, last_event_id)
+        if position.run != run:
+            position = StreamPosition(run)  # the instance was restarted meanwhile, or the client looks at another run
+        await timeouts.run_in_request_thread(self._operations.outcome, workflow, instance_id, run=run)
+        if position.is_over:
             return Response(status_code=204)
         view = self._view(workflow, instance_id)
-        followed = Stream(self._operations, self._followers, view, workflow, instance_id, place=place, cursors=cursors)
+        followed = Stream(
+            self._operations, self._followers, view, workflow, instance_id, position=position, cursors=cursors
+        )
         self._followers.enter()
         return EventStream(followed.messages(), on_end=self._followers.leave)
 
 
-def answer(what: responses.ResponseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    what: responses.ResponseModel, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     """An answer as JSON."""
     return Response(what.to_json(), status, headers, "application/json")

@@ -42,7 +42,7 @@ class ResponseModel(BaseModel):
 _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
-class Flaw(ResponseModel):
+class InvalidField(ResponseModel):
     """One thing that is wrong with a request; never with its value."""
 
     where: str
@@ -57,7 +57,7 @@ class Problem(ResponseModel):
     detail: str
     code: ProblemCode | str
     message: str
-    errors: list[Flaw] | None = None
+    errors: list[InvalidField] | None = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -274,7 +274,7 @@ class Restarted(Done):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "runNumber": 2}]})
 
 
-class Settled(Done):
+class StepCompleted(Done):
     """The step is completed. ``runNumber``: of the run that goes on with it."""
 
     run_number: int
@@ -472,7 +472,7 @@ class PublishedView(ResponseModel):
     updated_at: datetime
 
 
-class PublishedNews(PublishedView):
+class PublishedChange(PublishedView):
     """The same as it comes."""
 
     key: str

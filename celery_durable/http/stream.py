@@ -12,8 +12,8 @@ from typing import cast
 
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import timeouts
-from celery_durable.http.following import Followers
-from celery_durable.http.responses import PublishedNews, ResponseModel, StatusView
+from celery_durable.http.followers import Followers
+from celery_durable.http.responses import PublishedChange, ResponseModel, StatusView
 from celery_durable.http.view import View
 from celery_durable.model import FINISHED_STEPS, Published, Status, StepRecord
 from celery_durable.operations import Operations
@@ -23,12 +23,12 @@ _PAGE = 100
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
 """Between two looks: soon after something has happened, then less often. A look is one small read."""
 _KEEP_ALIVE_SECONDS = 15.0
-_LIFE_SECONDS = 3600.0
+_MAX_STREAM_SECONDS = 3600.0
 """Then the client comes again, and is asked for its credentials."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """How far a client has come: a run, its last log line, and the step up to which, in call order, all have ended."""
 
     run: int
@@ -42,7 +42,7 @@ class Place:
         return cursors.write(self.run, self.log, self.seq, self.key, int(self.is_over))
 
     @classmethod
-    def read(cls, cursors: Cursors, text: str) -> Place:
+    def read(cls, cursors: Cursors, text: str) -> StreamPosition:
         """From the header Last-Event-ID; raises CursorInvalid."""
         run, log, seq, key, is_over = cursors.read(text)
         return cls(cast("int", run), cast("int", log), cast("int", seq), cast("str", key), bool(is_over))
@@ -59,25 +59,25 @@ class Stream:
         workflow: str,
         instance_id: str,
         *,
-        place: Place,
+        position: StreamPosition,
         cursors: Cursors,
     ) -> None:
         self._operations, self._followers, self._view = operations, followers, view
         self._workflow, self._instance_id = workflow, instance_id
-        self._run, self._log, self._done = place.run, place.log, (place.seq, place.key)
+        self._run, self._log, self._done_until = position.run, position.log, (position.seq, position.key)
         self._cursors = cursors
         self._tag: str | None = None
         self._status: Status | None = None
-        self._told: dict[str, tuple[object, ...]] = {}
-        self._shown: dict[str, Published] = {}
+        self._sent_states: dict[str, tuple[object, ...]] = {}
+        self._sent_published: dict[str, Published] = {}
 
     async def messages(self) -> AsyncIterator[str]:
         """What to send, until the run ends or is replaced by another."""
         yield "retry: 2000\n\n"
-        pause, quiet, left = _SHORTEST_SECONDS, 0.0, _LIFE_SECONDS
+        pause, quiet, left = _SHORTEST_SECONDS, 0.0, _MAX_STREAM_SECONDS
         while left > 0:
             try:
-                found = await self._followers.look(
+                found = await self._followers.read_shared(
                     self._operations, self._workflow, self._instance_id, within=pause / 2
                 )
             except InstanceNotFound:
@@ -89,8 +89,8 @@ class Stream:
                     yield message
                 async for message in self._steps():
                     yield message
-                for news in await timeouts.look(self._next_published):
-                    yield self._message("published", news)
+                for change in await timeouts.run_read(self._next_published):
+                    yield self._message("published", change)
                 if row.status.is_terminal or row.run_number != self._run:
                     yield await self._end()
                     return
@@ -107,7 +107,7 @@ class Stream:
 
     async def _logs(self) -> AsyncIterator[str]:
         while True:
-            lines = await timeouts.look(self._next_logs)
+            lines = await timeouts.run_read(self._next_logs)
             for id_, line in lines:
                 self._log = id_
                 yield self._message("log", line)
@@ -120,20 +120,20 @@ class Stream:
         return [(line.id, self._view.log(line)) for line in lines]
 
     async def _steps(self) -> AsyncIterator[str]:
-        after, is_complete = self._done, True
+        after, is_complete = self._done_until, True
         while True:
-            page = await timeouts.look(self._next_steps, after)
+            page = await timeouts.run_read(self._next_steps, after)
             for seq, step, shown in page:
                 # A place that is empty may still be taken, by a branch that began before its neighbours.
-                is_complete = is_complete and _has_ended(step) and seq <= self._done[0] + 1
+                is_complete = is_complete and _has_ended(step) and seq <= self._done_until[0] + 1
                 if is_complete:
-                    self._done = (seq, step.step_key)
+                    self._done_until = (seq, step.step_key)
                 state = _state(step)
-                if self._told.get(step.step_key) != state:
-                    self._told[step.step_key] = state
+                if self._sent_states.get(step.step_key) != state:
+                    self._sent_states[step.step_key] = state
                     yield self._message("step", shown)
                 if is_complete:
-                    del self._told[step.step_key]
+                    del self._sent_states[step.step_key]
                 after = (seq, step.step_key)
             if len(page) < _PAGE:
                 return
@@ -143,20 +143,20 @@ class Stream:
         return [(seq, step, self._view.step(step)) for seq, step in page]
 
     def _next_published(self) -> list[ResponseModel]:
-        before = self._shown
-        self._shown = self._operations.published(self._workflow, self._instance_id, run=self._run)
-        new = {key: found for key, found in self._shown.items() if before.get(key) != found}
-        return [PublishedNews(key=key, **dict(found)) for key, found in self._view.published(new).items()]
+        before = self._sent_published
+        self._sent_published = self._operations.published(self._workflow, self._instance_id, run=self._run)
+        new = {key: found for key, found in self._sent_published.items() if before.get(key) != found}
+        return [PublishedChange(key=key, **dict(found)) for key, found in self._view.published(new).items()]
 
     async def _end(self) -> str:
-        return self._message("end", await timeouts.look(self._outcome), is_over=True)
+        return self._message("end", await timeouts.run_read(self._outcome), is_over=True)
 
     def _outcome(self) -> ResponseModel:
         return self._view.status(self._operations.outcome(self._workflow, self._instance_id, run=self._run))
 
     def _message(self, kind: str, answer: ResponseModel, *, is_over: bool = False) -> str:
-        place = Place(self._run, self._log, *self._done, is_over=is_over)
-        return f"id: {place.write(self._cursors)}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
+        position = StreamPosition(self._run, self._log, *self._done_until, is_over=is_over)
+        return f"id: {position.write(self._cursors)}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
 
 
 def _has_ended(step: StepRecord) -> bool:

@@ -35,13 +35,13 @@ _PROBE_SECONDS = 2.0
 _PROBE_ANSWER_SECONDS = 2.5
 _HOOK_THREADS = 40
 # Each of these holds one connection at a time, so together they are the bound that docs/http.md names.
-_REQUEST_THREADS, _LOOK_THREADS, _PROBE_THREADS = 10, 4, 1
+_REQUEST_THREADS, _READ_THREADS, _PROBE_THREADS = 10, 4, 1
 HOOK_SECONDS = 5.0
 """For one hook. Without this bound, hooks that hang would in the end hold every thread."""
 
 _open: ContextVar[tuple[CancelScope, CallerDeadline] | None] = ContextVar("celery_durable_open_request", default=None)
 _request_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_request_threads")
-_look_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_look_threads")
+_read_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_read_threads")
 _probe_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_probe_threads")
 
 
@@ -54,7 +54,7 @@ class HookTimeout(DurableError):
         super().__init__("Whether you may do this could not be decided in time. Try again later.")
 
 
-async def in_time(serve: Callable[[], Awaitable[T]]) -> T:
+async def serve_in_time(serve: Callable[[], Awaitable[T]]) -> T:
     """What ``serve`` answers; raises StoreUnavailable where it takes too long, `pause` aside."""
     with anyio.move_on_after(_ANSWER_SECONDS) as scope, limit_database_time(_DATABASE_SECONDS) as limit:
         token = _open.set((scope, limit))
@@ -76,7 +76,7 @@ async def pause(seconds: float) -> None:
     limit.until = steady() + _DATABASE_SECONDS
 
 
-async def work(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_request_thread(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call what a request does, on one of the threads for that."""
     call = functools.partial(do, *args, **kwargs)
     return await to_thread.run_sync(call, limiter=_limiter(_request_threads, _REQUEST_THREADS))
@@ -86,7 +86,7 @@ def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]
     """A plain endpoint as a coroutine that has it done by `work`; FastAPI would take threads of the application."""
 
     async def call(**given: Any) -> T:
-        return await work(endpoint, **given)
+        return await run_in_request_thread(endpoint, **given)
 
     functools.update_wrapper(call, endpoint)
     del call.__wrapped__  # type: ignore[attr-defined]  # FastAPI would look at what is behind it
@@ -94,9 +94,9 @@ def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]
     return call
 
 
-async def look(read: Callable[..., T], *args: Any) -> T:
+async def run_read(read: Callable[..., T], *args: Any) -> T:
     """Call what reads for a client that follows, on one of the threads for that."""
-    threads = _limiter(_look_threads, _LOOK_THREADS)
+    threads = _limiter(_read_threads, _READ_THREADS)
     if _open.get() is not None:
         return await to_thread.run_sync(read, *args, limiter=threads)
 
@@ -119,10 +119,10 @@ class HookThreads:
     async def call(self, hook: Callable[..., T], *args: Any) -> T:
         """Call a plain hook; raises HookTimeout after 5 s, the wait for a thread included."""
         context = copy_context()
-        return await self.in_time(asyncio.get_running_loop().run_in_executor(self._threads, context.run, hook, *args))
+        return await self.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, context.run, hook, *args))
 
     @staticmethod
-    async def in_time(answer: Awaitable[T]) -> T:
+    async def wait_for(answer: Awaitable[T]) -> T:
         """What an ``async`` hook returns; raises HookTimeout after 5 s."""
         with anyio.move_on_after(HOOK_SECONDS):
             return await answer

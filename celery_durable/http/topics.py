@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from celery_durable.app import Durable
 from celery_durable.http import timeouts
-from celery_durable.http.access import Access, AccessControl, Permission, in_scope, needs
+from celery_durable.http.access import Access, AccessControl, Permission, requires, restrict_to_request_scope
 from celery_durable.http.openapi import TOPIC
-from celery_durable.http.reading import Cursor, PageSize, answer
+from celery_durable.http.reading import Cursor, PageSize, json_response
 from celery_durable.http.requests import EmissionId, RequestModel
 from celery_durable.http.responses import ResponseModel
 from celery_durable.model import Waiter
@@ -81,36 +81,38 @@ class WaiterList(ResponseModel):
     )
 
 
-class Topics:
+class TopicRoutes:
     """The endpoints."""
 
     def __init__(self, durable: Durable, access_control: AccessControl) -> None:
-        self._durable, self._gate = durable, access_control
+        self._durable, self._access_control = durable, access_control
 
-    @needs(Permission.EVENTS)
+    @requires(Permission.EVENTS)
     async def emit(self, request: Request, topic: TopicName, body: Emit) -> Response:
         """Hand a payload to all who wait on a topic now.
 
         Whoever may emit reaches instances of all workflows: the hooks for events and for management are both asked.
         Nothing is kept for waits to come.
         """
-        await self._gate.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
-        resumed = await timeouts.work(in_scope(self._durable.operations).emit, topic, body.payload, id=body.id)
-        return answer(Emitted(resumed=resumed))
+        await self._access_control.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
+        resumed = await timeouts.run_in_request_thread(
+            restrict_to_request_scope(self._durable.operations).emit, topic, body.payload, id=body.id
+        )
+        return json_response(Emitted(resumed=resumed))
 
-    @needs(Permission.READING)
+    @requires(Permission.READING)
     def waiters(self, topic: TopicName, page_size: PageSize = 25, cursor: Cursor = None) -> Response:
         """List who waits on a topic.
 
         Instances of all workflows, the oldest first.
         """
-        page = in_scope(self._durable.operations).waiters(topic, cursor=cursor, limit=page_size)
+        page = restrict_to_request_scope(self._durable.operations).waiters(topic, cursor=cursor, limit=page_size)
         more = {} if page.cursor is None else {"cursor": page.cursor}
-        items = [_shown(waiter) for waiter in page.items]
-        return answer(WaiterList(waiters=items, has_next_page=page.cursor is not None, **more))
+        items = [_view_waiter(waiter) for waiter in page.items]
+        return json_response(WaiterList(waiters=items, has_next_page=page.cursor is not None, **more))
 
 
-def _shown(waiter: Waiter) -> WaiterView:
+def _view_waiter(waiter: Waiter) -> WaiterView:
     return WaiterView(
         workflow_name=waiter.workflow,
         instance_id=waiter.instance_id,

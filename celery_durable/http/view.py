@@ -63,7 +63,7 @@ class View:
             ),
         )
 
-    def listed(self, item: InstanceSummary) -> responses.ListedInstance:
+    def list_item(self, item: InstanceSummary) -> responses.ListedInstance:
         """A line of a list."""
         item = self._redaction.summary(item)
         return responses.ListedInstance(
@@ -131,12 +131,12 @@ def _run(page: HistoryPage) -> responses.RunView:
         started_at=page.started_at,
         completed_at=page.completed_at,
         reason=page.reason,
-        audit=[_audited(record) for record in page.audit],
+        audit=[_audit(record) for record in page.audit],
         **more,
     )
 
 
-def _audited(record: AuditRecord) -> responses.AuditView:
+def _audit(record: AuditRecord) -> responses.AuditView:
     error = _error(record.error_before)
     return responses.AuditView(
         step_key=record.step_key,

@@ -30,15 +30,15 @@ class TaskReference:
     queue: str | None = None
     delivery: int = 0
 
-    def published_from(self, queue: str) -> TaskReference:
+    def with_queue(self, queue: str) -> TaskReference:
         """The same, with the queue for answers."""
         return replace(self, queue=queue)
 
     def to_json(self) -> list[Any]:
         """As it travels."""
         ref = self.ref
-        place = (ref.workflow, ref.instance_id, ref.run_number, self.event_type)
-        return [self.store_id, *place, self.token, self.queue, self.delivery]
+        fields = (ref.workflow, ref.instance_id, ref.run_number, self.event_type)
+        return [self.store_id, *fields, self.token, self.queue, self.delivery]
 
     @classmethod
     def read(cls, value: object) -> TaskReference | None:
@@ -51,16 +51,16 @@ class TaskReference:
                 str(store_id), str(workflow), str(instance_id), int(run_number), str(event_type), str(token),
                 (str() | None) as queue, int(delivery),
             ] if (
-                max(map(len, (store_id, workflow, instance_id, token, queue or ""))) <= _LONGEST_NAME
-                and len(event_type) <= _LONGEST_TYPE
-                and max(abs(run_number), abs(delivery)) <= _LARGEST
+                max(map(len, (store_id, workflow, instance_id, token, queue or ""))) <= _MAX_NAME_LENGTH
+                and len(event_type) <= _MAX_TYPE_LENGTH
+                and max(abs(run_number), abs(delivery)) <= _MAX_INTEGER
             ):  # fmt: skip
                 return cls(store_id, RunRef(workflow, instance_id, run_number), event_type, token, queue, delivery)
             case _:
                 return None
 
 
-_LONGEST_NAME = 255
-_LONGEST_TYPE = 600
+_MAX_NAME_LENGTH = 255
+_MAX_TYPE_LENGTH = 600
 """An item's names its step by its key, which is longer than the name that the key begins with."""
-_LARGEST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1

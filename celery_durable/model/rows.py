@@ -232,11 +232,11 @@ class RunRow:
 
 SUPPORTED_POOLS = frozenset({"prefork", "threads", "solo"})
 """The pools on which leases, timers and commits are tested to hold."""
-HEARTBEAT = timedelta(seconds=10)
+HEARTBEAT_INTERVAL = timedelta(seconds=10)
 """How often a process that sweeps or works says that it lives."""
 SWEEP_TASK = "celery_durable.sweep"
 """The heartbeat of the `sweep` task, wherever it ran last: it belongs to no process."""
-SWEPT_WITHIN = 3 * HEARTBEAT
+MAX_SWEEP_AGE = 3 * HEARTBEAT_INTERVAL
 """How long ago a process may have looked for due work that still does."""
 
 
@@ -285,8 +285,8 @@ class Heartbeat:
 
     def is_live(self, now: datetime) -> bool:
         """Whether it has been seen lately: it may miss two heartbeats."""
-        return now - self.seen_at <= 3 * HEARTBEAT
+        return now - self.seen_at <= 3 * HEARTBEAT_INTERVAL
 
     def sweeps(self, now: datetime) -> bool:
         """Whether it has looked for due work lately."""
-        return self.swept_at is not None and now - self.swept_at <= SWEPT_WITHIN
+        return self.swept_at is not None and now - self.swept_at <= MAX_SWEEP_AGE

@@ -23,7 +23,7 @@ class Scope:
         if not all(isinstance(text, str) for text in texts) or not all(texts[1:]) or not any(texts):
             raise ValueError("A scope names labels with their values, a prefix of ids, or both.")
 
-    def narrowed(self, other: Scope) -> Scope | None:
+    def intersect(self, other: Scope) -> Scope | None:
         """What is in both; None where nothing can be."""
         shorter, longer = sorted((self.id_prefix, other.id_prefix), key=len)
         labels = {**self.labels, **other.labels}

@@ -26,10 +26,10 @@ class Status(StrEnum):
     @property
     def linear(self) -> str:
         """The same in the words of linear workflows: RUNNING, COMPLETED, FAILED or CANCELED."""
-        return _LINEAR.get(self, "RUNNING")
+        return _LINEAR_NAMES.get(self, "RUNNING")
 
 
-_LINEAR = {Status.COMPLETE: "COMPLETED", Status.ERRORED: "FAILED", Status.TERMINATED: "CANCELED"}
+_LINEAR_NAMES = {Status.COMPLETE: "COMPLETED", Status.ERRORED: "FAILED", Status.TERMINATED: "CANCELED"}
 TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
 
 
@@ -127,8 +127,8 @@ class LogLevel(StrEnum):
 _TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
 _ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)")
 _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
-_LONGEST_TYPE = 255
-PRIVATE_TYPES = "%:%"
+_MAX_TYPE_LENGTH = 255
+PRIVATE_TYPE_PATTERN = "%:%"
 """All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
 _TASK_IDS = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
@@ -140,7 +140,7 @@ def topic_type(topic: str, seq: int) -> str:
 
 def topic_of(event_type: str | None) -> str | None:
     """The topic in an event type that `topic_type` made; None for others."""
-    return _subject(event_type, _TOPIC, 2)
+    return _parse_subject(event_type, _TOPIC, 2)
 
 
 def task_type(task: str, pk: int, seq: int, attempt: int) -> str:
@@ -148,15 +148,15 @@ def task_type(task: str, pk: int, seq: int, attempt: int) -> str:
 
     Nor is what is answered to an instance that was deleted, and made again under its id: ``pk`` is its key.
     """
-    return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_LONGEST_TYPE]
+    return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_MAX_TYPE_LENGTH]
 
 
 def task_of(event_type: str | None) -> str | None:
     """The name of the task in an event type that `task_type` made; None for others."""
-    return _subject(event_type, _TASK, 4)
+    return _parse_subject(event_type, _TASK, 4)
 
 
-def is_for_a_task(event_type: str) -> bool:
+def is_task_event_type(event_type: str) -> bool:
     """Whether `task_type` may have made it: what comes from outside may be anything."""
     return _TASK_PATTERN.fullmatch(event_type) is not None
 
@@ -168,12 +168,12 @@ def task_id(event_type: str, pk: int, run_number: int) -> str:
 
 def child_type(workflow: str, instance_id: str, seq: int) -> str:
     """The event type of a child workflow's answer to the step that created it."""
-    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_LONGEST_TYPE]
+    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
 def child_of(event_type: str | None) -> tuple[str, str] | None:
     """The workflow and the id in an event type that `child_type` made; None for others."""
-    found = _subject(event_type, _CHILD, 2)
+    found = _parse_subject(event_type, _CHILD, 2)
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 
 
@@ -203,12 +203,12 @@ def is_answer(event_type: str) -> bool:
     return event_type.startswith((_TASK, _CHILD))
 
 
-def sendable(event_type: str | None) -> str | None:
+def get_public_event_type(event_type: str | None) -> str | None:
     """The event type where people may send such events, else None."""
     return None if event_type is None or ":" in event_type else event_type
 
 
-def _subject(event_type: str | None, prefix: str, place: int) -> str | None:
+def _parse_subject(event_type: str | None, prefix: str, place: int) -> str | None:
     if event_type is None or not event_type.startswith(prefix):
         return None
     return event_type.split(":", place)[place]

@@ -18,9 +18,9 @@ def to_us(instant: datetime) -> int:
     return (instant - EPOCH) // _MICROSECOND
 
 
-def duration_us(format_duration: timedelta) -> int:
+def duration_us(length: timedelta) -> int:
     """A length of time in microseconds."""
-    return format_duration // _MICROSECOND
+    return length // _MICROSECOND
 
 
 def iso(instant: datetime) -> str:

@@ -31,7 +31,7 @@ from celery_durable.values import UNSET
 WakeUp = Callable[[Sequence[DueRun]], None]
 Versions = Collection[str] | None
 """The version tags (`VersionedInstance.tag`) that a change applies to; None means any."""
-_LARGEST_PAGE = 1000
+_MAX_PAGE_SIZE = 1000
 
 
 class OperationsBase:
@@ -52,7 +52,7 @@ class OperationsBase:
         self._grace = settings.grace
         self._scope: Scope | None = None
 
-    def within(self, scope: Scope | None) -> Self:
+    def restrict_to(self, scope: Scope | None) -> Self:
         """Return the same operations for a caller that is limited to a scope; None means all instances.
 
         Instances outside the scope are not found.
@@ -76,19 +76,19 @@ class OperationsBase:
 
     def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
         """Lock and return the instance's row; raises InstanceNotFound, VersionMismatch."""
-        row = instances.lock(tx, workflow, possible(workflow, instance_id))
-        self._check_reach(tx, row)
+        row = instances.lock(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, row)
         if if_version is not None and instances.read_version_tag(tx, row) not in if_version:
             raise VersionMismatch(workflow, instance_id)
         return row
 
     def _read_row(self, tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
         """Return the instance's row without a lock; raises InstanceNotFound."""
-        row = instances.read(tx, workflow, possible(workflow, instance_id))
-        self._check_reach(tx, row)
+        row = instances.read(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, row)
         return row
 
-    def _check_reach(self, tx: Tx, row: InstanceRow) -> None:
+    def _check_in_scope(self, tx: Tx, row: InstanceRow) -> None:
         if not scopes.is_in_scope(tx, self._scope, row.pk):
             raise InstanceNotFound(row.workflow, row.instance_id)
 
@@ -98,24 +98,24 @@ class OperationsBase:
         return self._settings.retention_of(UNSET if definition is None else definition.retention)
 
 
-def possible(workflow: str, instance_id: str) -> str:
+def require_possible_id(workflow: str, instance_id: str) -> str:
     """Return the id, or raise InstanceNotFound if no instance can have it.
 
     Such an id is never sent to the database: databases treat a NUL or a number differently.
     """
     try:
-        values.instance_id(instance_id, values.LONGEST_ID)
+        values.check_instance_id(instance_id, values.MAX_ID_LENGTH)
     except NameInvalid:
         raise InstanceNotFound(workflow, instance_id) from None
-    if not can_be_named(workflow):
+    if not is_possible_workflow_name(workflow):
         raise InstanceNotFound(workflow, instance_id)
     return instance_id
 
 
-def can_be_named(workflow: str) -> bool:
+def is_possible_workflow_name(workflow: str) -> bool:
     """Whether a workflow can have this name."""
     try:
-        values.identifier("Workflow name", workflow, values.LONGEST_ID)
+        values.check_identifier("Workflow name", workflow, values.MAX_ID_LENGTH)
     except NameInvalid:
         return False
     return True
@@ -123,5 +123,5 @@ def can_be_named(workflow: str) -> bool:
 
 def check_limit(limit: int) -> None:
     """Check the size of a page; raises ValueRefused."""
-    if not 1 <= limit <= _LARGEST_PAGE:
-        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_LARGEST_PAGE}.")
+    if not 1 <= limit <= _MAX_PAGE_SIZE:
+        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")

@@ -56,20 +56,20 @@ class CreateOperations(OperationsBase):
         WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge, InvalidLabel,
         TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch. If it raises, nothing is written.
         """
-        definition = self._definition(workflow)
+        definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
             raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
-        instance_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
-        row = self._row(definition, instance_id, params, labels)
-        starts = row["run_at"] = None if run_at is None else values.aware(run_at, "run_at")
-        due = self._due(definition, instance_id)
+        instance_id = self.new_id() if id is None else values.check_instance_id(id, self._settings.max_instance_id)
+        row = self._build_row(definition, instance_id, params, labels)
+        start_at = row["run_at"] = None if run_at is None else values.to_utc(run_at, "run_at")
+        due = self._first_run(definition, instance_id)
 
         def insert(tx: Tx) -> bool:
-            if starts is not None and starts - instances.read_clock(tx) > self._settings.max_sleep:
-                raise StartTooFar(starts, self._settings.max_sleep)
+            if start_at is not None and start_at - instances.read_clock(tx) > self._settings.max_sleep:
+                raise StartTooFar(start_at, self._settings.max_sleep)
             return instances.insert(tx, **row)
 
-        def tell() -> None:
+        def notify_and_wake() -> None:
             notify.created(due.ref, run_at=run_at)
             if run_at is None:
                 self._wake([due])
@@ -77,16 +77,16 @@ class CreateOperations(OperationsBase):
         if session is not None:
             is_new = insert(self._store.join(session))
             if is_new:
-                self._store.after_commit(session, tell)
+                self._store.after_commit(session, notify_and_wake)
         else:
             is_new = self._store.transact(insert)
             if is_new:
-                tell()
-        if not is_new and (if_exists == "error" or not self._is_ours(workflow, instance_id)):
+                notify_and_wake()
+        if not is_new and (if_exists == "error" or not self._is_in_scope(workflow, instance_id)):
             raise InstanceAlreadyExists(workflow, instance_id)
         return instance_id
 
-    def _is_ours(self, workflow: str, instance_id: str) -> bool:
+    def _is_in_scope(self, workflow: str, instance_id: str) -> bool:
         """Whether an existing instance is in the caller's scope."""
         it = Child(workflow, instance_id)
         return self._scope is None or it in self._store.read(lambda tx: scopes.filter_in_scope(tx, self._scope, [it]))
@@ -96,17 +96,18 @@ class CreateOperations(OperationsBase):
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
         """
-        definition = self._definition(workflow)
+        definition = self._get_definition(workflow)
         if len(batch) > self._settings.max_batch:
             raise BatchTooLarge(len(batch), self._settings.max_batch)
         rows: dict[str, dict[str, Any]] = {}
         for item in batch:
-            instance_id = values.instance_id(item.id, self._settings.max_instance_id)
-            rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, item=instance_id))
+            instance_id = values.check_instance_id(item.id, self._settings.max_instance_id)
+            row = self._build_row(definition, instance_id, item.params, item.labels, item=instance_id)
+            rows.setdefault(instance_id, row)
         # Sorted, so that two batches with common ids wait for each other instead of deadlocking.
         created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
         made = [key for key in rows if key in created]
-        due_runs = [self._due(definition, key) for key in made]
+        due_runs = [self._first_run(definition, key) for key in made]
         for due in due_runs:
             notify.created(due.ref)
         self._wake(due_runs)
@@ -129,12 +130,12 @@ class CreateOperations(OperationsBase):
         labels. Of several concurrent callers, only one starts the run. Raises what `create` raises, except
         InstanceAlreadyExists. Raises VersionMismatch if the instance exists at another version.
         """
-        definition = self._definition(workflow)
+        definition = self._get_definition(workflow)
         wanted = {Status(status) for status in if_status}
-        instance_id = values.instance_id(id, self._settings.max_instance_id)
-        new = self._row(definition, instance_id, params, labels)
+        instance_id = values.check_instance_id(id, self._settings.max_instance_id)
+        new = self._build_row(definition, instance_id, params, labels)
         commit_id = new["commit_id"]
-        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+        reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
 
         def started(row: InstanceRow, number: int) -> tuple[RestartOrCreateResult, list[DueRun]]:
             outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
@@ -170,12 +171,12 @@ class CreateOperations(OperationsBase):
         self._wake(due_runs)
         return answer
 
-    def _definition(self, workflow: str) -> Definition:
+    def _get_definition(self, workflow: str) -> Definition:
         definition = self._registry.get(workflow)
-        values.identifier("Workflow name", definition.name, self._settings.max_workflow_name)
+        values.check_identifier("Workflow name", definition.name, self._settings.max_workflow_name)
         return definition
 
-    def _row(
+    def _build_row(
         self,
         definition: Definition,
         instance_id: str,
@@ -184,7 +185,7 @@ class CreateOperations(OperationsBase):
         *,
         item: str | None = None,
     ) -> dict[str, Any]:
-        labelled = self._labelled(instance_id, values.labels(labels))
+        labelled = self._add_scope_labels(instance_id, values.check_labels(labels))
         try:
             checked = definition.params.check(params)
         except values.ValidationFailed as exc:
@@ -202,14 +203,14 @@ class CreateOperations(OperationsBase):
             "initial_labels": labelled,
         }
 
-    def _labelled(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+    def _add_scope_labels(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Return the labels of a new instance, including those of the caller's scope; raises OutOfScope."""
         if self._scope is None:
             return labels
         whole = {**labels, **self._scope.labels}
         if not self._scope.allows_id(instance_id) or any(whole[name] != value for name, value in labels.items()):
             raise OutOfScope(instance_id)
-        return values.labels(whole)
+        return values.check_labels(whole)
 
-    def _due(self, definition: Definition, instance_id: str) -> DueRun:
+    def _first_run(self, definition: Definition, instance_id: str) -> DueRun:
         return DueRun(RunRef(definition.name, instance_id, 1), definition.queue or self._settings.queue)

@@ -11,16 +11,21 @@ from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
 from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType
 from celery_durable.operations.base import OperationsBase, Versions
-from celery_durable.operations.fork_specs import ended_by, find_step, seed_after, stands_at
+from celery_durable.operations.continuations import (
+    build_continuation_after,
+    find_current_step,
+    find_step,
+    has_ended_run,
+)
 from celery_durable.store import instances, interventions, items, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import PendingEvent
 
-_LONGEST_NAME = 255
+_MAX_ACTOR_LENGTH = 255
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Wish:
+class _Intervention:
     """A requested intervention. ``result`` is JSON text, or None for no result."""
 
     action: str
@@ -56,8 +61,8 @@ class InterventionOperations(OperationsBase):
         PayloadTooLarge, and ValueRefused for a sleep.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
-        wish = self._wish("set_result", text, by, reason)
-        return self._intervene(workflow, instance_id, step, wish, if_version)
+        intervention = self._new_intervention("set_result", text, by, reason)
+        return self._intervene(workflow, instance_id, step, intervention, if_version)
 
     def skip(
         self,
@@ -73,47 +78,55 @@ class InterventionOperations(OperationsBase):
 
         A sleep ends at once.
         """
-        return self._intervene(workflow, instance_id, step, self._wish("skip", None, by, reason), if_version)
+        return self._intervene(
+            workflow, instance_id, step, self._new_intervention("skip", None, by, reason), if_version
+        )
 
-    def _wish(self, action: str, result: str | None, by: str, reason: str | None) -> _Wish:
-        return _Wish(
+    def _new_intervention(self, action: str, result: str | None, by: str, reason: str | None) -> _Intervention:
+        return _Intervention(
             action=action,
             result=result,
-            actor=values.label("The person who does it", by, _LONGEST_NAME),
-            reason=None if reason is None else values.storable(reason, self._settings.max_log_message),
+            actor=values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH),
+            reason=None if reason is None else values.sanitize_text(reason, self._settings.max_log_message),
             commit_id=self._runtime.new_token(),
             event_id=self._runtime.new_id(),
         )
 
-    def _intervene(self, workflow: str, instance_id: str, key: str, wish: _Wish, if_version: Versions) -> int:
-        before: StepRow | None = None
-        begins_a_run = False
+    def _intervene(
+        self, workflow: str, instance_id: str, key: str, intervention: _Intervention, if_version: Versions
+    ) -> int:
+        step_before: StepRow | None = None
+        starts_new_run = False
 
         def work(tx: Tx) -> tuple[int, list[DueRun]]:
-            nonlocal before, begins_a_run
+            nonlocal step_before, starts_new_run
             row = self._lock_row(tx, workflow, instance_id, if_version)
             if row.status in (Status.COMPLETE, Status.TERMINATED):
-                raise InstanceTerminal(workflow, instance_id, row.status, f"{_NAMES[wish.action]} a step of")
-            begins_a_run = row.status is Status.ERRORED
-            if begins_a_run:
-                row, step, due_runs = self._continue(tx, row, key, wish)
+                raise InstanceTerminal(
+                    workflow, instance_id, row.status, f"{_ACTION_PHRASES[intervention.action]} a step of"
+                )
+            starts_new_run = row.status is Status.ERRORED
+            if starts_new_run:
+                row, step, due_runs = self._continue_in_new_run(tx, row, key, intervention)
             else:
                 row, step, due_runs = self._take_over(tx, row, key)
-            before = step
-            _settle(tx, row, step, wish)
+            step_before = step
+            _complete_step(tx, row, step, intervention)
             return row.run_number, due_runs
 
         def was_applied(tx: Tx) -> tuple[int, list[DueRun]] | None:
             row = self._lock_row(tx, workflow, instance_id)
-            number = interventions.find_by_commit(tx, row, commit_id=wish.commit_id)
+            number = interventions.find_by_commit(tx, row, commit_id=intervention.commit_id)
             return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
 
         number, due_runs = self._store.transact(work, resolve=was_applied)
-        assert before is not None
+        assert step_before is not None
         ref = RunRef(workflow, instance_id, number)
-        if begins_a_run:
-            notify.restarted(ref, reason=wish.reason)
-        notify.step_intervened(ref, before, action=wish.action, by=wish.actor, reason=wish.reason)
+        if starts_new_run:
+            notify.restarted(ref, reason=intervention.reason)
+        notify.step_intervened(
+            ref, step_before, action=intervention.action, by=intervention.actor, reason=intervention.reason
+        )
         self._wake(due_runs)
         return number
 
@@ -128,19 +141,21 @@ class InterventionOperations(OperationsBase):
         due = instances.reclaim(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 
-    def _continue(self, tx: Tx, row: InstanceRow, key: str, wish: _Wish) -> tuple[InstanceRow, StepRow, list[DueRun]]:
+    def _continue_in_new_run(
+        self, tx: Tx, row: InstanceRow, key: str, intervention: _Intervention
+    ) -> tuple[InstanceRow, StepRow, list[DueRun]]:
         """Continue in a new run from a step that ended its run: rows of ended runs never change."""
         source = runs.read_source(tx, row)
         step = find_step(row, source.steps, key)
-        if not ended_by(row, source, step):
+        if not has_ended_run(row, source, step):
             raise _not_open(row, source.steps, step)
-        continuation = seed_after(row, source, step)
+        continuation = build_continuation_after(row, source, step)
         due = instances.restart(
             tx,
             row,
             grace=self._grace,
-            commit_id=wish.commit_id,
-            reason=wish.reason,
+            commit_id=intervention.commit_id,
+            reason=intervention.reason,
             plan=continuation.plan,
             continuation=continuation,
         )
@@ -150,47 +165,55 @@ class InterventionOperations(OperationsBase):
 
 
 def _not_open(row: InstanceRow, steps: Sequence[StepRow], step: StepRow) -> StepNotOpen:
-    standing = stands_at(steps) if step.status is StepStatus.LINEAR_PENDING else None
+    current = find_current_step(steps) if step.status is StepStatus.LINEAR_PENDING else None
     return StepNotOpen(
         row.workflow,
         row.instance_id,
         row.run_number,
         step.name if step.type is StepType.LINEAR else step.step_key,
         step.status,
-        stands_at=None if standing is None else standing.name,
+        stands_at=None if current is None else current.name,
     )
 
 
-_NAMES = {"set_result": "set the result of", "skip": "skip"}
+_ACTION_PHRASES = {"set_result": "set the result of", "skip": "skip"}
 
 
-def _settle(tx: Tx, row: InstanceRow, step: StepRow, wish: _Wish) -> None:
+def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Intervention) -> None:
     interventions.insert_audit_record(
-        tx, row, step, action=wish.action, actor=wish.actor, reason=wish.reason, commit_id=wish.commit_id
+        tx,
+        row,
+        step,
+        action=intervention.action,
+        actor=intervention.actor,
+        reason=intervention.reason,
+        commit_id=intervention.commit_id,
     )
-    result: str | None = wish.result or "null"
+    result: str | None = intervention.result or "null"
     event = None
     match step.type:
         case StepType.SLEEP:
-            if wish.result is not None:
+            if intervention.result is not None:
                 raise ValueRefused(f"Step {step.name!r} is a sleep and has no result. Skip it: skip({step.name!r}).")
             result = None
         case StepType.MAP:
-            result = _as_answers(step, wish.result)
+            result = _encode_map_answers(step, intervention.result)
         case StepType.TASK:
             items.delete_task_item(tx, row.pk, row.run_number, step.step_key)
         case StepType.LINEAR:
-            interventions.complete_linear_step(tx, row, step, result=wish.result or "null", commit_id=wish.commit_id)
+            interventions.complete_linear_step(
+                tx, row, step, result=intervention.result or "null", commit_id=intervention.commit_id
+            )
             return
         case StepType.WAIT:
-            type_, payload = step.wait_event_type or "", wish.result or "null"
-            sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=wish.event_id)
+            type_, payload = step.wait_event_type or "", intervention.result or "null"
+            sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=intervention.event_id)
             assert sent is not None
             event = PendingEvent(sent.seq, type_, payload, sent.created_at)
-    interventions.complete_step(tx, row, step, event=event, result=result, commit_id=wish.commit_id)
+    interventions.complete_step(tx, row, step, event=event, result=result, commit_id=intervention.commit_id)
 
 
-def _as_answers(step: StepRow, result: str | None) -> str:
+def _encode_map_answers(step: StepRow, result: str | None) -> str:
     """Return the result of a map, one answer for each item. A skipped map has none."""
     given = [] if result is None else json.loads(result)
     if not isinstance(given, list):

@@ -20,9 +20,9 @@ from celery_durable.model import (
     Status,
     TaskReference,
     Wake,
-    is_for_a_task,
+    is_task_event_type,
 )
-from celery_durable.operations.base import OperationsBase, Versions, possible
+from celery_durable.operations.base import OperationsBase, Versions, require_possible_id
 from celery_durable.store import answers, instances, task_answers
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Tx
@@ -40,7 +40,7 @@ class LifecycleOperations(OperationsBase):
         """
 
         def work(tx: Tx) -> RunRef | None:
-            row = self._lock_live(tx, workflow, instance_id, "pause", if_version)
+            row = self._lock_unfinished(tx, workflow, instance_id, "pause", if_version)
             return row.ref if instances.pause(tx, row) else None
 
         ref = self._store.transact(work)
@@ -69,7 +69,7 @@ class LifecycleOperations(OperationsBase):
         """
 
         def work(tx: Tx) -> list[DueRun]:
-            row = self._lock_live(tx, workflow, instance_id, "wake", None)
+            row = self._lock_unfinished(tx, workflow, instance_id, "wake", None)
             if row.status is Status.PAUSED or row.claim_token is not None:
                 return []
             return [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
@@ -82,47 +82,47 @@ class LifecycleOperations(OperationsBase):
         self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
     ) -> None:
         """End the instance permanently. A body that still runs records nothing more. Raises InstanceTerminal."""
-        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+        reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
 
-        meant: list[int] = []
+        target_run: list[int] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
-            parent = instances.find_parent(tx, workflow, possible(workflow, instance_id))
+            parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
-            row = self._lock_live(tx, workflow, instance_id, "terminate", if_version)
-            meant[:] = [row.run_number]
+            row = self._lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
+            target_run[:] = [row.run_number]
             instances.terminate(tx, row, reason=reason)
             if parent is None:
                 return True, []
-            payload = values.answer_of_termination(workflow, instance_id, reason)
+            payload = values.encode_termination_answer(workflow, instance_id, reason)
             event_id = self._runtime.new_id()
             return True, answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)
 
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
             row = self._lock_row(tx, workflow, instance_id)
-            if row.run_number not in meant:
+            if row.run_number not in target_run:
                 return False, []  # a concurrent restart has ended the intended run and started another
             return (True, []) if row.status is Status.TERMINATED else None
 
         is_done, due_runs = self._store.transact(work, resolve=was_applied)
         if is_done:
-            notify.terminated(RunRef(workflow, instance_id, meant[0]), reason=reason)
+            notify.terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
         self._wake(due_runs)
 
     def store_id(self) -> str:
         """Return the id of the database, by which messages name it."""
         return self._store.id or self._store.transact_once(store_id, timeouts=DIRECT)
 
-    def answer(self, reference: TaskReference, payload: str, *, is_patient: bool = True) -> AnswerResult:
+    def answer(self, reference: TaskReference, payload: str, *, may_retry: bool = True) -> AnswerResult:
         """Accept the answer of a Celery task to the step or map item that waits for it, once.
 
-        ``payload`` comes from `values.answer_of`. NOT_AWAITED means that the step, its run or its instance is gone or
-        already has an answer. FORGED means that it has no answer, but ``reference`` does not belong to its attempt.
-        With ``is_patient=False`` there is one try of up to 2 s, and any error is raised.
+        ``payload`` comes from `values.encode_answer`. NOT_AWAITED means that the step, its run or its instance is gone
+        or already has an answer. FORGED means that the step has no answer, but ``reference`` does not belong to its
+        attempt. With ``may_retry=False`` there is one try of up to 2 s, and any error is raised.
         """
         event_id, ref, event_type = self._runtime.new_id(), reference.ref, reference.event_type
-        if ItemRef.read(event_type) is None and not is_for_a_task(event_type):
+        if ItemRef.read(event_type) is None and not is_task_event_type(event_type):
             return AnswerResult.NOT_AWAITED
 
         def work(tx: Tx) -> AnswerOutcome:
@@ -134,13 +134,13 @@ class LifecycleOperations(OperationsBase):
                 return AnswerOutcome(AnswerResult.NOT_AWAITED)
             return task_answers.accept_answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
 
-        taken = self._store.transact(work) if is_patient else self._store.transact_once(work, timeouts=DIRECT)
-        self._wake(taken.due_runs)
-        if taken.messages:
-            self._post(taken.messages)
-        if taken.result is AnswerResult.FORGED:
+        accepted = self._store.transact(work) if may_retry else self._store.transact_once(work, timeouts=DIRECT)
+        self._wake(accepted.due_runs)
+        if accepted.messages:
+            self._post(accepted.messages)
+        if accepted.result is AnswerResult.FORGED:
             notify.answer_refused(ref)
-        return taken.result
+        return accepted.result
 
     def send_event(
         self,
@@ -159,8 +159,10 @@ class LifecycleOperations(OperationsBase):
         instance has ended. Raises InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable,
         PayloadTooLarge.
         """
-        values.event_type(type_, self._settings.max_event_type)
-        event_id = self._runtime.new_id() if id is None else values.label("Event id", id, values.LONGEST_ID)
+        values.check_event_type(type_, self._settings.max_event_type)
+        event_id = (
+            self._runtime.new_id() if id is None else values.check_text_name("Event id", id, values.MAX_ID_LENGTH)
+        )
         text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
 
         sent: list[instances.InsertedEvent | None] = []
@@ -185,7 +187,7 @@ class LifecycleOperations(OperationsBase):
             is_there = instances.is_event_committed(tx, row, ours, event_id=event_id)
             return (True, [DueRun(row.ref, row.queue)]) if is_there else None
 
-        def tell(due_runs: list[DueRun]) -> None:
+        def notify_and_wake(due_runs: list[DueRun]) -> None:
             if sent[0] is not None:
                 notify.event_received(
                     notify.AcceptedEvent(RunRef(workflow, instance_id, sent[0].run_number), type_, event_id)
@@ -194,13 +196,15 @@ class LifecycleOperations(OperationsBase):
 
         if session is not None:
             is_new, due_runs = work(self._store.join(session))
-            self._store.after_commit(session, lambda: tell(due_runs))
+            self._store.after_commit(session, lambda: notify_and_wake(due_runs))
         else:
             is_new, due_runs = self._store.transact(work, resolve=was_applied)
-            tell(due_runs)
+            notify_and_wake(due_runs)
         return is_new
 
-    def _lock_live(self, tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions) -> InstanceRow:
+    def _lock_unfinished(
+        self, tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions
+    ) -> InstanceRow:
         row = self._lock_row(tx, workflow, instance_id, if_version)
         if row.status.is_terminal:
             raise InstanceTerminal(workflow, instance_id, row.status, operation)

@@ -11,14 +11,14 @@ from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
-Loss = tuple[TaskReference, int | None]
+LostDelivery = tuple[TaskReference, int | None]
 """A lost delivery, and when its message was sent if the reporter knows (see `lost_tasks.report_loss`)."""
 
 
 class LostTaskOperations(LifecycleOperations):
     """The operations on tasks that never answer because they are lost."""
 
-    def report_lost(self, lost: Sequence[Loss], *, why: str) -> int:
+    def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
         """Report lost deliveries: each task is sent again or ends as TaskLost. Returns how many tasks were affected.
 
         A task ends if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. ``why`` becomes part
@@ -45,5 +45,5 @@ class LostTaskOperations(LifecycleOperations):
             # Not retryable: `retries` is about failures, and this task may have done its work.
             times = "" if end.losses == 1 else f" {end.losses} times"
             text = f"Celery task {end.name!r} was lost{times}: {why}"
-            self.answer(reference, values.answer_of_error("TaskLost", text, is_non_retryable=True))
+            self.answer(reference, values.encode_error_answer("TaskLost", text, is_non_retryable=True))
         return len(messages) + len(given_up)

@@ -11,7 +11,7 @@ from celery_durable.store import outbox
 from celery_durable.store.engine import Tx
 from celery_durable.store.outbox import OutboxEntry
 
-_LONGEST = 36
+_MAX_ID_LENGTH = 36
 
 
 class OutboxOperations(OperationsBase):
@@ -58,8 +58,8 @@ class OutboxOperations(OperationsBase):
         only_given_up: bool = False,
     ) -> list[OutboxEntry]:
         """Apply a change to these entries. After a commit in doubt, ``is_done`` decides from the remaining entries."""
-        # A NUL or a half surrogate pair must not reach the database, see `_can_be_one`.
-        if impossible := [each for each in ids if not _can_be_one(each)]:
+        # A NUL or a half surrogate pair must not reach the database, see `_is_possible_id`.
+        if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
         found: list[OutboxEntry] = []
 
@@ -79,10 +79,10 @@ class OutboxOperations(OperationsBase):
         )
 
 
-def _can_be_one(id_: str) -> bool:
+def _is_possible_id(id_: str) -> bool:
     """Whether a text can be an id. Databases treat a NUL or half of a surrogate pair differently."""
     try:
-        values.label("Id", id_, _LONGEST)
+        values.check_text_name("Id", id_, _MAX_ID_LENGTH)
     except NameInvalid:
         return False
     return True

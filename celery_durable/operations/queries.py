@@ -34,12 +34,12 @@ from celery_durable.model import (
     VersionedInstance,
     child_of,
 )
-from celery_durable.operations.base import OperationsBase, can_be_named, check_limit, possible
+from celery_durable.operations.base import OperationsBase, check_limit, is_possible_workflow_name, require_possible_id
 from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published_values, scopes
 from celery_durable.store.engine import Tx
 
 T = TypeVar("T")
-_LARGEST_RUN = 2**31 - 1
+_MAX_RUN_NUMBER = 2**31 - 1
 """Also the largest position of a step: both columns have 32 bits."""
 
 
@@ -59,7 +59,7 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> Snapshot:
             row = self._read_row(tx, workflow, instance_id)
-            return Snapshot(row, history.build_status(row.status, self._run(tx, row, row.run_number)))
+            return Snapshot(row, history.build_status(row.status, self._get_run(tx, row, row.run_number)))
 
         return self._store.read(work)
 
@@ -67,32 +67,32 @@ class QueryOperations(OperationsBase):
         """Return only the instance's row, for callers that poll; raises InstanceNotFound."""
         return self._store.read(lambda tx: self._read_row(tx, workflow, instance_id))
 
-    def look(self, workflow: str, instance_id: str) -> VersionedInstance:
+    def read_with_tag(self, workflow: str, instance_id: str) -> VersionedInstance:
         """Return only the instance's row and version tag, for clients that poll; raises InstanceNotFound."""
-        return self._store.read(lambda tx: self._look(tx, workflow, instance_id))
+        return self._store.read(lambda tx: self._read_with_tag(tx, workflow, instance_id))
 
-    def _look(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
-        found = instances.read_with_tag(tx, workflow, possible(workflow, instance_id))
-        self._check_reach(tx, found.instance)
+    def _read_with_tag(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
+        found = instances.read_with_tag(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, found.instance)
         return found
 
     def details(self, workflow: str, instance_id: str) -> InstanceDetails:
         """Return an instance with its current run and step; raises InstanceNotFound."""
 
         def work(tx: Tx) -> InstanceDetails:
-            look = self._look(tx, workflow, instance_id)
-            row = look.instance
-            record = self._run(tx, row, row.run_number)
+            versioned = self._read_with_tag(tx, workflow, instance_id)
+            row = versioned.instance
+            record = self._get_run(tx, row, row.run_number)
             step = history.find_current_step(tx, row.pk, row.run_number)
             return InstanceDetails(
                 instance=row,
-                tag=look.tag,
+                tag=versioned.tag,
                 status=history.build_status(row.status, record),
                 params=json.loads(record.params),
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                current_step=None if step is None else self._shown_steps(tx, [step])[0],
+                current_step=None if step is None else self._restrict_steps(tx, [step])[0],
                 labels=labels.read(tx, row.pk),
             )
 
@@ -103,7 +103,7 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> InstanceStatus:
             row = self._read_row(tx, workflow, instance_id)
-            record = self._run(tx, row, run)
+            record = self._get_run(tx, row, run)
             return history.build_status(history.derive_run_status(row, record), record)
 
         return self._store.read(work)
@@ -117,7 +117,7 @@ class QueryOperations(OperationsBase):
             found = history.read_step_page(
                 tx, self._read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit
             )
-            shown = self._shown_steps(tx, [record for _, record in found])
+            shown = self._restrict_steps(tx, [record for _, record in found])
             return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
 
         return self._store.read(work)
@@ -127,7 +127,7 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> History:
             row = self._read_row(tx, workflow, instance_id)
-            record = self._run(tx, row, row.run_number if run is None else run)
+            record = self._get_run(tx, row, row.run_number if run is None else run)
             return History(
                 workflow=workflow,
                 instance_id=instance_id,
@@ -138,12 +138,12 @@ class QueryOperations(OperationsBase):
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                steps=tuple(self._shown_steps(tx, history.read_steps(tx, row.pk, record.run_number))),
-                events=self._shown_events(tx, history.read_events(tx, row.pk, record.run_number)),
-                origin=self._shown_origin(tx, row, record.origin),
+                steps=tuple(self._restrict_steps(tx, history.read_steps(tx, row.pk, record.run_number))),
+                events=self._restrict_events(tx, history.read_events(tx, row.pk, record.run_number)),
+                origin=self._restrict_origin(tx, row, record.origin),
                 audit=interventions.read_audit(tx, row.pk, record.run_number),
                 labels=labels.read(tx, row.pk),
-                parent=self._shown_parent(tx, row),
+                parent=self._restrict_parent(tx, row),
             )
 
         return self._store.read(work)
@@ -158,10 +158,10 @@ class QueryOperations(OperationsBase):
         def work(tx: Tx) -> Facts:
             row = self._read_row(tx, workflow, instance_id)
             open_, last = history.read_open_steps(tx, row.pk, row.run_number)
-            open_ = tuple(self._shown_steps(tx, open_))
-            last = None if last is None else self._shown_steps(tx, [last])[0]
+            open_ = tuple(self._restrict_steps(tx, open_))
+            last = None if last is None else self._restrict_steps(tx, [last])[0]
             buffered = history.read_buffered_types(tx, row.pk, row.run_number)
-            run = self._run(tx, row, row.run_number)
+            run = self._get_run(tx, row, row.run_number)
             now, beats = heartbeats.read(tx)
             return Facts(
                 now,
@@ -177,7 +177,7 @@ class QueryOperations(OperationsBase):
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
                 ),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
-                parent=self._shown_parent(tx, row),
+                parent=self._restrict_parent(tx, row),
             )
 
         return self._store.read(work)
@@ -216,7 +216,7 @@ class QueryOperations(OperationsBase):
 
         def work(tx: Tx) -> HistoryPage:
             row = self._read_row(tx, workflow, instance_id)
-            record = self._run(tx, row, row.run_number if run is None else run)
+            record = self._get_run(tx, row, row.run_number if run is None else run)
             number = record.run_number
 
             def page(kind: str, found: Sequence[T], key: Callable[[T], tuple[values.CursorPart, ...]]) -> Page[T]:
@@ -242,19 +242,19 @@ class QueryOperations(OperationsBase):
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
-                steps=Page(tuple(self._shown_steps(tx, [record for _, record in found.items])), found.cursor),
+                steps=Page(tuple(self._restrict_steps(tx, [record for _, record in found.items])), found.cursor),
                 events=page(
                     "events",
-                    self._shown_events(tx, history.read_events(tx, row.pk, number, after=last_event, **options)),
+                    self._restrict_events(tx, history.read_events(tx, row.pk, number, after=last_event, **options)),
                     lambda event: (event.seq,),
                 ),
                 logs=page("logs", history.read_logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
                 if with_logs
                 else None,
-                origin=self._shown_origin(tx, row, record.origin),
+                origin=self._restrict_origin(tx, row, record.origin),
                 audit=interventions.read_audit(tx, row.pk, number) if with_audit else (),
                 labels=labels.read(tx, row.pk),
-                parent=self._shown_parent(tx, row),
+                parent=self._restrict_parent(tx, row),
             )
 
         return self._store.read(work)
@@ -304,7 +304,7 @@ class QueryOperations(OperationsBase):
         def work(tx: Tx) -> dict[str, Published]:
             row = self._read_row(tx, workflow, instance_id)
             if run is not None:
-                self._run(tx, row, run)
+                self._get_run(tx, row, run)
             return published_values.read(tx, row.pk, row.run_number if run is None else run)
 
         return self._store.read(work)
@@ -326,26 +326,26 @@ class QueryOperations(OperationsBase):
         chosen: dict[str, Any] = {
             "workflow": workflow,
             "status": None if status is None else Status(status),
-            "labelled": values.labels(labels),
+            "labelled": values.check_labels(labels),
             "scope": self._scope,
         }
         cursors = self._cursors("instances", workflow, chosen["status"], sorted(chosen["labelled"].items()))
         before = None if cursor is None else cast("int", cursors.read(cursor)[0])
-        if workflow is not None and not can_be_named(workflow):
+        if workflow is not None and not is_possible_workflow_name(workflow):
             return Page((), None)
         found = self._store.read(lambda tx: history.list_instances(tx, **chosen, before_pk=before, limit=limit + 1))
         more = found[limit:]
         items = found[:limit]
         return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
 
-    def _shown_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    def _restrict_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
         """Remove the links of steps to instances that are outside the caller's scope."""
         children = {step.child for step in steps if step.child is not None}
         hidden = children - scopes.filter_in_scope(tx, self._scope, children)
         return [replace(step, child=None) if step.child in hidden else step for step in steps]
 
-    def _shown_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
-        """Remove the child's id from the types of answer events, as `_shown_steps` removes the links."""
+    def _restrict_events(self, tx: Tx, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
+        """Remove the child's id from the types of answer events, as `_restrict_steps` removes the links."""
         if self._scope is None:
             return tuple(events)
         children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}
@@ -355,13 +355,13 @@ class QueryOperations(OperationsBase):
             for event in events
         )
 
-    def _shown_origin(self, tx: Tx, row: InstanceRow, origin: Origin | None) -> Origin | None:
+    def _restrict_origin(self, tx: Tx, row: InstanceRow, origin: Origin | None) -> Origin | None:
         if origin is None or origin.instance_id == row.instance_id:
             return origin
         its = Child(row.workflow, origin.instance_id)
         return origin if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
 
-    def _shown_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
+    def _restrict_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
         parent = instances.find_parent_step(tx, row.pk)
         if parent is None:
             return None
@@ -369,8 +369,8 @@ class QueryOperations(OperationsBase):
         return parent if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
 
     @staticmethod
-    def _run(tx: Tx, row: InstanceRow, number: int) -> Any:
-        found = history.read_run(tx, row.pk, number) if number <= _LARGEST_RUN else None
+    def _get_run(tx: Tx, row: InstanceRow, number: int) -> Any:
+        found = history.read_run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
         if found is None:
             raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
         return found

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Scope, Status
-from celery_durable.operations.base import OperationsBase, can_be_named
+from celery_durable.operations.base import OperationsBase, is_possible_workflow_name
 from celery_durable.store import retention
 from celery_durable.store.retention import EndedFilter
 
@@ -22,7 +22,7 @@ class RetentionOperations(OperationsBase):
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
         """Count the instances that `prune` would delete."""
-        ended = _ended(older_than, workflow, statuses, self._scope)
+        ended = _select_ended(older_than, workflow, statuses, self._scope)
         return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
@@ -34,7 +34,7 @@ class RetentionOperations(OperationsBase):
         interruption keeps the deletions made so far. Instances that have not ended are never deleted: raises
         ValueRefused for such a status.
         """
-        ended = _ended(older_than, workflow, statuses, self._scope)
+        ended = _select_ended(older_than, workflow, statuses, self._scope)
         deleted, batch = 0, 0 if ended is None else _BATCH
         while ended is not None and batch == _BATCH:
             batch = self._store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
@@ -42,12 +42,14 @@ class RetentionOperations(OperationsBase):
         return deleted
 
 
-def _ended(
+def _select_ended(
     older_than: values.Duration, workflow: str | None, statuses: Collection[Status], scope: Scope | None
 ) -> EndedFilter | None:
     live = [str(status) for status in statuses if not Status(status).is_terminal]
     if live:
         raise ValueRefused(f"Instances that are {live[0]} cannot be pruned: terminate them first.")
-    if workflow is not None and not can_be_named(workflow):
+    if workflow is not None and not is_possible_workflow_name(workflow):
         return None
-    return EndedFilter(values.duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope)
+    return EndedFilter(
+        values.parse_duration(older_than), workflow, frozenset(Status(status) for status in statuses), scope
+    )

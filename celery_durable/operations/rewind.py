@@ -12,7 +12,7 @@ from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
 from celery_durable.model import DueRun, InstanceRow, Kind, RunPlan, RunRef, Status
 from celery_durable.operations.base import OperationsBase, Versions
-from celery_durable.operations.fork_specs import seed_before, seed_without_failure
+from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
 from celery_durable.store import instances, labels, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import Continuation
@@ -44,9 +44,9 @@ class RewindOperations(OperationsBase):
         def continuation(tx: Tx, row: InstanceRow) -> Continuation | None:
             if from_step is None:
                 return None
-            return seed_before(row, runs.read_source(tx, row), from_step)
+            return build_continuation_before(row, runs.read_source(tx, row), from_step)
 
-        return self._begin(workflow, instance_id, continuation, reason=reason, if_version=if_version)
+        return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
         """Retry what ended an errored instance, with fresh attempts. Returns the number of the new run.
@@ -58,9 +58,9 @@ class RewindOperations(OperationsBase):
         def continuation(tx: Tx, row: InstanceRow) -> Continuation:
             if row.status is not Status.ERRORED:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
-            return seed_without_failure(row, runs.read_source(tx, row))
+            return build_continuation_from_failure(row, runs.read_source(tx, row))
 
-        return self._begin(workflow, instance_id, continuation, reason=reason, if_version=if_version)
+        return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
     def fork(
         self,
@@ -76,7 +76,7 @@ class RewindOperations(OperationsBase):
         stays unchanged. Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists, and
         ValueRefused for a step that a linear run has not reached.
         """
-        new_id = self.new_id() if id is None else values.instance_id(id, self._settings.max_instance_id)
+        new_id = self.new_id() if id is None else values.check_instance_id(id, self._settings.max_instance_id)
         if self._scope is not None and not self._scope.allows_id(new_id):
             raise OutOfScope(new_id)
         commit_id = self._runtime.new_token()
@@ -84,7 +84,7 @@ class RewindOperations(OperationsBase):
         def work(tx: Tx) -> DueRun:
             row = self._lock_row(tx, workflow, instance_id)
             source = runs.read_source(tx, row)
-            continuation = seed_before(row, source, step)
+            continuation = build_continuation_before(row, source, step)
             is_new = instances.insert(
                 tx,
                 workflow=workflow,
@@ -112,7 +112,7 @@ class RewindOperations(OperationsBase):
         self._wake([due])
         return new_id
 
-    def _begin(
+    def _start_run(
         self,
         workflow: str,
         instance_id: str,
@@ -123,7 +123,7 @@ class RewindOperations(OperationsBase):
     ) -> int:
         """Start a run from the continuation that ``continuation`` returns under the lock."""
         commit_id = self._runtime.new_token()
-        reason = None if reason is None else values.storable(reason, self._settings.max_log_message)
+        reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
 
         def work(tx: Tx) -> DueRun:
             row = self._lock_row(tx, workflow, instance_id, if_version)

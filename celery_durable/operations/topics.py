@@ -12,7 +12,7 @@ from celery_durable.store import emissions, topic_waits
 from celery_durable.store.emissions import EmissionProgress
 from celery_durable.store.engine import Store, Tx
 
-_LONGEST_ID = 200
+_MAX_ID_LENGTH = 200
 """For an emission's id, from which the ids of its events are made."""
 
 
@@ -29,8 +29,10 @@ class TopicOperations(OperationsBase):
         received it before does not receive it again. Raises InvalidTopic, NameInvalid, NotSerializable,
         PayloadTooLarge, EmissionMismatch. If it raises, nothing is written.
         """
-        values.topic(topic)
-        emission_id = self._runtime.new_id() if id is None else values.label("Emission id", id, _LONGEST_ID)
+        values.check_topic(topic)
+        emission_id = (
+            self._runtime.new_id() if id is None else values.check_text_name("Emission id", id, _MAX_ID_LENGTH)
+        )
         if self._scope is not None:  # every scope has its own ids
             emission_id = f"{self._scope.digest}:{emission_id}"
         text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._settings.limits)
@@ -50,15 +52,15 @@ class TopicOperations(OperationsBase):
             return 0
         resumed, is_over = 0, False
         while not is_over:
-            progress = self._hand_out(emission_id)
+            progress = self._deliver_batch(emission_id)
             if progress is None:  # another process has finished it
                 return resumed
-            _tell(progress)
+            _notify_received(progress)
             self._wake(progress.due_runs)
             resumed, is_over = progress.resumed, progress.is_over
         return resumed
 
-    def _hand_out(self, emission_id: str) -> EmissionProgress | None:
+    def _deliver_batch(self, emission_id: str) -> EmissionProgress | None:
         """Deliver one batch."""
         made: list[EmissionProgress | None] = []
 
@@ -79,7 +81,7 @@ class TopicOperations(OperationsBase):
 
         Raises InvalidTopic, CursorInvalid.
         """
-        values.topic(topic)
+        values.check_topic(topic)
         check_limit(limit)
         cursors = self._cursors("waiters", topic)
         after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
@@ -91,7 +93,7 @@ class TopicOperations(OperationsBase):
         return Page(tuple(waiter for _, waiter in items), more)
 
 
-def go_on_emitting(store: Store) -> bool:
+def continue_abandoned_emission(store: Store) -> bool:
     """Deliver one batch of an emission whose emitter has died. Returns False if there is none.
 
     A sweeping process calls it until then. It wakes no worker: the runs are due for the very next sweep.
@@ -102,10 +104,10 @@ def go_on_emitting(store: Store) -> bool:
     at_once = timedelta(0)
     progress = store.transact(lambda tx: emissions.deliver_batch(tx, abandoned, lease=at_once, grace=at_once))
     if progress is not None:
-        _tell(progress)
+        _notify_received(progress)
     return True
 
 
-def _tell(progress: EmissionProgress) -> None:
+def _notify_received(progress: EmissionProgress) -> None:
     for ref, topic, event_id in progress.received:
         notify.event_received(notify.AcceptedEvent(ref, topic, event_id))

@@ -362,8 +362,8 @@ def _build_error_outcome(error: BaseException) -> RunOutcome:
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:
-        name, message = values.described(error)
-    name, message = values.storable_error(name, message)
+        name, message = values.describe_error(error)
+    name, message = values.sanitize_error(name, message)
     failure = _find_step_failure(error)
     return RunOutcome(
         Status.ERRORED, error_name=name, error_message=message, failure=None if failure is None else failure.text

@@ -246,7 +246,7 @@ class BodyRunner:
                 self._fail(execution, body, ("StepTimeout", text), may_suspend=may_suspend)
             case Raised(error):
                 if body.buffer.session is not None and self._context.env.store.is_transient(error):
-                    raise BodyRerunRequired(values.text_of(error)) from error
+                    raise BodyRerunRequired(values.get_error_text(error)) from error
                 self._close_session(body.buffer)
                 self._fail_with_error(
                     execution, body, self._convert_to_step_error(execution, body, error), may_suspend=may_suspend
@@ -269,7 +269,7 @@ class BodyRunner:
         self, execution: StepExecution, body: StepAttempt, error: BaseException
     ) -> BaseException:
         if body.buffer.session is not None and self._context.env.store.is_unique_violation(error):
-            return StepCommitConflict(execution.name, values.storable(values.text_of(error), 500))
+            return StepCommitConflict(execution.name, values.sanitize_text(values.get_error_text(error), 500))
         return error
 
     def _succeed(self, execution: StepExecution, body: StepAttempt, value: Any) -> None:
@@ -316,7 +316,12 @@ class BodyRunner:
     ) -> None:
         is_non_retryable = is_non_retryable or values.forbids_retry(error)
         self._fail(
-            execution, body, values.described(error), error, is_non_retryable=is_non_retryable, may_suspend=may_suspend
+            execution,
+            body,
+            values.describe_error(error),
+            error,
+            is_non_retryable=is_non_retryable,
+            may_suspend=may_suspend,
         )
 
     def _fail(
@@ -336,7 +341,7 @@ class BodyRunner:
             execution,
             StepStatus.ERRORED if is_non_retryable else StepStatus.WAITING,
             attempts=body.attempt,
-            error=values.storable_error(*error_text),
+            error=values.sanitize_error(*error_text),
             retry_in=None if is_non_retryable else self._get_retry_delay(execution, body.attempt),
             ran_for=body.duration,
         )

@@ -34,7 +34,9 @@ class CompletionMessages:
         except Exception:  # the app creates a lazy task only now, which may fail; the run must be able to end
             logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
             return []
-        return [values.completion_message(name, self._payload(run_outcome, reason), id_=self._id, limits=self._limits)]
+        return [
+            values.build_completion_message(name, self._payload(run_outcome, reason), id_=self._id, limits=self._limits)
+        ]
 
     @property
     def _id(self) -> str:
@@ -61,7 +63,7 @@ def build_child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | No
     """The answer of a child that ended, for the step that waits for it, as JSON text."""
     match run_outcome.status:
         case Status.COMPLETE:
-            return values.answer_of(run_outcome.output)
+            return values.encode_answer(run_outcome.output)
         case Status.TERMINATED:
-            return values.answer_of_termination(ref.workflow, ref.instance_id, reason)
-    return values.answer_of_error(run_outcome.error_name or "Error", run_outcome.error_message or "")
+            return values.encode_termination_answer(ref.workflow, ref.instance_id, reason)
+    return values.encode_error_answer(run_outcome.error_name or "Error", run_outcome.error_message or "")

@@ -61,7 +61,7 @@ def encode_log_data(settings: Settings, message: str, category: str, data: dict[
 
     Raises for an invalid category, and for data that is not JSON or too large.
     """
-    values.label("Log category", category, settings.max_log_category)
+    values.check_text_name("Log category", category, settings.max_log_category)
     if category == "system":
         raise ValueRefused('Log category "system" is reserved for the engine; use another.')
     return values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
@@ -260,7 +260,7 @@ class ExecutionContext:
         line = LogLine(
             level=level,
             category=category,
-            message=values.storable(message, self.env.settings.max_log_message),
+            message=values.sanitize_text(message, self.env.settings.max_log_message),
             data=data,
             step_key=None if body is None else body.step_key,
             attempt=None if body is None else body.attempt,

@@ -152,6 +152,6 @@ class _HandlerLog:
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
         text = encode_log_data(self._settings, message, category, data)
-        message = values.storable(message, self._settings.max_log_message)
+        message = values.sanitize_text(message, self._settings.max_log_message)
         body = self._body
         body.logs.append(LogLine(level, category, message, text, body.step_key, body.attempt, is_replay=False))

@@ -201,7 +201,7 @@ class LinearPass:
         return row.max_attempts is not None and row.attempts + 1 >= row.max_attempts
 
     def _fail_run(self, row: StepRow, error: tuple[str, str], body: StepAttempt | None = None) -> None:
-        name, message = values.storable_error(*error)
+        name, message = values.sanitize_error(*error)
         write = self._build_write(
             row,
             StepStatus.DEAD,
@@ -274,7 +274,7 @@ class LinearPass:
                 )
             case Raised(error):
                 if body.buffer.session is not None and self._env.store.is_transient(error):
-                    raise BodyRerunRequired(values.text_of(error)) from error
+                    raise BodyRerunRequired(values.get_error_text(error)) from error
                 self._handle_error(row, body, self._convert_to_step_error(row, body, error))
             case Returned(returned):
                 try:
@@ -295,7 +295,9 @@ class LinearPass:
                 self._start_wait(row, body, outcome)
             case Retry(backoff, error):
                 self._handlers.close_session(body.buffer)
-                delay = None if backoff is None else values.duration(backoff, maximum=self._env.settings.max_sleep)
+                delay = (
+                    None if backoff is None else values.parse_duration(backoff, maximum=self._env.settings.max_sleep)
+                )
                 self._retry_step(row, body, delay, ("Retry", error))
             case Dead(error):
                 self._handlers.close_session(body.buffer)
@@ -327,8 +329,8 @@ class LinearPass:
     def _start_wait(self, row: StepRow, body: StepAttempt, outcome: Waiting) -> None:
         """Record the step as WAITING, or as READY if its event is there already."""
         settings = self._env.settings
-        type_ = values.event_type(outcome.event_type, settings.max_event_type)
-        wait_length = values.duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+        type_ = values.check_event_type(outcome.event_type, settings.max_event_type)
+        wait_length = values.parse_duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
         workflow = self._lease.claim.ref.workflow
         wait_length = self._env.runtime.wait_duration(wait_length, purpose="event", workflow=workflow, step=row.name)
         tx = self._handlers.build_tx(row, body)
@@ -363,15 +365,15 @@ class LinearPass:
         """Record an exception: the step is retried as its policy says, unless the error forbids a retry."""
         self._handlers.close_session(body.buffer)
         if is_non_retryable or values.forbids_retry(error):
-            self._fail_run(row, values.described(error), body)
+            self._fail_run(row, values.describe_error(error), body)
         else:
-            self._retry_step(row, body, None, values.described(error))
+            self._retry_step(row, body, None, values.describe_error(error))
 
     def _retry_step(self, row: StepRow, body: StepAttempt, backoff: timedelta | None, error: tuple[str, str]) -> None:
         if self._is_last_attempt(row):
             self._fail_run(row, error, body)
             return
-        name, message = values.storable_error(*error)
+        name, message = values.sanitize_error(*error)
         if backoff is None:
             policy = self._definition.policy_of(row.name, self._env.settings.step_policy)
             backoff = policy.delay_after(row.attempts + 1)
@@ -390,7 +392,7 @@ class LinearPass:
 
     def _convert_to_step_error(self, row: StepRow, body: StepAttempt, error: BaseException) -> BaseException:
         if body.buffer.session is not None and self._env.store.is_unique_violation(error):
-            return StepCommitConflict(row.name, values.storable(values.text_of(error), 500))
+            return StepCommitConflict(row.name, values.sanitize_text(values.get_error_text(error), 500))
         return error
 
     # --- commits --------------------------------------------------------------------------------
@@ -475,7 +477,7 @@ class LinearPass:
     # --- logs -----------------------------------------------------------------------------------
 
     def _build_log_line(self, level: LogLevel, text: str, row: StepRow) -> LogLine:
-        message = values.storable(text, self._env.settings.max_log_message)
+        message = values.sanitize_text(text, self._env.settings.max_log_message)
         return LogLine(level, "system", message, None, row.step_key, row.attempts + 1, is_replay=False)
 
     def _pending_logs(self, body: StepAttempt | None) -> list[LogLine]:

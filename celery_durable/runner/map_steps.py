@@ -141,8 +141,8 @@ class MapSteps:
         """Decide about an item whose attempt failed: like a body, it is retried by the policy, or fails."""
         policy, answer = execution.policy, item.answer
         if answer is None:
-            answer = values.answer_of_error("StepTimeout", f"no answer within {policy.timeout}")
-        error = values.error_in(answer)
+            answer = values.encode_error_answer("StepTimeout", f"no answer within {policy.timeout}")
+        error = values.read_answer_error(answer)
         is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
         if is_used_up or error is None or error.is_non_retryable:
             return RetryDecision(item, answer, None)
@@ -160,9 +160,9 @@ class MapSteps:
 def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]:
     """The error and the attempts that the step's row records for the first failed item."""
     position, answer, attempts = first_error
-    error = values.error_in(answer)
+    error = values.read_answer_error(answer)
     assert error is not None
-    return {"error": values.storable_error(error.name, f"item {position}: {error.message}"), "attempts": attempts}
+    return {"error": values.sanitize_error(error.name, f"item {position}: {error.message}"), "attempts": attempts}
 
 
 def _wait_for_items(remote_step: RemoteStep, due_at: datetime) -> OpenWait:

@@ -45,7 +45,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
             now = f"{'topic' if call.is_topic else 'event'} {call.event_type!r}"
             if row.wait_event_type is not None and was != now:
                 yield was, now, "The wait keeps its deadline and is for the new one from the next pass on."
-            yield from _compare_duration(row, "timeout", values.duration(call.timeout))
+            yield from _compare_duration(row, "timeout", values.parse_duration(call.timeout))
         case TaskCall() | MapCall():
             name = find_task_name(call.signature if isinstance(call, TaskCall) else call.task)
             if (task := task_of(row.wait_event_type)) is not None and task != name:
@@ -61,12 +61,12 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
                 if child != (workflow, instance_id):
                     was, now = f"child {child[0]}/{child[1]}", f"child {workflow}/{instance_id}"
                     yield was, now, "The child that was created still counts; no other is created."
-            timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
+            timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
             yield from _compare_duration(row, "timeout", timeout)
         case SleepCall(until=None):
-            yield from _compare_duration(row, "length", values.duration(call.duration))
+            yield from _compare_duration(row, "length", values.parse_duration(call.duration))
         case SleepCall(until=until):
-            if until is not None and row.wake_at is not None and values.aware(until, "sleep_until") != row.wake_at:
+            if until is not None and row.wake_at is not None and values.to_utc(until, "sleep_until") != row.wake_at:
                 yield f"instant {row.wake_at}", f"instant {until}", "The sleep keeps the time that is recorded."
         case BodyCall():
             yield from _compare_timeout(execution, row)

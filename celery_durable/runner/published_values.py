@@ -35,7 +35,7 @@ class ValueVersion:
 
 def encode_published_value(settings: Settings, key: str, value: Any) -> str:
     """Encode a value to publish as JSON text; raises NameInvalid, NotSerializable and PayloadTooLarge."""
-    values.label("Published key", key, MAX_KEY_LENGTH)
+    values.check_text_name("Published key", key, MAX_KEY_LENGTH)
     return values.encode(value, what=f"Published value {key!r}", limits=settings.limits)
 
 

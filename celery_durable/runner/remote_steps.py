@@ -24,7 +24,7 @@ from celery_durable.store.claims import GuardResult, OpenWait
 from celery_durable.store.engine import Tx
 from celery_durable.store.items import RemoteStep
 from celery_durable.store.step_rows import PendingEvent, StepWrite
-from celery_durable.values import AnsweredError, StepPolicy, stored_task
+from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)
 """The default policy of task steps: no retries by the engine, since Celery has its own. Every call sets a timeout."""
@@ -56,7 +56,7 @@ class RemoteSteps:
         assert execution.policy.timeout is not None
         claim = self._context.lease.claim
         event_type = task_type(find_task_name(call.signature), claim.pk, execution.entry.seq, attempt)
-        body = stored_task(call.signature, limits=self._context.env.settings.limits)
+        body = encode_step_task(call.signature, limits=self._context.env.settings.limits)
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         write = self._context.build_write(
             execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type
@@ -86,7 +86,7 @@ class RemoteSteps:
     def _build_task_wait(self, execution: StepExecution, row: StepRow) -> WaitSpec:
         assert row.wait_event_type is not None
 
-        def build_failure(build_write: BuildWrite, error: AnsweredError) -> StepWrite:
+        def build_failure(build_write: BuildWrite, error: AnswerError) -> StepWrite:
             """The row of a failed attempt: like a body, it is retried, or the step fails."""
             policy, error_text = execution.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
@@ -104,14 +104,14 @@ class RemoteSteps:
             )
 
         def on_event(event: PendingEvent, build_write: BuildWrite) -> StepWrite:
-            if (error := values.error_in(event.payload)) is not None:
+            if (error := values.read_answer_error(event.payload)) is not None:
                 return build_failure(build_write, error)
             return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=row.attempts)
 
         def on_timeout(build_write: BuildWrite) -> StepWrite:
             name = task_of(row.wait_event_type)
             text = f"Celery task {name!r} did not answer within {execution.policy.timeout}"
-            return build_failure(build_write, AnsweredError("StepTimeout", text))
+            return build_failure(build_write, AnswerError("StepTimeout", text))
 
         claim = self._context.lease.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
@@ -139,7 +139,7 @@ class RemoteSteps:
         # An id of this run alone: the child of an earlier run, or of a deleted instance with the same id, may exist.
         if instance_id is None:
             instance_id = task_id(f"{_GENERATED_ID_PREFIX}{execution.key}", claim.pk, claim.ref.run_number)
-        timeout = settings.max_sleep if call.timeout is None else values.duration(call.timeout)
+        timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
         write = self._context.build_write(
             execution,
             StepStatus.WAITING,
@@ -154,7 +154,7 @@ class RemoteSteps:
             committed = self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
         except StepEffectFailed as exc:
             self._context.logs[:0] = saved_logs
-            error = values.storable_error(type(exc.error).__name__, str(exc.error))
+            error = values.sanitize_error(type(exc.error).__name__, str(exc.error))
             self._context.commit_step(
                 execution, self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
             )
@@ -166,7 +166,7 @@ def _build_child_wait(row: StepRow) -> WaitSpec:
     assert row.wait_event_type is not None
 
     def on_event(event: PendingEvent, build_write: BuildWrite) -> StepWrite:
-        if (error := values.error_in(event.payload)) is not None:
+        if (error := values.read_answer_error(event.payload)) is not None:
             return build_write(StepStatus.ERRORED, error=(error.name, error.message), attempts=1)
         return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=1)
 
@@ -179,7 +179,7 @@ def _build_child_wait(row: StepRow) -> WaitSpec:
 
 
 def find_task_name(signature: Any) -> str:
-    """The task's name, for people. `stored_task` checks whether it can be sent."""
+    """The task's name, for people. `encode_step_task` checks whether it can be sent."""
     if isinstance(signature, Mapping):
         return str(signature.get("task"))
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
@@ -187,4 +187,4 @@ def find_task_name(signature: Any) -> str:
 
 def _encode_output(event: PendingEvent) -> str:
     """The output in an answer. It was checked when the answer was accepted, or when the child ended."""
-    return values.encode(values.output_in(event.payload), what="Answer", limits=values.CHECKED)
+    return values.encode(values.read_answer_output(event.payload), what="Answer", limits=values.ALREADY_CHECKED_LIMITS)

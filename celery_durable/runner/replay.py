@@ -72,7 +72,7 @@ class ReplayContext:
         self._definition, self._context = definition, context
         self._waits, self._body_runner = WaitSteps(context), BodyRunner(context)
         self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
-        self._policy = context.env.settings.step_policy.over(definition.step_defaults)
+        self._policy = context.env.settings.step_policy.override_with(definition.step_defaults)
         self._last_finished_at = EPOCH
         self._random_calls = 0
         self._submitted: dict[str, StepExecution] = {}
@@ -183,16 +183,16 @@ class ReplayContext:
         raise self._context.interrupt(Suspend())
 
     def _check_name(self, name: str) -> None:
-        values.label("Step name", name, self._context.env.settings.max_step_name)
+        values.check_text_name("Step name", name, self._context.env.settings.max_step_name)
 
     def _start_step(self, call: StepCall) -> StepExecution:
         """Find a call's step, check its arguments, and log a warning if its name is used again in this pass."""
         fn, policy, name, type_ = None, self._policy, call.name, STEP_TYPES[type(call)]
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
-            policy, name = policy.over(fn.config).over(call.config), fn.name if name is None else name
+            policy, name = policy.override_with(fn.config).override_with(call.config), fn.name if name is None else name
         elif isinstance(call, (TaskCall, MapCall)):
-            policy = TASK_POLICY.over(call.config)
+            policy = TASK_POLICY.override_with(call.config)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
         identity = self._identify_arguments(call)
@@ -201,7 +201,7 @@ class ReplayContext:
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # Compared with a time that is the same in every pass. Otherwise a call that was refused, and whose error
             # the author caught, could be accepted by a later pass and start a sleep.
-            values.duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
+            values.parse_duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
         if entry.is_repeated:
             self._context.add_log(
                 LogLevel.WARNING,
@@ -220,15 +220,15 @@ class ReplayContext:
             case BodyCall():
                 return CallFingerprint.of(call)
             case SleepCall(until=None):
-                return values.duration(call.duration, maximum=settings.max_sleep)
+                return values.parse_duration(call.duration, maximum=settings.max_sleep)
             case SleepCall(until=until):
-                return values.aware(until, "sleep_until")
+                return values.to_utc(until, "sleep_until")
             case WaitCall():
                 _ = Codec(call.schema, what=f"The schema of wait {call.name!r}").is_typed
                 if call.is_topic:
-                    values.topic(call.event_type)
+                    values.check_topic(call.event_type)
                 else:
-                    values.event_type(call.event_type, settings.max_event_type)
+                    values.check_event_type(call.event_type, settings.max_event_type)
                 return call.event_type, call.is_topic, self._parse_timeout(call.timeout)
             case TaskCall():
                 return call.signature, call.config
@@ -241,7 +241,7 @@ class ReplayContext:
                 assert_never(call)
 
     def _parse_timeout(self, timeout: Duration) -> timedelta:
-        return values.duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
+        return values.parse_duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """The branches of these futures. Their names may be used again from here on."""
@@ -299,9 +299,9 @@ class ReplayContext:
         """The results of a map's items. For a failed item, the list has the failure if the call returns exceptions."""
         results: list[Any] = []
         for index, (answer, attempts) in enumerate(self._map_steps.read_item_answers(execution, row)):
-            error = values.error_in(answer)
+            error = values.read_answer_error(answer)
             if error is None:
-                results.append(values.output_in(answer))
+                results.append(values.read_answer_output(answer))
                 continue
             error_class = _FAILURES.get(error.name, StepFailed)
             failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
@@ -357,5 +357,7 @@ def _decode_event(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
     event = Codec().decode(row.result or "null")
     payload = event["payload"]
     if schema.is_typed:
-        payload = decode_result(step, schema, values.encode(payload, what="Event payload", limits=values.CHECKED))
+        payload = decode_result(
+            step, schema, values.encode(payload, what="Event payload", limits=values.ALREADY_CHECKED_LIMITS)
+        )
     return ReceivedEvent(type=event["type"], payload=payload, timestamp=from_us(event["at"]))

@@ -279,7 +279,7 @@ class Committer:
     def _convert_to_effect_failure(self, step_commit: StepCommit, exc: BaseException) -> StepEffectFailed:
         if self._store.is_unique_violation(exc):
             return StepEffectFailed(
-                StepCommitConflict(step_commit.writes[0].name, values.storable(values.text_of(exc), 500))
+                StepCommitConflict(step_commit.writes[0].name, values.sanitize_text(values.get_error_text(exc), 500))
             )
         return StepEffectFailed(exc)
 

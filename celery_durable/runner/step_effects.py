@@ -26,7 +26,7 @@ class StepEffectFailed(Exception):
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        super().__init__(values.text_of(error))
+        super().__init__(values.get_error_text(error))
 
 
 def find_event_targets(
@@ -41,8 +41,8 @@ def find_event_targets(
     found = set()
     for event in events:
         try:
-            values.instance_id(event.instance_id, values.LONGEST_ID)
-            values.label("Event id", event.event_id, values.LONGEST_ID)
+            values.check_instance_id(event.instance_id, values.MAX_ID_LENGTH)
+            values.check_text_name("Event id", event.event_id, values.MAX_ID_LENGTH)
         except DurableError as exc:
             raise StepEffectFailed(exc) from exc
         pk = instances.find_pk(tx, event.workflow, event.instance_id)
@@ -72,7 +72,7 @@ class StepEffects:
                     WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id)
                 ) from exc
             try:
-                instance_id = values.instance_id(request.instance_id, self._settings.max_instance_id)
+                instance_id = values.check_instance_id(request.instance_id, self._settings.max_instance_id)
                 what = f"Parameters of workflow {definition.name!r}"
                 params = definition.params.encode(checked, what=what, limits=self._settings.limits)
             except DurableError as exc:
@@ -101,7 +101,7 @@ class StepEffects:
         due_runs = []
         for event in events:
             try:
-                values.event_type(event.type, self._settings.max_event_type)
+                values.check_event_type(event.type, self._settings.max_event_type)
                 payload = values.encode(
                     event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits
                 )
@@ -124,7 +124,7 @@ class StepEffects:
         """Insert emissions. The next sweep delivers them."""
         for request in requests:
             try:
-                topic = values.topic(request.topic)
+                topic = values.check_topic(request.topic)
                 what = f"Payload for topic {topic!r}"
                 payload = values.encode(request.payload, what=what, limits=self._settings.limits)
             except DurableError as exc:

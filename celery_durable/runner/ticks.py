@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from celery_durable.config import Settings
 from celery_durable.model import DueRun
-from celery_durable.operations.topics import go_on_emitting
+from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import schedule, sweeps
@@ -51,7 +51,7 @@ class Ticker:
 
     def _take_due_runs(self) -> Iterator[DueRun]:
         taken_pks: list[int] = []  # a released run is due again, but each run is advanced once per tick
-        while go_on_emitting(self._store):
+        while continue_abandoned_emission(self._store):
             pass
         for priority in (RESUMING, STARTING):
             yield from self._store.transact(functools.partial(self._release_dead_claims, priority=priority))

@@ -69,8 +69,10 @@ class WaitSteps:
 
     def _start_sleep(self, execution: StepExecution, call: SleepCall, *, may_suspend: bool) -> None:
         """Record the wake time, for this and every later pass. If it has passed already, the sleep ends at once."""
-        wake_at = None if call.until is None else values.aware(call.until, "sleep_until")
-        wake_in = self.wait_duration(execution, values.duration(call.duration), "sleep") if wake_at is None else None
+        wake_at = None if call.until is None else values.to_utc(call.until, "sleep_until")
+        wake_in = (
+            self.wait_duration(execution, values.parse_duration(call.duration), "sleep") if wake_at is None else None
+        )
         left = (
             wake_in
             if wake_at is None
@@ -92,12 +94,12 @@ class WaitSteps:
         event_type = topic_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
         def on_timeout(build_write: BuildWrite) -> StepWrite:
-            text = f"{_timeout_reason(call)} within {values.duration(call.timeout)}"
+            text = f"{_timeout_reason(call)} within {values.parse_duration(call.timeout)}"
             return build_write(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
 
         wait = WaitSpec(
             event_type,
-            self.wait_duration(execution, values.duration(call.timeout), "event"),
+            self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
             on_event=lambda event, build_write: _build_event_write(build_write, execution.name, call, event, schema),
             on_timeout=on_timeout,
             # A deploy may have changed the type, and `send_event` finds the wait by its recorded type.

@@ -11,7 +11,7 @@ from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, ValueRefused
 from celery_durable.model import OnLost
 from celery_durable.step.calls import BodyCall, ChildCall, Defined, MapCall, TaskCall
-from celery_durable.values import Duration, Retries, StepConfig, duration
+from celery_durable.values import Duration, Retries, StepConfig, parse_duration
 
 DEFAULT_EVENT_TIMEOUT = "24 hours"
 DEFAULT_TASK_TIMEOUT = "24 hours"
@@ -47,7 +47,7 @@ def _on_lost(on_lost: OnLost | None) -> OnLost | None:
 
 def task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
     """The retries of a task, and its timeout of at least a second; raises DurationInvalid."""
-    return StepConfig(retries=retries, timeout=duration(timeout, minimum=_SHORTEST_TIMEOUT))
+    return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_SHORTEST_TIMEOUT))
 
 
 def map_call(
@@ -87,4 +87,4 @@ def child_call(
         raise DefinitionInvalid(
             f"step.child({name!r}) needs a workflow, and got {workflow!r}: pass what @durable_workflow made."
         )
-    return ChildCall(name, definition, params, id, timeout, values.labels(labels))
+    return ChildCall(name, definition, params, id, timeout, values.check_labels(labels))

@@ -14,7 +14,7 @@ from celery_durable.definitions import Definition
 from celery_durable.errors import StepTxMisuse
 from celery_durable.model import OutboxMessage
 from celery_durable.step.calls import Defined
-from celery_durable.values import PayloadLimits, event_message, task_message
+from celery_durable.values import PayloadLimits, build_event_message, build_task_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,9 @@ class StepTx:
             TooManyLabels: There are more than 16 labels.
         """
         instance_id = f"{self.idempotency_key}-{len(self._buffer.instances)}" if id is None else id
-        self._buffer.instances.append(NewInstance(workflow.definition, instance_id, params, values.labels(labels)))
+        self._buffer.instances.append(
+            NewInstance(workflow.definition, instance_id, params, values.check_labels(labels))
+        )
         return instance_id
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
@@ -165,7 +167,7 @@ class StepTx:
         Raises:
             InvalidLabel: A label breaks the rules.
         """
-        self._buffer.labels.update(values.label_changes(labels))
+        self._buffer.labels.update(values.check_label_changes(labels))
 
     def send_event(
         self,
@@ -216,7 +218,7 @@ class StepTx:
             NotSerializable: An argument has no JSON form.
             PayloadTooLarge: The arguments are larger than ``durable_max_payload_bytes``.
         """
-        return self._send(task_message(task, args, kwargs, id_=self._next_id(), limits=self._limits))
+        return self._send(build_task_message(task, args, kwargs, id_=self._next_id(), limits=self._limits))
 
     def send_outbound(self, name: str, payload: Any = None) -> str:
         """Call the handler of an outbound event after the step has committed, at least once.
@@ -232,7 +234,7 @@ class StepTx:
             NotSerializable: The payload has no JSON form.
             PayloadTooLarge: The payload is larger than ``durable_max_payload_bytes``.
         """
-        return self._send(event_message(name, payload, id_=self._next_id(), limits=self._limits))
+        return self._send(build_event_message(name, payload, id_=self._next_id(), limits=self._limits))
 
     def _next_id(self) -> str:
         return str(uuid.uuid5(uuid.UUID(self.idempotency_key), str(len(self._buffer.messages))))

@@ -114,7 +114,7 @@ class Step(Branches):
             InstantInvalid: ``when`` has no time zone.
             DurationInvalid: ``when`` is too far ahead.
         """
-        self._context.call(SleepCall(name, 0, values.aware(when, "sleep_until")))
+        self._context.call(SleepCall(name, 0, values.to_utc(when, "sleep_until")))
 
     @overload
     def wait_for_event(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from celery_durable.model import SWEPT_WITHIN, Heartbeat, Outage, duration_us, from_us
+from celery_durable.model import MAX_SWEEP_AGE, Heartbeat, Outage, duration_us, from_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.step_rows import from_us_or_none
@@ -123,7 +123,7 @@ def delete_old(tx: Tx) -> None:
 def has_recent_sweep(tx: Tx, *, but: str) -> bool:
     """Whether a process has swept recently. The row ``but`` does not count."""
     h = tx.t.heartbeat.c
-    since = tx.store.clock() - duration_us(SWEPT_WITHIN)
+    since = tx.store.clock() - duration_us(MAX_SWEEP_AGE)
     return tx.execute(sa.select(h.id).where(h.id != but, h.swept_at >= since).limit(1)).first() is not None
 
 

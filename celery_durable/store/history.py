@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     OPEN_STEPS,
-    PRIVATE_TYPES,
+    PRIVATE_TYPE_PATTERN,
     Child,
     ErrorInfo,
     EventRecord,
@@ -30,7 +30,7 @@ from celery_durable.model import (
     StepType,
     child_of,
     from_us,
-    sendable,
+    get_public_event_type,
     task_id,
     task_of,
     topic_of,
@@ -265,7 +265,7 @@ def _to_step_record(row: Any) -> StepRecord:
         timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
         next_retry_at=from_us_or_none(row.next_retry_at),
         wake_at=from_us_or_none(row.wake_at),
-        wait_event_type=sendable(row.wait_event_type),
+        wait_event_type=get_public_event_type(row.wait_event_type),
         wait_topic=topic_of(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_to_error_info(row.error_name, row.error_message),
@@ -281,7 +281,7 @@ def _to_step_record(row: Any) -> StepRecord:
 def read_buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
     """Return the types of a run's unconsumed events, each once. Private types, for one wait only, are left out."""
     e = tx.t.event
-    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPES))
+    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPE_PATTERN))
     mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
     query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
     return tuple(tx.execute(query).scalars())

@@ -196,7 +196,7 @@ def read_version_tag(tx: Tx, row: InstanceRow) -> str:
 
 
 def _tag(row: InstanceRow, steps: int) -> str:
-    return values.version_tag(row.pk, row.run_number, row.version, steps)
+    return values.make_version_tag(row.pk, row.run_number, row.version, steps)
 
 
 def read_statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:

@@ -30,7 +30,7 @@ from celery_durable.model import (
 from celery_durable.store import dialects, outbox
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.values import replying_task_message, task_route
+from celery_durable.values import build_replying_task_message, read_task_route
 
 _OPEN = [status.value for status in OPEN_ITEMS]
 
@@ -175,7 +175,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
         event_type = ItemRef(step.pk, step.step_key, row.place, attempt).type
         reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
         messages.append(
-            replying_task_message(row.body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+            build_replying_task_message(row.body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
         )
         marks.append(
             step.where | {"nth": row.place} | _attempt_values(row.body, reference, attempt, now=now, step=step)
@@ -187,7 +187,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
 def _attempt_values(
     body: str, reference: TaskReference, attempt: int, *, now: datetime, step: RemoteStep
 ) -> dict[str, Any]:
-    queue, priority = task_route(body)
+    queue, priority = read_task_route(body)
     return {
         "attempts": attempt,
         "due_at": to_us(now + step.timeout),
@@ -203,7 +203,7 @@ def mark_task_as_sent(
 ) -> OutboxMessage:
     """Record that this attempt of a task step is out. Returns its message, for the outbox.
 
-    ``body`` comes from `values.stored_task`.
+    ``body`` comes from `values.encode_step_task`.
     """
     reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
@@ -214,7 +214,7 @@ def mark_task_as_sent(
         | _attempt_values(body, reference, attempt, now=now, step=step)
     )
     tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
-    return replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+    return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
 
 
 def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:

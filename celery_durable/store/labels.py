@@ -37,7 +37,7 @@ def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
 def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
     """Set labels of a locked instance, and delete those with the value None; raises TooManyLabels."""
     old = read(tx, pk)
-    new = values.few_enough({name: value for name, value in {**old, **changes}.items() if value is not None})
+    new = values.check_label_count({name: value for name, value in {**old, **changes}.items() if value is not None})
     insert(tx, pk, {name: value for name, value in new.items() if name not in old})
     changed = {name: value for name, value in new.items() if name in old and old[name] != value}
     tx.run_many(_update, [{"pk": pk, "name": name, "value": value} for name, value in changed.items()])

@@ -32,7 +32,7 @@ from celery_durable.model import (
 from celery_durable.store import outbox, sent_attempts
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.values import replying_task_message
+from celery_durable.values import build_replying_task_message
 
 _ENDED = [status.value for status in Status if status.is_terminal]
 _CHUNK = 200
@@ -141,7 +141,7 @@ def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
 
 
 def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, int], str]:
-    """Return the stored bodies of these tasks by their keys, for `values.replying_task_message`."""
+    """Return the stored bodies of these tasks by their keys, for `values.build_replying_task_message`."""
     item = tx.t.item.c
     key = (item.instance_pk, item.run_number, item.step_key, item.place)
     found: dict[tuple[int, int, str, int], str] = {}
@@ -199,7 +199,7 @@ def report_loss(
         reference.store_id, reference.ref, reference.event_type, row.token, delivery=reference.delivery + 1
     )
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
-    message = replying_task_message(row.body, id_=id_, answers=next_delivery)
+    message = build_replying_task_message(row.body, id_=id_, answers=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
     return Resend(message)
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import PRIVATE_TYPES, RunRef, Scope, Status, StepStatus, StepType, from_us
+from celery_durable.model import PRIVATE_TYPE_PATTERN, RunRef, Scope, Status, StepStatus, StepType, from_us
 from celery_durable.store import schedule, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import from_us_or_none
@@ -98,7 +98,7 @@ def read_waits(
     open_ = (
         s.type.in_([each.value for each in types]),
         s.status.in_([each.value for each in statuses]),
-        s.wait_event_type.not_like(PRIVATE_TYPES),
+        s.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
     )
     # a linear step waits since its handler was called
     since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")

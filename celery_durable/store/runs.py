@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from celery_durable.ancestry import Ancestry, RunFailure
 from celery_durable.model import (
-    PRIVATE_TYPES,
+    PRIVATE_TYPE_PATTERN,
     InstanceRow,
     ItemStatus,
     Origin,
@@ -188,7 +188,7 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
         values[name] = sa.case((is_kept, e.c[name]))
     # An emission or an answer to a wait of the old run does not apply to a wait of the new one.
     source = sa.select(*values.values()).where(
-        *_source_conditions(e, continuation), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))
+        *_source_conditions(e, continuation), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPE_PATTERN))
     )
     tx.execute(sa.insert(e).from_select(list(values), source))
     _insert_linear(tx, continuation.planned, pk=pk, run_number=run_number, commit_id=commit_id)

@@ -35,7 +35,7 @@ from celery_durable.model import (
 from celery_durable.store import answers, instances, items, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.items import RemoteStep
-from celery_durable.values import error_in
+from celery_durable.values import read_answer_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
 
 def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
     """The range of losses for which an answer counts: any for a success, the current number for a failure."""
-    if error_in(payload) is None:
+    if read_answer_error(payload) is None:
         return {"oldest": 0, "newest": _MAX_INTEGER}
     return {"oldest": reference.delivery, "newest": reference.delivery}
 
@@ -175,7 +175,7 @@ def _answer_item(
 
 
 def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemStatus:
-    error = error_in(payload)
+    error = read_answer_error(payload)
     if error is None:
         return ItemStatus.DONE
     is_last = max_attempts is not None and attempt >= max_attempts

@@ -251,8 +251,8 @@ def _parse_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | Non
     Databases raise on a NUL and on a number above 31 bits, so each forged message would log a traceback.
     """
     try:
-        values.identifier("Workflow name", workflow, values.LONGEST_ID)
-        values.instance_id(instance_id, values.LONGEST_ID)
+        values.check_identifier("Workflow name", workflow, values.MAX_ID_LENGTH)
+        values.check_instance_id(instance_id, values.MAX_ID_LENGTH)
     except NameInvalid:
         return None
     is_number = type(run_number) is int and 1 <= run_number <= _MAX_RUN_NUMBER
@@ -260,7 +260,7 @@ def _parse_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | Non
 
 
 def _is_possible_id(id_: Any) -> TypeGuard[str]:
-    return isinstance(id_, str) and len(id_) <= values.LONGEST_ID and values.storable(id_, len(id_)) == id_
+    return isinstance(id_, str) and len(id_) <= values.MAX_ID_LENGTH and values.sanitize_text(id_, len(id_)) == id_
 
 
 def _beat_entry(queue: str) -> dict[str, Any]:

@@ -67,9 +67,11 @@ class AnswerCommitter:
         the task, which must not wait long. Raises the database's error if the answer cannot be committed.
         """
         try:
-            payload = values.answer_of(values.encode(result, what="Result of the task", limits=self._settings.limits))
+            payload = values.encode_answer(
+                values.encode(result, what="Result of the task", limits=self._settings.limits)
+            )
         except ValueRefused as exc:
-            payload = values.answer_of_error(type(exc).__name__, str(exc), is_non_retryable=True)
+            payload = values.encode_error_answer(type(exc).__name__, str(exc), is_non_retryable=True)
         return self._commit(payload, reference, is_direct=is_direct)
 
     def commit_error(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
@@ -78,14 +80,14 @@ class AnswerCommitter:
         ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried.
         """
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
-        payload = values.answer_of_error(str(name), str(message), is_non_retryable=is_non_retryable)
+        payload = values.encode_error_answer(str(name), str(message), is_non_retryable=is_non_retryable)
         return self._commit(payload, reference, is_direct=is_direct)
 
     def _commit(self, payload: str, reference: Any, *, is_direct: bool) -> str:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
-        result = self._operations().answer(found, payload, is_patient=not is_direct)
+        result = self._operations().answer(found, payload, may_retry=not is_direct)
         if result is AnswerResult.FORGED:
             logger.warning(
                 "An answer to %s (%s) is refused: its token is not that of the task", found.ref, found.event_type

@@ -20,7 +20,7 @@ from typing import Literal
 from celery_durable import notify
 from celery_durable.config import Settings
 from celery_durable.model import DueRun, Outage
-from celery_durable.operations.topics import go_on_emitting
+from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import queues, retention, schedule, sweeps
@@ -175,7 +175,7 @@ class Sweeper:
                 published, is_behind = published + count, is_behind or has_more
             is_behind = is_behind and self._flow.broker_backoff == 0
         if agenda.next_emission_at is not None and agenda.next_emission_at <= agenda.now:
-            is_behind = go_on_emitting(self._store) or is_behind
+            is_behind = continue_abandoned_emission(self._store) or is_behind
         return published, is_behind
 
     def _publish_due_runs(self, agenda: Agenda) -> tuple[int, bool]:

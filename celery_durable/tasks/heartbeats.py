@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
-from celery_durable.model import HEARTBEAT, SWEEP_TASK, Outage
+from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
@@ -23,7 +23,7 @@ from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.heartbeat")
 
-_PERIOD_SECONDS = HEARTBEAT.total_seconds()
+_PERIOD_SECONDS = HEARTBEAT_INTERVAL.total_seconds()
 _WRITES_PER_CLEANUP = 60
 
 

@@ -130,8 +130,8 @@ class Handler:
 
     @classmethod
     def of(cls, fn: Callable[[OutboundEvent], object], retries: Retries | int | None) -> Handler:
-        policy = StepPolicy().over(StepConfig(retries=_RETRIES))
-        return cls(fn, policy if retries is None else policy.over(StepConfig(retries=retries)))
+        policy = StepPolicy().override_with(StepConfig(retries=_RETRIES))
+        return cls(fn, policy if retries is None else policy.override_with(StepConfig(retries=retries)))
 
 
 class OutboundDeliverer:
@@ -175,7 +175,7 @@ class OutboundDeliverer:
         return "delivered"
 
     def _record_failure(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:
-        name, message = values.storable_error(*values.described(exc))
+        name, message = values.sanitize_error(*values.describe_error(exc))
         error = f"{name}: {message}"
         if values.forbids_retry(exc) or handler.exceeds_max_attempts(delivery.attempt + 1):
             return self._give_up(delivery, error)

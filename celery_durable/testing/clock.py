@@ -20,7 +20,7 @@ class Clock:
     """Virtual time. Moving it runs no workflow: call `run_until_idle` of the harness, or its `advance`."""
 
     def __init__(self, start: datetime = START) -> None:
-        self._now_us = to_us(values.aware(start, "start"))
+        self._now_us = to_us(values.to_utc(start, "start"))
         self._timers: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
@@ -38,11 +38,11 @@ class Clock:
 
     def advance(self, span: Duration) -> None:
         """Move on by "3 days", a timedelta or a number of seconds."""
-        self._move(self._now_us + duration_us(values.duration(span)))
+        self._move(self._now_us + duration_us(values.parse_duration(span)))
 
     def set_to(self, instant: datetime) -> None:
         """Move on to an aware datetime; raises HarnessMisuse for one that has passed."""
-        target = to_us(values.aware(instant, "instant"))
+        target = to_us(values.to_utc(instant, "instant"))
         if target < self._now_us:
             raise HarnessMisuse(f"The clock shows {self.now}, and time does not run back to {from_us(target)}.")
         self._move(target)

@@ -231,11 +231,11 @@ class DurableHarness(Doubles):
 
     def advance(self, by: Duration) -> None:
         """Let this much time go by: whatever comes due meanwhile runs at its time, one after the other."""
-        self.advance_to(self.clock.now + values.duration(by))
+        self.advance_to(self.clock.now + values.parse_duration(by))
 
     def advance_to(self, instant: datetime) -> None:
         """As `advance`, up to an aware datetime."""
-        values.aware(instant, "advance_to")
+        values.to_utc(instant, "advance_to")
         self.run_until_idle()
         while (due_at := self.next_due()) is not None and self.clock.now < due_at <= instant:
             self.clock.set_to(due_at)

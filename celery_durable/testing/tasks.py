@@ -68,13 +68,13 @@ class SentTasks:
 
     def _said(self, act: Callable[[], Any], message: OutboxMessage, step: str) -> str:
         try:
-            return values.answer_of(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
+            return values.encode_answer(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
         except StepInterrupted:
-            return values.answer_of_error("StepTimeout", f"Celery task {message.name!r} did not answer in time")
+            return values.encode_error_answer("StepTimeout", f"Celery task {message.name!r} did not answer in time")
         except HarnessMisuse:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
-            return values.answer_of_error(type(exc).__name__, str(exc))
+            return values.encode_error_answer(type(exc).__name__, str(exc))
 
 
 def _no_body() -> None:

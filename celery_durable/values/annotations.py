@@ -12,7 +12,7 @@ import typing_extensions
 _PYDANTIC_READS_TYPED_DICTS = sys.version_info >= (3, 12)
 
 
-def readable(annotation: Any) -> Any:
+def adapt_for_pydantic(annotation: Any) -> Any:
     """The same type, with what pydantic refuses in it replaced by what means the same.
 
     Before Python 3.12 it reads only the TypedDict of typing_extensions: that of typing forgets there which keys are
@@ -20,17 +20,17 @@ def readable(annotation: Any) -> Any:
     """
     if annotation is LiteralString:
         return str
-    return annotation if _PYDANTIC_READS_TYPED_DICTS else _converted(annotation, {})
+    return annotation if _PYDANTIC_READS_TYPED_DICTS else _convert(annotation, {})
 
 
-def _converted(annotation: Any, known: dict[Any, Any]) -> Any:
+def _convert(annotation: Any, known: dict[Any, Any]) -> Any:
     if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
         if annotation not in known:
             known[annotation] = annotation  # one that holds itself stays, and is refused by pydantic
-            known[annotation] = _typed_dict(annotation, known)
+            known[annotation] = _convert_typed_dict(annotation, known)
         return known[annotation]
     args = typing.get_args(annotation)
-    new = tuple(_converted(arg, known) for arg in args)
+    new = tuple(_convert(arg, known) for arg in args)
     if all(one is other for one, other in zip(args, new, strict=True)):
         return annotation
     origin = typing.get_origin(annotation)
@@ -41,13 +41,13 @@ def _converted(annotation: Any, known: dict[Any, Any]) -> Any:
     return annotation.copy_with(new) if hasattr(annotation, "copy_with") else annotation.__origin__[new]
 
 
-def _typed_dict(given: Any, known: dict[Any, Any]) -> Any:
+def _convert_typed_dict(given: Any, known: dict[Any, Any]) -> Any:
     fields: dict[str, Any] = {}
     for key, hint in typing.get_type_hints(given, include_extras=True).items():
         qualifier, inner = (Required if key in given.__required_keys__ else NotRequired), hint
         if typing.get_origin(hint) in (Required, NotRequired):
             qualifier, (inner,) = typing.get_origin(hint), typing.get_args(hint)
-        fields[key] = qualifier[_converted(inner, known)]
+        fields[key] = qualifier[_convert(inner, known)]
     make: Any = typing_extensions.TypedDict
     made = make(given.__name__, fields)
     made.__module__, made.__doc__ = given.__module__, given.__doc__

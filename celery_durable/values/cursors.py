@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from celery_durable.errors import CursorInvalid
 
-_LONGEST = 4096
-_SEAL_BYTES = 16
+_MAX_CURSOR_LENGTH = 4096
+_MAC_BYTES = 16
 
 CursorPart = int | str
 
@@ -31,38 +31,38 @@ class Cursors:
     def write(self, *parts: CursorPart) -> str:
         """The cursor after the item that ``parts`` name."""
         text = json.dumps(parts, separators=(",", ":")).encode()
-        seal = self._seal(text)
-        return base64.urlsafe_b64encode(seal + self._hidden(text, seal)).decode().rstrip("=")
+        mac = self._compute_mac(text)
+        return base64.urlsafe_b64encode(mac + self._apply_mask(text, mac)).decode().rstrip("=")
 
     def read(self, cursor: str) -> list[CursorPart]:
         """What `write` was given; raises CursorInvalid for all that it has not written."""
-        if len(cursor) > _LONGEST:
+        if len(cursor) > _MAX_CURSOR_LENGTH:
             raise CursorInvalid(cursor)
         try:
             found = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         except ValueError as exc:
             raise CursorInvalid(cursor) from exc
-        seal = found[:_SEAL_BYTES]
-        text = self._hidden(found[_SEAL_BYTES:], seal)
-        if not hmac.compare_digest(self._seal(text), seal):
+        mac = found[:_MAC_BYTES]
+        text = self._apply_mask(found[_MAC_BYTES:], mac)
+        if not hmac.compare_digest(self._compute_mac(text), mac):
             raise CursorInvalid(cursor)
         parts: list[CursorPart] = json.loads(text)
         return parts
 
-    def _seal(self, text: bytes) -> bytes:
+    def _compute_mac(self, text: bytes) -> bytes:
         of = json.dumps(self.of, ensure_ascii=True).encode()
-        key = self._key(b"seal")
+        key = self._derive_key(b"seal")
         inner = hashlib.blake2b(of, key=key).digest()  # of one length: where it ends, the text begins
-        return hashlib.blake2b(inner + text, key=key, digest_size=_SEAL_BYTES).digest()
+        return hashlib.blake2b(inner + text, key=key, digest_size=_MAC_BYTES).digest()
 
-    def _hidden(self, text: bytes, seal: bytes) -> bytes:
-        mask = hashlib.shake_256(self._key(b"mask") + seal).digest(len(text))
+    def _apply_mask(self, text: bytes, mac: bytes) -> bytes:
+        mask = hashlib.shake_256(self._derive_key(b"mask") + mac).digest(len(text))
         return bytes(a ^ b for a, b in zip(text, mask, strict=True))
 
-    def _key(self, use: bytes) -> bytes:
+    def _derive_key(self, use: bytes) -> bytes:
         return hashlib.blake2b(self.secret.encode(), person=use).digest()
 
 
-def version_tag(*parts: int) -> str:
+def make_version_tag(*parts: int) -> str:
     """An opaque text for these numbers: another one for others."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

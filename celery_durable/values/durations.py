@@ -18,7 +18,9 @@ _SPAN_TEXT = re.compile(r"[+-]? ?(?:(?:\d+(?:\.\d+)?|\.\d+) ?[a-z]+ ?)+", re.IGN
 _VAGUE_UNIT = re.compile(r"\d ?(?:y|mo|mt)", re.IGNORECASE)
 
 
-def duration(value: Duration, *, minimum: timedelta = timedelta(0), maximum: timedelta | None = None) -> timedelta:
+def parse_duration(
+    value: Duration, *, minimum: timedelta = timedelta(0), maximum: timedelta | None = None
+) -> timedelta:
     """Read a duration; a bare number is seconds. Months and years are refused: their length is a guess."""
     span = _read_duration(value)
     if span < minimum:
@@ -54,7 +56,7 @@ def _read_text(value: str) -> timedelta:
 _parse: Callable[[str], float | None] = pytimeparse2.parse
 
 
-def aware(value: object, what: str) -> datetime:
+def to_utc(value: object, what: str) -> datetime:
     """A datetime with a zone, in UTC; a naive one is refused, since nobody knows whose clock it shows."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InstantInvalid(what, value)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from celery_durable.errors import NonRetryableError, ValueRefused
 
 
-def described(error: BaseException) -> tuple[str, str]:
+def describe_error(error: BaseException) -> tuple[str, str]:
     """The name and the text by which it is recorded."""
-    return error.name if isinstance(error, NonRetryableError) else type(error).__name__, text_of(error)
+    return error.name if isinstance(error, NonRetryableError) else type(error).__name__, get_error_text(error)
 
 
-def text_of(error: BaseException) -> str:
+def get_error_text(error: BaseException) -> str:
     """``str(error)``, or a note that there is none."""
     try:
         return str(error)

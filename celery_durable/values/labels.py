@@ -5,30 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from celery_durable.errors import InvalidLabel, TooManyLabels
-from celery_durable.values.names import label_name, label_value
+from celery_durable.values.names import check_label_name, check_label_value
 
-MOST_LABELS = 16
+MAX_LABELS = 16
 """What one instance may have."""
 
 
-def labels(given: Mapping[str, str] | None) -> dict[str, str]:
+def check_labels(given: Mapping[str, str] | None) -> dict[str, str]:
     """A copy; none for None. Raises InvalidLabel, TooManyLabels."""
-    return few_enough({name: label_value(name, value) for name, value in _named(given).items()})
+    return check_label_count({name: check_label_value(name, value) for name, value in _check_names(given).items()})
 
 
-def label_changes(given: Mapping[str, str | None]) -> dict[str, str | None]:
+def check_label_changes(given: Mapping[str, str | None]) -> dict[str, str | None]:
     """A copy, in which None takes a label away; raises InvalidLabel."""
-    return {name: None if value is None else label_value(name, value) for name, value in _named(given).items()}
+    return {
+        name: None if value is None else check_label_value(name, value) for name, value in _check_names(given).items()
+    }
 
 
-def few_enough(found: dict[str, str]) -> dict[str, str]:
+def check_label_count(found: dict[str, str]) -> dict[str, str]:
     """What an instance is to have; raises TooManyLabels."""
-    if len(found) > MOST_LABELS:
-        raise TooManyLabels(len(found), MOST_LABELS)
+    if len(found) > MAX_LABELS:
+        raise TooManyLabels(len(found), MAX_LABELS)
     return found
 
 
-def read_labels(words: Iterable[str]) -> dict[str, str]:
+def parse_labels(words: Iterable[str]) -> dict[str, str]:
     """From ``name=value``, each name once; raises InvalidLabel, TooManyLabels."""
     found: dict[str, str] = {}
     for word in words:
@@ -36,12 +38,12 @@ def read_labels(words: Iterable[str]) -> dict[str, str]:
         if not equals or name in found:
             raise InvalidLabel("Label", word, "write it as name=value, each name once")
         found[name] = value
-    return labels(found)
+    return check_labels(found)
 
 
-def _named(given: Mapping[str, object] | None) -> dict[str, object]:
+def _check_names(given: Mapping[str, object] | None) -> dict[str, object]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise InvalidLabel("A set of labels like", given, "pass a mapping of names to values")
-    return {label_name(name): value for name, value in given.items()}
+    return {check_label_name(name): value for name, value in given.items()}

@@ -8,75 +8,75 @@ from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidLa
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
 _TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
-_NO_LABEL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
-LONGEST_ID = 255
+MAX_ID_LENGTH = 255
 """What the columns of ids and names hold, whatever the settings allow."""
-LONGEST_TOPIC = 100
-LONGEST_LABEL = 64
-_LONGEST_ERROR = 10_000
+MAX_TOPIC_LENGTH = 100
+MAX_LABEL_NAME_LENGTH = 64
+_MAX_ERROR_LENGTH = 10_000
 
-UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
 """What some database refuses in text: NUL, and half a surrogate pair."""
 
 
-def identifier(what: str, value: object, limit: int) -> str:
+def check_identifier(what: str, value: object, limit: int) -> str:
     """A name of letters, digits, ``_`` and ``-`` that does not begin with ``-``."""
-    return _identifier(NameInvalid, what, value, limit)
+    return _check_identifier(NameInvalid, what, value, limit)
 
 
-def instance_id(value: object, limit: int) -> str:
+def check_instance_id(value: object, limit: int) -> str:
     """An instance id; raises InvalidInstanceId."""
-    return _identifier(InvalidInstanceId, "Instance id", value, limit)
+    return _check_identifier(InvalidInstanceId, "Instance id", value, limit)
 
 
-def event_type(value: object, limit: int) -> str:
+def check_event_type(value: object, limit: int) -> str:
     """An event type; raises InvalidEventType."""
-    return _identifier(InvalidEventType, "Event type", value, limit)
+    return _check_identifier(InvalidEventType, "Event type", value, limit)
 
 
-def topic(value: object) -> str:
+def check_topic(value: object) -> str:
     """A topic: an event type that may have ``.``, ``:`` and ``/`` in it; raises InvalidTopic."""
-    if not isinstance(value, str) or len(value) > LONGEST_TOPIC or not _TOPIC.fullmatch(value):
-        rule = f"use 1 to {LONGEST_TOPIC} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
+    if not isinstance(value, str) or len(value) > MAX_TOPIC_LENGTH or not _TOPIC.fullmatch(value):
+        rule = f"use 1 to {MAX_TOPIC_LENGTH} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
         raise InvalidTopic("Topic", value, rule)
     return value
 
 
-def _identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
+def _check_identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
     # fullmatch: "$" would let a trailing newline pass.
     if not isinstance(value, str) or len(value) > limit or not _IDENTIFIER.fullmatch(value):
         raise error(what, value, f"use 1 to {limit} of the characters a-z A-Z 0-9 _ - and do not begin with '-'")
     return value
 
 
-def label(what: str, value: object, limit: int) -> str:
+def check_text_name(what: str, value: object, limit: int) -> str:
     """A step name or log category: any text without control characters."""
-    return _text(NameInvalid, what, value, limit)
+    return _check_text(NameInvalid, what, value, limit)
 
 
-def label_name(value: object) -> str:
+def check_label_name(value: object) -> str:
     """The name of an instance's label; raises InvalidLabel."""
-    return _identifier(InvalidLabel, "Label name", value, LONGEST_LABEL)
+    return _check_identifier(InvalidLabel, "Label name", value, MAX_LABEL_NAME_LENGTH)
 
 
-def label_value(name: str, value: object) -> str:
+def check_label_value(name: str, value: object) -> str:
     """The value of an instance's label; raises InvalidLabel."""
-    return _text(InvalidLabel, f"Label {name!r} with the value", value, LONGEST_ID)
+    return _check_text(InvalidLabel, f"Label {name!r} with the value", value, MAX_ID_LENGTH)
 
 
-def _text(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= limit or _NO_LABEL.search(value):
+def _check_text(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL_CHARACTERS.search(value):
         raise error(what, value, f"use text of 1 to {limit} characters without control characters")
     return value
 
 
-def storable(text: str, limit: int) -> str:
+def sanitize_text(text: str, limit: int) -> str:
     """Free text, such as an error message, made fit for every database: no NUL, no lone surrogates, bounded."""
-    clean = UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", ""))
+    clean = UNSTORABLE_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", ""))
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def storable_error(name: str, message: str) -> tuple[str, str]:
+def sanitize_error(name: str, message: str) -> tuple[str, str]:
     """An error's name and message, made fit for every database."""
-    return storable(name, LONGEST_ID), storable(message, _LONGEST_ERROR)
+    return sanitize_text(name, MAX_ID_LENGTH), sanitize_text(message, _MAX_ERROR_LENGTH)

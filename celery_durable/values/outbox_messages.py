@@ -8,20 +8,20 @@ from typing import Any
 
 from celery_durable.errors import TaskRefused
 from celery_durable.model import OutboxKind, OutboxMessage, TaskReference
-from celery_durable.values.names import LONGEST_ID, label
-from celery_durable.values.payloads import CHECKED, PayloadLimits, encode
+from celery_durable.values.names import MAX_ID_LENGTH, check_text_name
+from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, PayloadLimits, encode
 
-_LATER = ("countdown", "eta")
-_KEPT = frozenset({
+_DELAY_OPTIONS = ("countdown", "eta")
+_STORABLE_OPTIONS = frozenset({
     "compression", "exchange", "expires", "headers", "ignore_result", "priority", "queue", "routing_key", "shadow",
     "soft_time_limit", "time_limit",
 })  # fmt: skip
 """Options that mean the same whenever the task is sent."""
-_PRIORITIES = 256
-_CANVAS = ("chain", "group", "chord")
+_PRIORITY_LEVELS = 256
+_CANVAS_TYPES = ("chain", "group", "chord")
 
 
-def task_message(
+def build_task_message(
     what: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -37,68 +37,75 @@ def task_message(
     if isinstance(what, Mapping) and "task" in what:  # a Signature is a dict
         if args or kwargs:
             raise TaskRefused(what["task"], "a signature carries its own arguments; pass it alone")
-        if what.get("subtask_type") in _CANVAS:
+        if what.get("subtask_type") in _CANVAS_TYPES:
             raise TaskRefused(what["task"], "a canvas is many messages; send a task that starts it")
         name, args, kwargs, options = what["task"], what["args"], what["kwargs"], what["options"]
     else:
         name = what if isinstance(what, str) else getattr(what, "name", None)
         if not isinstance(name, str):
             raise TaskRefused(what, "pass a signature, a task, or a task's name")
-    label("Task name", name, LONGEST_ID)
+    check_text_name("Task name", name, MAX_ID_LENGTH)
     for option in options:
-        if option in _LATER:
+        if option in _DELAY_OPTIONS:
             why = (
                 f"{option} would have the broker hold it, which loses it with the broker; step.sleep() before the step"
             )
             raise TaskRefused(name, why)
-        if option not in _KEPT:
-            raise TaskRefused(name, f"option {option!r} cannot be kept. These can: {', '.join(sorted(_KEPT))}")
+        if option not in _STORABLE_OPTIONS:
+            raise TaskRefused(
+                name, f"option {option!r} cannot be kept. These can: {', '.join(sorted(_STORABLE_OPTIONS))}"
+            )
     body = {"args": list(args), "kwargs": dict(kwargs), "options": dict(options)}
     return OutboxMessage(id_, OutboxKind.TASK, name, encode(body, what=f"Task {name!r}", limits=limits))
 
 
-def stored_task(what: Any, *, limits: PayloadLimits) -> str:
-    """A task that does a step, as `replying_task_message` reads it; raises as `task_message`."""
-    return _stored(task_message(what, (), {}, id_="", limits=limits))
+def encode_step_task(what: Any, *, limits: PayloadLimits) -> str:
+    """A task that does a step, as `build_replying_task_message` reads it; raises as `build_task_message`."""
+    return _encode_task(build_task_message(what, (), {}, id_="", limits=limits))
 
 
 def encode_map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
-    """The task for one item, as `replying_task_message` reads it: ``item`` precedes a Signature's own arguments.
+    """The task for one item, as `build_replying_task_message` reads it: ``item`` precedes a Signature's own arguments.
 
-    Raises as `task_message`.
+    Raises as `build_task_message`.
     """
     if isinstance(what, Mapping) and "task" in what:
         what = {**what, "args": [item, *what["args"]]}
-        message = task_message(what, (), {}, id_="", limits=limits)
+        message = build_task_message(what, (), {}, id_="", limits=limits)
     else:
-        message = task_message(what, (item,), {}, id_="", limits=limits)
-    return _stored(message)
+        message = build_task_message(what, (item,), {}, id_="", limits=limits)
+    return _encode_task(message)
 
 
-def _stored(message: OutboxMessage) -> str:
-    return encode({"name": message.name, **message.content}, what=f"Task {message.name!r}", limits=CHECKED)
+def _encode_task(message: OutboxMessage) -> str:
+    return encode(
+        {"name": message.name, **message.content}, what=f"Task {message.name!r}", limits=ALREADY_CHECKED_LIMITS
+    )
 
 
-def replying_task_message(body: str, *, id_: str, answers: TaskReference) -> OutboxMessage:
-    """The letter of a task that was stored, see `encode_map_task` and `stored_task`; ``answers``: whom, and how."""
+def build_replying_task_message(body: str, *, id_: str, answers: TaskReference) -> OutboxMessage:
+    """Return the outbox message of a task that `encode_map_task` or `encode_step_task` encoded.
+
+    ``answers`` is the reference under which the task answers.
+    """
     content = json.loads(body)
     name = content.pop("name")
-    text = encode(content | {"answers": answers.to_json()}, what=f"Task {name!r}", limits=CHECKED)
+    text = encode(content | {"answers": answers.to_json()}, what=f"Task {name!r}", limits=ALREADY_CHECKED_LIMITS)
     return OutboxMessage(id_, OutboxKind.TASK, name, text)
 
 
-def task_route(body: str) -> tuple[str | None, int | None]:
+def read_task_route(body: str) -> tuple[str | None, int | None]:
     """The queue and the priority that a stored task names for itself; None: as Celery routes it."""
     options = json.loads(body)["options"]
     queue, priority = options.get("queue"), options.get("priority")
-    is_queue = isinstance(queue, str) and len(queue) <= LONGEST_ID
-    is_priority = isinstance(priority, int) and 0 <= priority < _PRIORITIES
+    is_queue = isinstance(queue, str) and len(queue) <= MAX_ID_LENGTH
+    is_priority = isinstance(priority, int) and 0 <= priority < _PRIORITY_LEVELS
     return queue if is_queue else None, priority if is_priority else None
 
 
-def event_message(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> OutboxMessage:
+def build_event_message(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> OutboxMessage:
     """An outbound event for the handler of its name; raises NameInvalid, NotSerializable, PayloadTooLarge."""
-    label("Outbound event", name, LONGEST_ID)
+    check_text_name("Outbound event", name, MAX_ID_LENGTH)
     return OutboxMessage(
         id_, OutboxKind.EVENT, name, encode(payload, what=f"Payload of outbound event {name!r}", limits=limits)
     )

@@ -34,8 +34,8 @@ import pydantic_core
 from pydantic.errors import PydanticUserError
 
 from celery_durable.errors import DefinitionInvalid, NotSerializable, PayloadTooLarge
-from celery_durable.values.annotations import readable
-from celery_durable.values.names import UNSTORABLE
+from celery_durable.values.annotations import adapt_for_pydantic
+from celery_durable.values.names import UNSTORABLE_CHARACTERS
 
 logger = logging.getLogger("celery_durable")
 
@@ -48,7 +48,7 @@ class PayloadLimits:
     depth: int = 64
 
 
-CHECKED = PayloadLimits(2**31, 10_000)
+ALREADY_CHECKED_LIMITS = PayloadLimits(2**31, 10_000)
 """Of what was held against the true limits before."""
 
 
@@ -67,70 +67,73 @@ class Codec:
     """
 
     def __init__(self, annotation: Any = None, *, what: str = "A declared type") -> None:
-        self._find: Callable[[], Any] = lambda: annotation
+        self._get_annotation: Callable[[], Any] = lambda: annotation
         self._what = what
-        self._is_ours = False
+        self._is_stored_value = False
 
     @classmethod
-    def ours(cls, find: Callable[[], Any], *, what: str = "A declared type") -> Codec:
-        """For text that nobody but us writes: read back by the same names, whatever the model says.
+    def for_stored_values(cls, get_annotation: Callable[[], Any], *, what: str = "A declared type") -> Codec:
+        """Return a codec for text that only celery_durable writes and reads, such as the result of a step.
 
-        ``find`` tells the type when it is first needed, since an annotation may name what stands below it. ``what``: in
-        errors.
+        It writes and reads the same field names, even if the model has different aliases for input and output.
+        ``get_annotation`` is called when the type is first needed, because an annotation may name a class that is
+        defined later in its module. ``what`` names the type in error messages.
         """
         codec = cls(what=what)
-        codec._find, codec._is_ours = find, True
+        codec._get_annotation, codec._is_stored_value = get_annotation, True
         return codec
 
     @property
     def is_typed(self) -> bool:
         """Whether a type is declared; raises DefinitionInvalid for one that pydantic cannot read."""
-        return self._shape is not None
+        return self._schema is not None
 
-    def settle(self, annotation: Any) -> None:
+    def resolve_type(self, annotation: Any) -> None:
         """Read this type now, or later where it names what is not defined yet; raises DefinitionInvalid."""
-        with suppress(_NotYet):
-            vars(self)["_shape"] = _shape(annotation, self._what)
+        with suppress(_UndefinedName):
+            vars(self)["_schema"] = _build_type_schema(annotation, self._what)
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
         """The JSON text of ``value``: raises NotSerializable, PayloadTooLarge."""
-        if self._shape is not None and not isinstance(value, Iterator):
+        if self._schema is not None and not isinstance(value, Iterator):
             try:
-                plain = self._shape.dump(value)
-            except _CODE_ERRORS as exc:
-                _jsonable(value, "$", what, limits.depth)  # names the place, if the value is to blame
+                plain = self._schema.dump(value)
+            except _AUTHOR_CODE_ERRORS as exc:
+                _to_plain_json(value, "$", what, limits.depth)  # names the place, if the value is to blame
                 raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
             text = encode(plain, what=what, limits=limits)
-            if _KEY_OF_NO_TEXT.search(text):
-                _refuse_twins(value, "$", what)
-            if _MASK in text:
-                _refuse_secrets(self._shape.dump(value, mode="python"), what, "$")
+            if _NON_STRING_KEY.search(text):
+                _check_duplicate_keys(value, "$", what)
+            if _SECRET_MASK in text:
+                _check_secrets(self._schema.dump(value, mode="python"), what, "$")
             return text
         return encode(value, what=what, limits=limits)
 
     def decode(self, text: str) -> Any:
         """The typed value of JSON ``text``; raises ValidationFailed."""
-        if self._shape is None:
+        if self._schema is None:
             return json.loads(text)
-        names = {"by_alias": self._shape.by_alias, "by_name": not self._shape.by_alias} if self._is_ours else {}
-        return _validated(self._shape.adapter.validate_json, text, **names)
+        names = (
+            {"by_alias": self._schema.by_alias, "by_name": not self._schema.by_alias} if self._is_stored_value else {}
+        )
+        return _validate(self._schema.adapter.validate_json, text, **names)
 
     def check(self, value: Any) -> Any:
         """``value`` as the declared type (a dict becomes its model); raises ValidationFailed."""
-        return value if self._shape is None else _validated(self._shape.adapter.validate_python, value)
+        return value if self._schema is None else _validate(self._schema.adapter.validate_python, value)
 
     @functools.cached_property
-    def _shape(self) -> _Shape | None:
+    def _schema(self) -> _TypeSchema | None:
         try:
-            return _shape(self._find(), self._what)
-        except _NotYet as exc:
+            return _build_type_schema(self._get_annotation(), self._what)
+        except _UndefinedName as exc:
             _warn_once(self._what, str(exc))
             return None
 
 
 # What author code, such as a validator or a serializer, raises when it is wrong. Not Exception: Celery's time
 # limits are Exceptions too, and no verdict on a value.
-_CODE_ERRORS = (
+_AUTHOR_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -142,12 +145,12 @@ _CODE_ERRORS = (
 )
 
 
-def _validated(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
+def _validate(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
     try:
         return validate(value, **names)
     except pydantic.ValidationError as exc:
         raise ValidationFailed(_pydantic_problems(exc)) from None  # its text shows the value
-    except _CODE_ERRORS as exc:
+    except _AUTHOR_CODE_ERRORS as exc:
         raise ValidationFailed([("$", f"a validator raised {type(exc).__name__}")]) from exc
 
 
@@ -163,7 +166,7 @@ def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _TypeSchema:
     """How pydantic reads and writes a declared type."""
 
     adapter: pydantic.TypeAdapter[Any]
@@ -174,7 +177,7 @@ class _Shape:
         return self.serializer.to_python(value, mode=mode, by_alias=self.by_alias, round_trip=True, warnings=False)
 
 
-class _NotYet(Exception):
+class _UndefinedName(Exception):
     """A type names another that is not defined, or not yet."""
 
 
@@ -187,102 +190,104 @@ _REMEDY = (
     "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
     "are plain JSON data that nothing checks."
 )
-_NOTHING: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typing.Never)
+_UNTYPED_ANNOTATIONS: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typing.Never)
 
 
-def _shape(annotation: Any, what: str) -> _Shape | None:
+def _build_type_schema(annotation: Any, what: str) -> _TypeSchema | None:
     """None where nothing is declared: then a value is plain JSON, or refused as it comes."""
-    if any(annotation is each for each in _NOTHING) or _is_lazy(annotation):
+    if any(annotation is each for each in _UNTYPED_ANNOTATIONS) or _is_iterator_type(annotation):
         return None
     try:
-        adapter = pydantic.TypeAdapter(readable(annotation))
+        adapter = pydantic.TypeAdapter(adapt_for_pydantic(annotation))
     except NameError as exc:
-        raise _NotYet(str(exc).partition("\n")[0]) from exc
+        raise _UndefinedName(str(exc).partition("\n")[0]) from exc
     except (PydanticUserError, pydantic_core.SchemaError, TypeError, RecursionError) as exc:
         shown = annotation.__qualname__ if isinstance(annotation, type) else annotation
         why = str(exc).partition("\n")[0].rstrip(".")
         raise DefinitionInvalid(f"{what} is declared as {shown}, which cannot be read: {why}. {_REMEDY}") from exc
     if not adapter.pydantic_complete:
-        raise _NotYet(str(annotation))
+        raise _UndefinedName(str(annotation))
     schema = adapter.core_schema
     # By itself pydantic writes a NaN under Any as null.
     config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
-    return _Shape(adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_lopsided_alias(schema))
+    return _TypeSchema(
+        adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_different_aliases(schema)
+    )
 
 
-_LAZY = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+_ITERATOR_TYPES = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 
 
-def _is_lazy(annotation: Any) -> bool:
+def _is_iterator_type(annotation: Any) -> bool:
     """Whether pydantic would hand out something that can be read once."""
     origin = typing.get_origin(annotation) or annotation
-    return origin in _LAZY or any(_is_lazy(part) for part in typing.get_args(annotation))
+    return origin in _ITERATOR_TYPES or any(_is_iterator_type(part) for part in typing.get_args(annotation))
 
 
-def _has_lopsided_alias(schema: Any) -> bool:
+def _has_different_aliases(schema: Any) -> bool:
     """Whether a field is written under one name and read under another: then only its own name goes both ways."""
     if isinstance(schema, dict):
         return schema.get("validation_alias") != schema.get("serialization_alias") or any(
-            _has_lopsided_alias(part) for key, part in schema.items() if key not in ("default", "metadata")
+            _has_different_aliases(part) for key, part in schema.items() if key not in ("default", "metadata")
         )
-    return isinstance(schema, (list, tuple)) and any(_has_lopsided_alias(part) for part in schema)
+    return isinstance(schema, (list, tuple)) and any(_has_different_aliases(part) for part in schema)
 
 
 def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
     """Canonical JSON text: no NaN, lone surrogates or NUL, bounded in depth and size, the same on every database."""
     text = _encode_plain(value, limits.depth)
     if text is None:
-        text = _dumps(_jsonable(value, "$", what, limits.depth))
-        if _MASK in text:
-            _refuse_secrets(_ANY.to_python(value), what, "$")
-    if _KEY_OF_NO_TEXT.search(text):
-        _refuse_twins(value, "$", what)
+        text = _dumps(_to_plain_json(value, "$", what, limits.depth))
+        if _SECRET_MASK in text:
+            _check_secrets(_ANY.to_python(value), what, "$")
+    if _NON_STRING_KEY.search(text):
+        _check_duplicate_keys(value, "$", what)
     size = len(text) if text.isascii() else len(text.encode())
     if size > limits.size_bytes:
         raise PayloadTooLarge(what, size, limits.size_bytes)
     return text
 
 
-_MASK = "*" * 10
+_SECRET_MASK = "*" * 10
 """What pydantic writes for a secret."""
 _SECRETS = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
 _ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
 
 
-def _refuse_secrets(value: Any, what: str, path: str) -> None:
+def _check_secrets(value: Any, what: str, path: str) -> None:
     """Raise for a secret in what pydantic makes of a value for Python: a serializer that reveals it is obeyed."""
     if isinstance(value, _SECRETS):
         kind = next(kind for kind in _SECRETS if isinstance(value, kind))
         raise NotSerializable(what, path, f"is a {kind.__name__}, of which JSON would keep nothing but asterisks")
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _refuse_secrets(item, what, f"{path}.{key}")
+            _check_secrets(item, what, f"{path}.{key}")
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         for index, item in enumerate(value):
-            _refuse_secrets(item, what, f"{path}[{index}]")
+            _check_secrets(item, what, f"{path}[{index}]")
 
 
-_KEY_OF_NO_TEXT = re.compile(r'[{,]"(?:-?\d[^"\\]*|true|false|null)":')
+_NON_STRING_KEY = re.compile(r'[{,]"(?:-?\d[^"\\]*|true|false|null)":')
 """In JSON text: a key that may have been a number, a truth value or None. Then another may have become the same."""
 
 
-def _refuse_twins(value: Any, path: str, what: str) -> None:
+def _check_duplicate_keys(value: Any, path: str, what: str) -> None:
     """Raise where two keys of a mapping are the same in JSON, of which only one would be kept."""
     if isinstance(value, Mapping):
         kinds: dict[str, type] = {}
         for key, item in value.items():
-            text = _key(key, path, what)
+            text = _encode_key(key, path, what)
             if text in kinds:
                 names = " and ".join(sorted((kinds[text].__name__, type(key).__name__)))
                 raise NotSerializable(what, f"{path}.{text}", f"has two keys that JSON writes alike, of types {names}")
             kinds[text] = type(key)
-            _refuse_twins(item, f"{path}.{text}", what)
+            _check_duplicate_keys(item, f"{path}.{text}", what)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _refuse_twins(item, f"{path}[{index}]", what)
-    elif fields := _fields(value):
+            _check_duplicate_keys(item, f"{path}[{index}]", what)
+    elif fields := _get_fields(value):
         for name, item in fields.items():
-            _refuse_twins(item, f"{path}.{name}", what)
+            _check_duplicate_keys(item, f"{path}.{name}", what)
 
 
 def _encode_plain(value: Any, depth: int) -> str | None:
@@ -301,32 +306,35 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-_TOO_LONG = 10**4300
+_INTEGER_LIMIT = 10**4300
 """Python neither writes nor reads longer integers, unless told to."""
 
 
-def _jsonable(value: Any, path: str, what: str, depth: int) -> Any:
+def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
     """Plain JSON data of ``value``, walked by hand so that the error can name the path."""
     if isinstance(value, str):
-        if UNSTORABLE.search(value):
+        if UNSTORABLE_CHARACTERS.search(value):
             raise NotSerializable(what, path, "contains a NUL character or half a surrogate pair")
         return value
     if value is None or isinstance(value, (int, float)):
         if isinstance(value, float) and not math.isfinite(value):
             raise NotSerializable(what, path, f"is {value}, which JSON does not have")
-        if isinstance(value, int) and not -_TOO_LONG < value < _TOO_LONG:
+        if isinstance(value, int) and not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:
             raise NotSerializable(what, path, "is an integer of more than 4300 digits")
         return value
     if not isinstance(value, (Mapping, list, tuple)):
-        return _leaf(value, path, what, depth)
+        return _convert_leaf(value, path, what, depth)
     if depth <= 0:
         raise NotSerializable(what, path, "is nested too deeply")
     if isinstance(value, Mapping):
-        return {_key(key, path, what): _jsonable(item, f"{path}.{key}", what, depth - 1) for key, item in value.items()}
-    return [_jsonable(item, f"{path}[{index}]", what, depth - 1) for index, item in enumerate(value)]
+        return {
+            _encode_key(key, path, what): _to_plain_json(item, f"{path}.{key}", what, depth - 1)
+            for key, item in value.items()
+        }
+    return [_to_plain_json(item, f"{path}[{index}]", what, depth - 1) for index, item in enumerate(value)]
 
 
-def _leaf(value: Any, path: str, what: str, depth: int) -> Any:
+def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
     """Whatever else pydantic can write: models, dataclasses, datetimes, sets."""
     if inspect.iscoroutine(value):
         value.close()  # nobody will await it any more
@@ -335,14 +343,14 @@ def _leaf(value: Any, path: str, what: str, depth: int) -> Any:
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
     try:
         plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)
-    except _CODE_ERRORS as exc:
-        if fields := _fields(value):
-            _jsonable(fields, path, what, depth)  # one of them is to blame, as a rule
+    except _AUTHOR_CODE_ERRORS as exc:
+        if fields := _get_fields(value):
+            _to_plain_json(fields, path, what, depth)  # one of them is to blame, as a rule
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
-    return _jsonable(plain, path, what, depth)
+    return _to_plain_json(plain, path, what, depth)
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _get_fields(value: Any) -> dict[str, Any]:
     if isinstance(value, pydantic.BaseModel):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -350,16 +358,16 @@ def _fields(value: Any) -> dict[str, Any]:
     return {}
 
 
-def _key(key: Any, path: str, what: str) -> str:
+def _encode_key(key: Any, path: str, what: str) -> str:
     """A key as json writes it."""
     if isinstance(key, str):
-        if UNSTORABLE.search(key):
+        if UNSTORABLE_CHARACTERS.search(key):
             raise NotSerializable(what, path, "has a key with a NUL character or half a surrogate pair")
         return key
     if key is None or isinstance(key, (int, float)):
-        return _dumps(_jsonable(key, path, what, 0))
+        return _dumps(_to_plain_json(key, path, what, 0))
     try:
         (text,) = pydantic_core.to_jsonable_python({key: None}, serialize_unknown=False)
-    except _CODE_ERRORS as exc:
+    except _AUTHOR_CODE_ERRORS as exc:
         raise NotSerializable(what, path, f"has a key of type {type(key).__name__}") from exc
-    return _key(text, path, what)
+    return _encode_key(text, path, what)

@@ -12,11 +12,11 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from celery_durable.errors import ConfigInvalid
-from celery_durable.values.durations import Duration, duration
+from celery_durable.values.durations import Duration, parse_duration
 
 Backoff = Literal["constant", "linear", "exponential"]
 
-_LONGEST = timedelta(days=365)
+_MAX_DURATION = timedelta(days=365)
 
 
 class _Unset(Enum):  # so that a copy or a pickle of it is the same object
@@ -50,11 +50,11 @@ class Retries:
         elif self.limit is not UNSET and self.limit is not None and not _is_count(self.limit):
             raise ConfigInvalid("Retries.limit", self.limit, "use a whole number from 0, or None for without end")
         if self.delay is not UNSET:
-            object.__setattr__(self, "delay", duration(self.delay, maximum=_LONGEST))
+            object.__setattr__(self, "delay", parse_duration(self.delay, maximum=_MAX_DURATION))
         if self.backoff is not UNSET and self.backoff not in typing.get_args(Backoff):
             raise ConfigInvalid("Retries.backoff", self.backoff, "use one of constant, linear, exponential")
         if self.max_delay is not UNSET and self.max_delay is not None:
-            object.__setattr__(self, "max_delay", duration(self.max_delay, maximum=_LONGEST))
+            object.__setattr__(self, "max_delay", parse_duration(self.max_delay, maximum=_MAX_DURATION))
 
 
 def _is_count(value: object) -> bool:
@@ -78,7 +78,7 @@ class StepConfig:
         if self.retries is not UNSET and not isinstance(self.retries, Retries):
             object.__setattr__(self, "retries", Retries(limit=self.retries))
         if self.timeout is not UNSET and self.timeout is not None:
-            timeout = duration(self.timeout, minimum=timedelta(milliseconds=1), maximum=_LONGEST)
+            timeout = parse_duration(self.timeout, minimum=timedelta(milliseconds=1), maximum=_MAX_DURATION)
             object.__setattr__(self, "timeout", timeout)
         if self.repeat is not UNSET and not isinstance(self.repeat, bool):
             raise ConfigInvalid("StepConfig.repeat", self.repeat, "use True or False")
@@ -100,19 +100,21 @@ class StepPolicy:
         """How often a step may run in all; None for without end."""
         return None if self.limit is None else self.limit + 1
 
-    def over(self, config: StepConfig | None) -> StepPolicy:
+    def override_with(self, config: StepConfig | None) -> StepPolicy:
         """This policy with what ``config`` says laid over it."""
         if config is None:
             return self
         given: dict[str, Any] = {}
         if config.retries is not UNSET:
-            given.update(_given(typing.cast("Retries", config.retries), ("limit", "delay", "backoff", "max_delay")))
-        given.update(_given(config, ("timeout", "repeat")))
+            given.update(
+                _select_given(typing.cast("Retries", config.retries), ("limit", "delay", "backoff", "max_delay"))
+            )
+        given.update(_select_given(config, ("timeout", "repeat")))
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int) -> timedelta:
         """How long to wait after attempt ``failed_attempt`` (from 1) failed."""
-        longest = _LONGEST if self.max_delay is None else self.max_delay
+        longest = _MAX_DURATION if self.max_delay is None else self.max_delay
         factor = {"constant": 1, "linear": failed_attempt, "exponential": 1 << min(failed_attempt - 1, 62)}[
             self.backoff
         ]
@@ -121,6 +123,6 @@ class StepPolicy:
         return min(self.delay * factor, longest)
 
 
-def _given(config: object, names: Iterable[str]) -> dict[str, Any]:
+def _select_given(config: object, names: Iterable[str]) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in names}
     return {name: value for name, value in values.items() if value is not UNSET}

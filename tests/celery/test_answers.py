@@ -239,7 +239,7 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     monkeypatch.setattr(durable.answers, "pause_before_resend", lambda: None)
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]
-    assert refused == [{"is_patient": False}, {"is_patient": True}]  # where the task ran, then from a message
+    assert refused == [{"may_retry": False}, {"may_retry": True}]  # where the task ran, then from a message
     assert "goes as a message: the database is away" in caplog.text
     assert "its message goes back to the broker: the database is away" in caplog.text
 

@@ -87,7 +87,7 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, door: Any) -> None:
 
 
 def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, door: Any) -> None:
-    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     step = door("show", "album", "a-1").rows[1]
     again = "next attempt at 2030-01-01T00:00:10.000Z"
     assert step[1:5] + step[6:8] == ["cover", "task", "waiting", "1/2", again, "OSError: disk full"]
@@ -99,11 +99,11 @@ def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, door: Any) -
 
 
 def test_what_they_answer_is_followed_to_the_end(album: Shop, door: Any) -> None:
-    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     album.clock.advance(seconds=10)
     album.work("album", "a-1")
-    answer(album, "cover", values.answer_of('{"width":7}'))
-    answer(album, "back", values.answer_of(None))
+    answer(album, "cover", values.encode_answer('{"width":7}'))
+    answer(album, "back", values.encode_answer(None))
     with door.when_it_waits(lambda: _wake(album)):
         said = door("watch", "album", "a-1")
     late, later = "2030-01-01T00:00:10.000Z", "2030-01-04T00:00:00.000Z"
@@ -136,7 +136,7 @@ def _wake(shop: Shop) -> None:
 
 
 def test_they_are_settled_by_hand(album: Shop, door: Any) -> None:
-    answer(album, "cover", values.answer_of_error("OSError", "disk full"))
+    answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     for step, value in (("cover", '{"width": 1}'), ("rest", '"woken"')):  # one that is tried again, one that is out
         settled = door("set-result", "album", "a-1", step, value, "--by", "eve")
         assert settled.rows == [["Settled", "album/a-1", "run 1", step]]
@@ -174,7 +174,7 @@ def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, door: Any
 
 
 def test_an_export_is_the_same_at_both_doors(album: Shop, door: Any) -> None:
-    answer(album, "back", values.answer_of("7"))
+    answer(album, "back", values.encode_answer("7"))
     told, ours = json.loads(door("export", "album", "a-1").out), json.loads(album.pipe("export", "album", "a-1").out)
     assert told["steps"] == ours["steps"]
     ids = [step["task_id"] for step in told["steps"]]
@@ -231,16 +231,16 @@ def replayed(request: pytest.FixtureRequest, album: Shop, tmp_path: Path) -> Any
 def test_open_ones_are_where_a_replay_ends(album: Shop, replayed: Any) -> None:
     run = ["run", "album", "a-1", "1", "waiting"]
     assert replayed() == [run, ["end", "The record is open at steps 'cover', 'back', 'rest'."]]
-    answer(album, "cover", values.answer_of_error("OSError", "disk full"))  # it is to be sent again
-    answer(album, "back", values.answer_of("7"))
+    answer(album, "cover", values.encode_error_answer("OSError", "disk full"))  # it is to be sent again
+    answer(album, "back", values.encode_answer("7"))
     assert replayed() == [
         run, ["step", "back", "task", "replayed"], ["end", "The record is open at steps 'cover', 'rest'."],
     ]  # fmt: skip
 
 
 def test_what_they_answered_is_replayed(album: Shop, replayed: Any) -> None:
-    answer(album, "cover", values.answer_of('{"width":7}'))
-    answer(album, "back", values.answer_of(None))
+    answer(album, "cover", values.encode_answer('{"width":7}'))
+    answer(album, "back", values.encode_answer(None))
     _wake(album)
     assert replayed() == [
         ["run", "album", "a-1", "1", "complete"],
@@ -252,7 +252,7 @@ def test_what_they_answered_is_replayed(album: Shop, replayed: Any) -> None:
 
 
 def test_code_that_does_a_step_itself_does_not_follow(album: Shop, replayed: Any) -> None:
-    answer(album, "cover", values.answer_of("7"))
+    answer(album, "cover", values.encode_answer("7"))
 
     def today(event: WorkflowEvent[None], step: Step) -> Any:
         return step.do("cover", lambda: pytest.fail("a body was run"))

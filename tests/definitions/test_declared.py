@@ -12,7 +12,7 @@ import pytest
 from celery_durable import LinearStep, LinearWorkflow, Step, WorkflowEvent, durable_step
 from celery_durable.definitions import define, describe_step
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import CHECKED, Codec, ValidationFailed
+from celery_durable.values import ALREADY_CHECKED_LIMITS, Codec, ValidationFailed
 
 REMEDY = (
     "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
@@ -120,10 +120,10 @@ class Later:
     ],
 )
 def test_a_typed_dict_of_typing_is_read_on_every_python(annotation: Any, value: Any) -> None:
-    codec = Codec.ours(lambda: annotation)
+    codec = Codec.for_stored_values(lambda: annotation)
     read = codec.check(value)
     assert codec.is_typed
-    assert codec.check(codec.decode(codec.encode(read, what="It", limits=CHECKED))) == read
+    assert codec.check(codec.decode(codec.encode(read, what="It", limits=ALREADY_CHECKED_LIMITS))) == read
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_typed_dict_of_typing_is_read_on_every_python(annotation: Any, value: 
 )
 def test_what_a_typed_dict_requires_is_checked(annotation: Any, value: Any, where: str) -> None:
     with pytest.raises(ValidationFailed) as failure:
-        Codec.ours(lambda: annotation).check(value)
+        Codec.for_stored_values(lambda: annotation).check(value)
     assert failure.value.problems[0][0] == where
 
 

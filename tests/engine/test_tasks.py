@@ -42,9 +42,9 @@ def answered(
     reference = TaskReference.read(message.content["answers"])
     assert reference is not None
     if error is None:
-        payload = values.answer_of(values.encode(output, what="Result", limits=world.settings.limits))
+        payload = values.encode_answer(values.encode(output, what="Result", limits=world.settings.limits))
     else:
-        payload = values.answer_of_error(type(error).__name__, str(error))
+        payload = values.encode_error_answer(type(error).__name__, str(error))
     return world.operations.answer(reference, payload)
 
 
@@ -373,7 +373,7 @@ def test_an_answer_that_does_not_name_the_token_is_refused(world: World, media) 
     assert len(reference.token) == 32
     for token in ("", "0" * 32, reference.token[:-1], reference.token.upper() + "x", "\N{SNOWMAN}", "a" * 10_000):
         forged = dataclasses.replace(reference, token=token)
-        for payload in (values.answer_of('"forged"'), values.answer_of_error("Forged", "no")):
+        for payload in (values.encode_answer('"forged"'), values.encode_error_answer("Forged", "no")):
             assert world.operations.answer(forged, payload) is AnswerResult.FORGED
     world.run_until_idle()
     assert (instance.status, instance.step("thumb").status) == ("waiting", "waiting")
@@ -391,7 +391,7 @@ def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
     old, new = map(referred, world.sent)
     assert old.token != new.token
     guessed = dataclasses.replace(new, token=old.token)
-    assert world.operations.answer(guessed, values.answer_of("1")) is AnswerResult.FORGED
+    assert world.operations.answer(guessed, values.encode_answer("1")) is AnswerResult.FORGED
 
 
 @everywhere
@@ -399,11 +399,14 @@ def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(
     instance = media.run(300)
     item, reference = world.store.tables.item, referred(world.sent[0])
     world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
-    failed, newest = values.answer_of_error("OSError", "its place is taken"), dataclasses.replace(reference, delivery=2)
+    failed, newest = (
+        values.encode_error_answer("OSError", "its place is taken"),
+        dataclasses.replace(reference, delivery=2),
+    )
     for delivery in (0, 1, 3):
         old = dataclasses.replace(reference, delivery=delivery)
         assert world.operations.answer(old, failed) is AnswerResult.NOT_AWAITED
-    assert world.operations.answer(reference, values.answer_of('"of the first"')) is AnswerResult.TAKEN
+    assert world.operations.answer(reference, values.encode_answer('"of the first"')) is AnswerResult.TAKEN
     assert world.operations.answer(newest, failed) is AnswerResult.NOT_AWAITED
     world.run_until_idle()
     assert instance.output == "of the first"
@@ -415,7 +418,7 @@ def test_the_newest_delivery_may_fail(world: World, media) -> None:
     item, reference = world.store.tables.item, referred(world.sent[0])
     world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
     newest = dataclasses.replace(reference, delivery=2)
-    assert world.operations.answer(newest, values.answer_of_error("OSError", "disk full")) is AnswerResult.TAKEN
+    assert world.operations.answer(newest, values.encode_error_answer("OSError", "disk full")) is AnswerResult.TAKEN
     world.run_until_idle()
     assert instance.step("thumb").error.message == "disk full"
 
@@ -431,7 +434,7 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=world.worker.runtime)
     operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda due_runs: None)
     try:
-        for ask in (operations.store_id, lambda: operations.answer(reference, "1", is_patient=False)):
+        for ask in (operations.store_id, lambda: operations.answer(reference, "1", may_retry=False)):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)
             began = steady()

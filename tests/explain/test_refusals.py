@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable.explain.refusals import remedy
+from celery_durable.explain.remedies import find_remedy
 
 _UNKNOWN = "Look into the broker's log for what it says of this."
 
@@ -53,5 +53,5 @@ _UNKNOWN = "Look into the broker's log for what it says of this."
     ids=lambda value: value.partition(":")[0][:40] or "nothing",
 )
 def test_each_refusal_has_its_own_remedy(error: str, begins: str) -> None:
-    assert remedy(error).startswith(begins)
-    assert remedy(error).endswith(".")
+    assert find_remedy(error).startswith(begins)
+    assert find_remedy(error).endswith(".")

@@ -24,7 +24,7 @@ from celery_durable.http import (
     asgi,
     router,
 )
-from celery_durable.http.access import AccessControl, guarded
+from celery_durable.http.access import AccessControl, make_guarded_route
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -87,7 +87,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
 
 def test_a_route_that_does_not_say_what_it_needs_cannot_be_made() -> None:
     gate = AccessControl(with_key, allow_anonymous=False, max_body_bytes=lambda: 1)
-    made = APIRouter(route_class=guarded(gate))
+    made = APIRouter(route_class=make_guarded_route(gate))
     with pytest.raises(TypeError, match="does not say what it needs"):
         made.add_api_route("/open", lambda: "sesame")
 

@@ -62,7 +62,7 @@ def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
 
 def test_a_child_is_explained_with_how_it_stands(album: Shop, api: TestClient) -> None:
     for seq in (1, 2):
-        answer(album, seq, values.answer_of("1"))
+        answer(album, seq, values.encode_answer("1"))
     album.work()
     found = api.get(f"{ALBUM}/explain").json()
     assert found["code"] == "WAITING_CHILD"
@@ -71,9 +71,9 @@ def test_a_child_is_explained_with_how_it_stands(album: Shop, api: TestClient) -
 
 
 def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
-    answer(album, 1, values.answer_of_error("OSError", "disk full"))
+    answer(album, 1, values.encode_error_answer("OSError", "disk full"))
     album.work()
-    answer(album, 2, values.answer_of('{"key":"secret"}'))
+    answer(album, 2, values.encode_answer('{"key":"secret"}'))
 
     def redact(value: Any, shown: RedactionContext) -> Any:
         return "***" if (shown.kind, shown.name) in {("result", "back"), ("error", "cover")} else value
@@ -97,7 +97,7 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
 def test_they_are_settled_by_hand_while_they_are_out(
     album: Shop, api: TestClient, verb: str, more: dict[str, Any], result: Any
 ) -> None:
-    answer(album, 2, values.answer_of("1"))
+    answer(album, 2, values.encode_answer("1"))
     for step in ("cover", "print"):
         said = api.post(f"{ALBUM}/{verb}", json={"step": step, "by": "eve", **more})
         assert (said.status_code, said.json()) == (200, {"ok": True, "runNumber": 1})
@@ -110,13 +110,13 @@ def test_they_are_settled_by_hand_while_they_are_out(
     ]
     ref = RunRef("album", "a-1", 1)
     late = reference_of(album.durable.store, ref, "task:1:1:media.resize")
-    assert not album.durable.operations.answer(late, values.answer_of("8")).is_taken
+    assert not album.durable.operations.answer(late, values.encode_answer("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
 
 
 def test_the_stream_tells_of_them(album: Shop, api: TestClient) -> None:
     for seq in (1, 2):
-        answer(album, seq, values.answer_of("1"))
+        answer(album, seq, values.encode_answer("1"))
     api.post("/workflows/order/instances/o-1/terminate", json={"reason": "no paper"})
     album.work()
     said = api.get(f"{ALBUM}/stream").text

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import asgi
-from celery_durable.http.following import Followers
+from celery_durable.http.followers import Followers
 from celery_durable.model import VersionedInstance
 from tests.http.conftest import Shop
 from tests.http.test_bounds import ask
@@ -84,31 +84,31 @@ def test_long_polls_count_as_streams_do(shop: Shop, order: str) -> None:
 
 def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
     operations, looks, may_look = shop.durable.operations, list[str](), threading.Event()
-    real = type(operations).look
+    real = type(operations).read_with_tag
 
     class Counted(type(operations)):  # type: ignore[misc]
-        def look(self, workflow: str, instance_id: str) -> VersionedInstance:
+        def read_with_tag(self, workflow: str, instance_id: str) -> VersionedInstance:
             looks.append(instance_id)
             assert may_look.wait(30)
             return real(operations, workflow, instance_id)
 
-    counted = operations.within(None)
+    counted = operations.restrict_to(None)
     counted.__class__ = Counted
 
     async def work() -> None:
         followers = Followers(1000)
-        many = [asyncio.create_task(followers.look(counted, "order", "o-1", within=60)) for _ in range(500)]
+        many = [asyncio.create_task(followers.read_shared(counted, "order", "o-1", within=60)) for _ in range(500)]
         many[0].cancel()  # who has asked first breaks off: the others have their look all the same
         await asyncio.sleep(0)
         may_look.set()
         found = await asyncio.gather(*many, return_exceptions=True)
         assert {each.tag for each in found if isinstance(each, VersionedInstance)} == {
-            operations.look("order", "o-1").tag
+            operations.read_with_tag("order", "o-1").tag
         }
         assert sum(isinstance(each, VersionedInstance) for each in found) == 499
-        await followers.look(counted, "order", "o-1", within=-1)
+        await followers.read_shared(counted, "order", "o-1", within=-1)
         with pytest.raises(InstanceNotFound):
-            await followers.look(counted, "order", "o-2", within=60)
+            await followers.read_shared(counted, "order", "o-2", within=60)
 
     asyncio.run(work())
     assert looks == ["o-1", "o-1", "o-2"]

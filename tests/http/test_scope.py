@@ -124,7 +124,7 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         other = next(each for each in tenants if each != tenant)
         assert api.get("/workflows/listen/instances", params={"label": f"tenant={other}"}).json()["instances"] == []
         scope = Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
-        mine = shop.durable.operations.within(scope)
+        mine = shop.durable.operations.restrict_to(scope)
         assert sorted(count for *_, count in mine.stats().counts) == [1, 1]
         assert [ref.ref.instance_id for ref in mine.waits()] == []
         assert mine.count_ended(older_than="0 seconds") == 1
@@ -157,7 +157,7 @@ def test_a_cursor_is_good_for_the_tenant_it_was_given_to(shop: Shop, tenants: di
 
 @everywhere
 def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
-    from celery_durable.operations.topics import go_on_emitting
+    from celery_durable.operations.topics import continue_abandoned_emission
     from celery_durable.store import emissions
 
     @shop.durable.workflow(name="listen")
@@ -174,7 +174,7 @@ def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
     table = shop.durable.store.tables.emission
     with shop.durable.store.engine.begin() as conn:
         conn.execute(sa.update(table).values(poll_at=0))
-    assert go_on_emitting(shop.durable.store)
+    assert continue_abandoned_emission(shop.durable.store)
     shop.work()
     found = {item.id: item.status.value for item in shop.durable.operations.list("listen").items}
     assert found == {"ac_e-1": "complete", "acXe-1": "waiting"}

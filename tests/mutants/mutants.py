@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     _m(
         "a restart in doubt is done again",
-        ("operations:Operations._begin", "resolve=was_applied", "resolve=None"),
+        ("operations:Operations._start_run", "resolve=was_applied", "resolve=None"),
     ),
     _m(
         "an event in doubt is taken for sent",
@@ -295,17 +295,17 @@ MUTANTS = (
     ),
     _m(
         "a retried linear step has lost its event",
-        ("operations.fork_specs:_linear_from_failure", "event_seq=step.event_seq,", "event_seq=None,"),
+        ("operations.continuations:_build_linear_from_failure", "event_seq=step.event_seq,", "event_seq=None,"),
         caught_by="tests/engine/test_linear_interventions.py::test_a_retried_step_is_called_with_the_event_that_it_had[sqlite]",
     ),
     _m(
         "a retried linear step speaks under a new key",
-        ("operations.fork_specs:_linear_from_failure", "retried=[step.step_key]", "retried=[]"),
+        ("operations.continuations:_build_linear_from_failure", "retried=[step.step_key]", "retried=[]"),
         caught_by="tests/engine/test_linear_interventions.py::test_a_retried_run_can_be_retried_and_keeps_the_key_of_its_step[sqlite]",
     ),
     _m(
         "a linear run begins ahead of where the other stands",
-        ("operations.fork_specs:_linear_before", "standing.seq < step.seq", "standing.seq < 0"),
+        ("operations.continuations:_build_linear_before", "current.seq < step.seq", "current.seq < 0"),
     ),
     _m(
         "a linear step that is settled leaves the next one where it was",
@@ -380,9 +380,8 @@ MUTANTS = (
         "of an id that is twice in a batch the last counts",
         (
             "operations.create:CreateOperations.create_batch",
-            "rows.setdefault(instance_id, self._row(definition, instance_id, item.params, item.labels, "
-            "item=instance_id))",
-            "rows[instance_id] = self._row(definition, instance_id, item.params, item.labels, item=instance_id)",
+            "rows.setdefault(instance_id, row)",
+            "rows[instance_id] = row",
         ),
     ),
     _m(
@@ -416,7 +415,7 @@ MUTANTS = (
     ),
     _m(
         "an intervention is not recorded",
-        ("operations.interventions:_settle", "interventions.insert_audit_record(", "(lambda *_, **__: None)("),
+        ("operations.interventions:_complete_step", "interventions.insert_audit_record(", "(lambda *_, **__: None)("),
     ),
     # --- labels and hooks -----------------------------------------------------------------------
     _m("a label keeps its first value", ("store.labels:merge", "and old[name] != value", "and False")),
@@ -591,7 +590,7 @@ MUTANTS = (
         ("store.emissions:_build_event", "if number == 1 else", "if False else"),
         ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         (
-            "operations.topics:TopicOperations._hand_out",
+            "operations.topics:TopicOperations._deliver_batch",
             "return self._store.transact(work, resolve=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
@@ -600,7 +599,7 @@ MUTANTS = (
             "    return progress",
         ),
         (
-            "operations.topics:go_on_emitting",
+            "operations.topics:continue_abandoned_emission",
             "if progress is not None:",
             "if progress is not None:\n"
             "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 0}\n"
@@ -637,7 +636,7 @@ MUTANTS = (
     ),
     _m(
         "a rewind takes along what was emitted to waits that it opens anew",
-        ("store.runs:_copy_rows", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPES))", ""),
+        ("store.runs:_copy_rows", ", sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPE_PATTERN))", ""),
         caught_by="tests/engine/test_topics.py::test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew[sqlite]",
     ),
     # --- steps that others do -------------------------------------------------------------------
@@ -845,12 +844,12 @@ MUTANTS = (
     ),
     _m(
         "a failure counts from a delivery that is overtaken",
-        ("store.task_answers:_delivery_parameters", "if error_in(payload) is None:", "if True:"),
+        ("store.task_answers:_delivery_parameters", "if read_answer_error(payload) is None:", "if True:"),
         caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
     ),
     _m(
         "a success counts from the newest delivery alone",
-        ("store.task_answers:_delivery_parameters", "if error_in(payload) is None:", "if False:"),
+        ("store.task_answers:_delivery_parameters", "if read_answer_error(payload) is None:", "if False:"),
         caught_by=_TASKS + "test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any[sqlite]",
     ),
     _m(
@@ -1268,8 +1267,8 @@ MUTANTS = (
     _m(
         "those who follow take the threads of all requests",
         (
-            "http.timeouts:look",
-            "_limiter(_look_threads, _LOOK_THREADS)",
+            "http.timeouts:run_read",
+            "_limiter(_read_threads, _READ_THREADS)",
             "_limiter(_request_threads, _REQUEST_THREADS)",
         ),
         caught_by=_STREAM + "test_followers_leave_the_threads_to_all_other_requests[sqlite]",
@@ -1383,7 +1382,7 @@ MUTANTS = (
     ),
     _m(
         "a cursor is good for any list",
-        ("values.cursors:Cursors._seal", "(inner + text,", "(text,"),
+        ("values.cursors:Cursors._compute_mac", "(inner + text,", "(text,"),
         caught_by="tests/values/test_cursors.py::test_what_another_list_has_written_is_refused",
     ),
     _m(
@@ -1403,7 +1402,7 @@ MUTANTS = (
     ),
     _m(
         "a start can be put off for ever",
-        ("operations.create:CreateOperations.create", "starts is not None and starts - ", "False and starts - "),
+        ("operations.create:CreateOperations.create", "start_at is not None and start_at - ", "False and start_at - "),
         caught_by="tests/engine/test_create.py::test_a_start_can_be_put_off_as_long_as_a_sleep_may_be",
     ),
 )

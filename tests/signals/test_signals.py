@@ -525,4 +525,4 @@ def told(harness: DurableHarness) -> None:
     operations, ref = harness.durable.operations, RunRef("shipping", "s-1", 1)
     type_ = task_type("shop.ship", operations.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
     true = reference_of(harness.durable.store, ref, type_)
-    operations.answer(dataclasses.replace(true, token="0" * 32), values.answer_of("1"))
+    operations.answer(dataclasses.replace(true, token="0" * 32), values.encode_answer("1"))

@@ -134,7 +134,7 @@ class Errands:
             )
         return f"by {emitter.name}"
 
-    def go_on_emitting(self) -> None:
+    def continue_abandoned_emission(self) -> None:
         if self._emitting:
             self._go_on(self._dice.choice(self._emitting))
 

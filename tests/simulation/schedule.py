@@ -90,7 +90,7 @@ class Schedule:
             (self._stop, some([0, 0, 0.5])),
             (self._restart_beat, some([0, 0.3])),
             (self._stray, some([0, 1])),
-            (self.errands.go_on_emitting, 4),
+            (self.errands.continue_abandoned_emission, 4),
             (self.errands.hand_over, 5),
             (self.errands.sweep_outbox, some([0, 3])),
             (self.foreign.act, 6),

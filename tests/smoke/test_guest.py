@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.explain import Code
-from celery_durable.model import HEARTBEAT, Status
+from celery_durable.model import HEARTBEAT_INTERVAL, Status
 from celery_durable.store import heartbeats, migrate
 from celery_durable.store.engine import Store
 from tests.services import missing
@@ -135,7 +135,9 @@ def test_a_database_that_hangs_does_not_hold_up_the_tasks_of_cooperative_threads
         procs.append(start_worker(config, f"--pool={pool}", "--concurrency=4"))
         until("its heartbeat is there", lambda: store.read(heartbeats.read)[1])
         proxy.set(Mode.STALL)
-        end = time.monotonic() + 1.5 * HEARTBEAT.total_seconds()  # the next is under way then, and does not end
+        end = (
+            time.monotonic() + 1.5 * HEARTBEAT_INTERVAL.total_seconds()
+        )  # the next is under way then, and does not end
         while time.monotonic() < end:
             id_ = app.tasks["early"].delay(0.2).id
             until("a task runs", lambda id_=id_: f"end {id_}" in config.runs_so_far(), 8)

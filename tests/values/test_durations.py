@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
 from celery_durable.model import duration_us, from_us, to_us
-from celery_durable.values import aware, duration
+from celery_durable.values import parse_duration, to_utc
 
 REMEDY = 'Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".'
 UNITS = {
@@ -26,9 +26,9 @@ SPELLINGS = [(unit, length) for length, units in UNITS.items() for unit in units
 @pytest.mark.parametrize(("unit", "length"), SPELLINGS)
 @pytest.mark.parametrize("form", ["3{}", "3 {}", " 3  {} ", "+3 {}", "3\n{}"])
 def test_every_spelling_of_a_unit_is_read_in_every_case_and_spacing(form: str, unit: str, length: timedelta) -> None:
-    assert duration(form.format(unit)) == 3 * length
-    assert duration(form.format(unit.upper())) == 3 * length
-    assert duration(form.format(unit.capitalize())) == 3 * length
+    assert parse_duration(form.format(unit)) == 3 * length
+    assert parse_duration(form.format(unit.upper())) == 3 * length
+    assert parse_duration(form.format(unit.capitalize())) == 3 * length
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_every_spelling_of_a_unit_is_read_in_every_case_and_spacing(form: str, u
     ],
 )
 def test_fractions_and_several_units_are_read(text: str, expected: timedelta) -> None:
-    assert duration(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_fractions_and_several_units_are_read(text: str, expected: timedelta) ->
     [(0, timedelta(0)), (90, timedelta(seconds=90)), (0.25, timedelta(milliseconds=250)), (timedelta(3), timedelta(3))],
 )
 def test_a_bare_number_is_seconds_and_a_timedelta_is_itself(value: float | timedelta, expected: timedelta) -> None:
-    assert duration(value) == expected
+    assert parse_duration(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_bare_number_is_seconds_and_a_timedelta_is_itself(value: float | timed
 )
 def test_text_that_is_not_numbers_with_known_units_is_refused(text: str) -> None:
     with pytest.raises(DurationInvalid) as refused:
-        duration(text)
+        parse_duration(text)
     reason = "a unit is unknown, missing or out of order"
     assert str(refused.value) == f"Duration {text!r} cannot be used: {reason}. {REMEDY}"
 
@@ -100,7 +100,7 @@ def test_text_that_is_not_numbers_with_known_units_is_refused(text: str) -> None
 )
 def test_months_and_years_are_refused_because_their_length_is_a_guess(text: str) -> None:
     with pytest.raises(DurationInvalid) as refused:
-        duration(text)
+        parse_duration(text)
     reason = "months and years have no fixed length; write days"
     assert str(refused.value) == f"Duration {text!r} cannot be used: {reason}. {REMEDY}"
 
@@ -122,24 +122,24 @@ def test_months_and_years_are_refused_because_their_length_is_a_guess(text: str)
 )
 def test_what_is_no_length_of_time_is_refused_with_the_reason(value: object, reason: str) -> None:
     with pytest.raises(DurationInvalid) as refused:
-        duration(value)  # type: ignore[arg-type]  # what mypy would have caught
+        parse_duration(value)  # type: ignore[arg-type]  # what mypy would have caught
     assert str(refused.value) == f"Duration {value!r} cannot be used: {reason}. {REMEDY}"
 
 
 def test_a_number_too_long_to_print_is_refused_like_any_other() -> None:
     with pytest.raises(DurationInvalid) as refused:
-        duration(10**5000)
+        parse_duration(10**5000)
     assert str(refused.value) == f"Duration <int> cannot be used: it is too long. {REMEDY}"
 
 
 def test_a_range_includes_both_its_ends() -> None:
     bounds = {"minimum": timedelta(seconds=1), "maximum": timedelta(days=365)}
-    assert duration(1, **bounds) == timedelta(seconds=1)
-    assert duration("365 days", **bounds) == timedelta(days=365)
+    assert parse_duration(1, **bounds) == timedelta(seconds=1)
+    assert parse_duration("365 days", **bounds) == timedelta(days=365)
     with pytest.raises(DurationInvalid) as too_short:
-        duration("999 ms", **bounds)
+        parse_duration("999 ms", **bounds)
     with pytest.raises(DurationInvalid) as too_long:
-        duration("366 days", **bounds)
+        parse_duration("366 days", **bounds)
     assert str(too_short.value) == f"Duration '999 ms' cannot be used: it is shorter than 0:00:01. {REMEDY}"
     assert str(too_long.value) == (f"Duration '366 days' cannot be used: it is longer than 365 days, 0:00:00. {REMEDY}")
 
@@ -149,7 +149,7 @@ def test_a_range_includes_both_its_ends() -> None:
 @example("1w" + " " * 40 + "!")
 def test_any_text_is_either_a_duration_or_refused_by_name(text: str) -> None:
     try:
-        assert duration(text) >= timedelta(0)
+        assert parse_duration(text) >= timedelta(0)
     except DurationInvalid as refused:
         assert refused.value == text
 
@@ -166,7 +166,7 @@ def test_a_text_means_the_sum_of_its_parts(parts: list[tuple[int, int]], data: s
         unit = data.draw(st.sampled_from(UNITS[lengths[place]]))
         words.append(f"{count}{data.draw(st.sampled_from(['', ' ']))}{unit}")
         total += count * lengths[place]
-    assert duration(data.draw(st.sampled_from([" ", ", "])).join(words)) == total
+    assert parse_duration(data.draw(st.sampled_from([" ", ", "])).join(words)) == total
 
 
 # --- instants -----------------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def test_a_text_means_the_sum_of_its_parts(parts: list[tuple[int, int]], data: s
 @settings(deadline=None)
 @given(st.datetimes(min_value=datetime(2, 1, 1), max_value=datetime(9998, 12, 31), timezones=st.timezones()))
 def test_an_instant_with_a_zone_becomes_the_same_instant_in_utc(instant: datetime) -> None:
-    found = aware(instant, "run_at")
+    found = to_utc(instant, "run_at")
     assert (found, found.tzinfo) == (instant.astimezone(UTC), UTC)
 
 
 def test_an_hour_that_occurs_twice_keeps_its_fold() -> None:
     berlin = ZoneInfo("Europe/Berlin")
-    first, second = (aware(datetime(2030, 10, 27, 2, 30, tzinfo=berlin, fold=fold), "run_at") for fold in (0, 1))
+    first, second = (to_utc(datetime(2030, 10, 27, 2, 30, tzinfo=berlin, fold=fold), "run_at") for fold in (0, 1))
     assert second - first == timedelta(hours=1)
 
 
@@ -199,7 +199,7 @@ def test_an_hour_that_occurs_twice_keeps_its_fold() -> None:
 )
 def test_what_is_no_instant_or_has_no_zone_is_refused(value: object) -> None:
     with pytest.raises(InstantInvalid) as refused:
-        aware(value, "run_at")
+        to_utc(value, "run_at")
     shown = repr(value)
     assert str(refused.value) == (
         f"run_at={shown if len(shown) <= 120 else shown[:117] + '...'} cannot be used: write a datetime of the years "

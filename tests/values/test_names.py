@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_durable.errors import InvalidEventType, InvalidInstanceId, NameInvalid
-from celery_durable.values import event_type, identifier, instance_id, label, storable
+from celery_durable.values import check_event_type, check_identifier, check_instance_id, check_text_name, sanitize_text
 
 IDENTIFIERS: list[tuple[Callable[[object, int], str], type[NameInvalid], str]] = [
-    (instance_id, InvalidInstanceId, "Instance id"),
-    (event_type, InvalidEventType, "Event type"),
-    (lambda value, limit: identifier("Workflow name", value, limit), NameInvalid, "Workflow name"),
+    (check_instance_id, InvalidInstanceId, "Instance id"),
+    (check_event_type, InvalidEventType, "Event type"),
+    (lambda value, limit: check_identifier("Workflow name", value, limit), NameInvalid, "Workflow name"),
 ]
 
 
@@ -57,9 +57,9 @@ def test_anything_else_is_no_identifier(
 
 
 def test_an_identifier_may_be_exactly_as_long_as_its_limit() -> None:
-    assert instance_id("x" * 7, 7) == "x" * 7
+    assert check_instance_id("x" * 7, 7) == "x" * 7
     with pytest.raises(InvalidInstanceId) as refused:
-        instance_id("x" * 8, 7)
+        check_instance_id("x" * 8, 7)
     assert str(refused.value) == (
         "Instance id 'xxxxxxxx' is not allowed: use 1 to 7 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
     )
@@ -67,7 +67,7 @@ def test_an_identifier_may_be_exactly_as_long_as_its_limit() -> None:
 
 def test_a_long_name_is_shown_by_its_beginning() -> None:
     with pytest.raises(NameInvalid) as refused:
-        identifier("Workflow name", "x" * 1000, 64)
+        check_identifier("Workflow name", "x" * 1000, 64)
     assert str(refused.value) == (
         f"Workflow name '{'x' * 116}... is not allowed: "
         "use 1 to 64 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
@@ -79,7 +79,7 @@ def test_a_long_name_is_shown_by_its_beginning() -> None:
 def test_an_identifier_is_what_the_rule_says_from_end_to_end(value: str) -> None:
     rule = re.compile(r"\A[a-zA-Z0-9_][a-zA-Z0-9_-]{0,9}\Z")
     try:
-        assert instance_id(value, 10) == value
+        assert check_instance_id(value, 10) == value
         assert rule.match(value)
     except InvalidInstanceId:
         assert not rule.match(value)
@@ -87,7 +87,7 @@ def test_an_identifier_is_what_the_rule_says_from_end_to_end(value: str) -> None
 
 @pytest.mark.parametrize("value", ["x", "charge card #3", "\xe9\N{GRINNING FACE}", "a > b", " ", "\xa0", "x" * 256])
 def test_a_step_name_may_be_any_text(value: str) -> None:
-    assert label("Step name", value, 256) == value
+    assert check_text_name("Step name", value, 256) == value
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_step_name_may_be_any_text(value: str) -> None:
 )
 def test_a_step_name_without_length_or_with_control_characters_is_refused(value: object) -> None:
     with pytest.raises(NameInvalid) as refused:
-        label("Step name", value, 256)
+        check_text_name("Step name", value, 256)
     shown = repr(value) if len(repr(value)) <= 120 else repr(value)[:117] + "..."
     assert str(refused.value) == (
         f"Step name {shown} is not allowed: use text of 1 to 256 characters without control characters."
@@ -107,21 +107,21 @@ def test_a_step_name_without_length_or_with_control_characters_is_refused(value:
 @given(st.characters(categories=["Cc", "Cs"]))
 def test_no_control_character_and_no_half_of_a_surrogate_pair_gets_into_a_name(character: str) -> None:
     with pytest.raises(NameInvalid):
-        label("Step name", f"a{character}b", 256)
+        check_text_name("Step name", f"a{character}b", 256)
 
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.characters(), max_size=40), st.integers(3, 30))
 def test_stored_text_is_bounded_encodable_and_without_nul(text: str, limit: int) -> None:
-    stored = storable(text, limit)
+    stored = sanitize_text(text, limit)
     assert len(stored) <= limit
     assert "\x00" not in stored
     stored.encode()
-    assert storable(stored, limit) == stored
+    assert sanitize_text(stored, limit) == stored
 
 
 def test_stored_text_keeps_what_it_can() -> None:
-    assert storable("plain \xe9 \N{GRINNING FACE}\n", 100) == "plain \xe9 \N{GRINNING FACE}\n"
-    assert storable("a\x00b\ud800c", 100) == "ab\N{REPLACEMENT CHARACTER}c"
-    assert storable("12345678", 8) == "12345678"
-    assert storable("123456789", 8) == "12345..."
+    assert sanitize_text("plain \xe9 \N{GRINNING FACE}\n", 100) == "plain \xe9 \N{GRINNING FACE}\n"
+    assert sanitize_text("a\x00b\ud800c", 100) == "ab\N{REPLACEMENT CHARACTER}c"
+    assert sanitize_text("12345678", 8) == "12345678"
+    assert sanitize_text("123456789", 8) == "12345..."

@@ -37,7 +37,7 @@ MARK = "4111-1111"
 
 
 def codec(annotation: Any) -> Codec:
-    return Codec.ours(lambda: annotation)
+    return Codec.for_stored_values(lambda: annotation)
 
 
 def round_trip(annotation: Any, value: Any) -> Any:
@@ -686,7 +686,7 @@ def test_a_type_that_allows_any_json_takes_it_as_it_is(annotation: Any) -> None:
 @pytest.mark.parametrize("annotation", [Account, list[Account], Handle, dict[str, Handle | None]])
 def test_a_type_that_pydantic_cannot_read_is_refused_when_it_is_needed(annotation: Any) -> None:
     with pytest.raises(DefinitionInvalid, match=r"^The return type of f is declared as .*, which cannot be read: "):
-        Codec.ours(lambda: annotation, what="The return type of f").decode("1")
+        Codec.for_stored_values(lambda: annotation, what="The return type of f").decode("1")
 
 
 def test_an_orm_object_is_refused_where_it_is_returned() -> None:
@@ -701,7 +701,7 @@ def test_a_codec_of_ours_looks_for_its_type_when_it_is_first_needed() -> None:
         asked.append(1)
         return Cat
 
-    late = Codec.ours(find)
+    late = Codec.for_stored_values(find)
     assert asked == []
     assert late.decode('{"lives":9}') == late.check({"lives": 9}) == Cat(lives=9)
     assert late.is_typed

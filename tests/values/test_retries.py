@@ -28,39 +28,39 @@ def test_the_default_is_five_retries_from_ten_seconds_doubling_and_ten_minutes_p
 
 
 def test_linear_and_constant_delays() -> None:
-    assert seconds(DEFAULTS.over(StepConfig(Retries(backoff="linear"))), 4) == [10, 20, 30, 40]
-    assert seconds(DEFAULTS.over(StepConfig(Retries(backoff="constant"))), 4) == [10, 10, 10, 10]
+    assert seconds(DEFAULTS.override_with(StepConfig(Retries(backoff="linear"))), 4) == [10, 20, 30, 40]
+    assert seconds(DEFAULTS.override_with(StepConfig(Retries(backoff="constant"))), 4) == [10, 10, 10, 10]
 
 
 def test_no_delay_grows_beyond_its_cap() -> None:
-    assert seconds(DEFAULTS.over(StepConfig(Retries(max_delay="45 s"))), 5) == [10, 20, 40, 45, 45]
-    assert seconds(DEFAULTS.over(StepConfig(Retries(delay="1 h", max_delay="45 s"))), 2) == [45, 45]
+    assert seconds(DEFAULTS.override_with(StepConfig(Retries(max_delay="45 s"))), 5) == [10, 20, 40, 45, 45]
+    assert seconds(DEFAULTS.override_with(StepConfig(Retries(delay="1 h", max_delay="45 s"))), 2) == [45, 45]
 
 
 def test_a_partial_config_is_laid_over_what_lies_below() -> None:
-    workflow = DEFAULTS.over(StepConfig(Retries(limit=2, delay="1 s"), timeout="1 min"))
-    step = workflow.over(StepConfig(Retries(backoff="linear")))
+    workflow = DEFAULTS.override_with(StepConfig(Retries(limit=2, delay="1 s"), timeout="1 min"))
+    step = workflow.override_with(StepConfig(Retries(backoff="linear")))
     assert step == StepPolicy(2, timedelta(seconds=1), "linear", None, timedelta(minutes=1), repeat=False)
-    assert workflow.over(None) is workflow
-    assert workflow.over(StepConfig()) is workflow
-    assert workflow.over(StepConfig(Retries())) == workflow
+    assert workflow.override_with(None) is workflow
+    assert workflow.override_with(StepConfig()) is workflow
+    assert workflow.override_with(StepConfig(Retries())) == workflow
 
 
 def test_none_takes_away_a_limit_that_lies_below() -> None:
-    below = DEFAULTS.over(StepConfig(Retries(max_delay="1 min")))
-    policy = below.over(StepConfig(Retries(limit=None, max_delay=None), timeout=None))
+    below = DEFAULTS.override_with(StepConfig(Retries(max_delay="1 min")))
+    policy = below.override_with(StepConfig(Retries(limit=None, max_delay=None), timeout=None))
     assert (policy.limit, policy.max_attempts, policy.max_delay, policy.timeout) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("endless", [None, float("inf"), Retries(limit=None), Retries(limit=float("inf"))])  # type: ignore[arg-type]  # inf is read, not advertised
 def test_without_end_is_none_or_infinity(endless: Any) -> None:
-    assert DEFAULTS.over(StepConfig(retries=endless)).max_attempts is None
+    assert DEFAULTS.override_with(StepConfig(retries=endless)).max_attempts is None
 
 
 @pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (1, 2), (7, 8)])
 def test_a_number_is_the_limit_of_retries_after_the_first_attempt(limit: int, attempts: int) -> None:
     assert StepConfig(retries=limit) == StepConfig(retries=Retries(limit=limit))
-    assert DEFAULTS.over(StepConfig(retries=limit)).max_attempts == attempts
+    assert DEFAULTS.override_with(StepConfig(retries=limit)).max_attempts == attempts
 
 
 def test_durations_are_read_once() -> None:
@@ -115,7 +115,7 @@ def test_a_copied_config_still_leaves_out_what_it_left_out() -> None:
     for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
         assert twin == config
         assert twin.timeout is UNSET
-        assert DEFAULTS.over(twin) == DEFAULTS.over(config)
+        assert DEFAULTS.override_with(twin) == DEFAULTS.override_with(config)
     assert repr(Retries()) == "Retries(limit=UNSET, delay=UNSET, backoff=UNSET, max_delay=UNSET)"
 
 
@@ -132,7 +132,7 @@ spans = st.timedeltas(min_value=timedelta(0), max_value=YEAR)
 def test_a_delay_never_overflows_shrinks_or_exceeds_its_cap(
     delay: timedelta, backoff: Any, max_delay: timedelta | None, attempt: int
 ) -> None:
-    policy = DEFAULTS.over(StepConfig(Retries(delay=delay, backoff=backoff, max_delay=max_delay)))
+    policy = DEFAULTS.override_with(StepConfig(Retries(delay=delay, backoff=backoff, max_delay=max_delay)))
     longest = YEAR if max_delay is None else max_delay
     now, later = policy.delay_after(attempt), policy.delay_after(attempt + 1)
     assert min(delay, longest) <= now <= later <= longest
@@ -143,7 +143,7 @@ def test_a_delay_never_overflows_shrinks_or_exceeds_its_cap(
 def test_a_delay_is_exact_as_long_as_it_is_not_capped(delay: timedelta, attempt: int) -> None:
     factors = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}
     for backoff, factor in factors.items():
-        policy = DEFAULTS.over(StepConfig(Retries(delay=delay, backoff=backoff)))  # type: ignore[arg-type]
+        policy = DEFAULTS.override_with(StepConfig(Retries(delay=delay, backoff=backoff)))  # type: ignore[arg-type]
         assert policy.delay_after(attempt) == min(delay * factor, YEAR)
 
 
@@ -167,7 +167,7 @@ configs = st.builds(
 def test_each_field_comes_from_the_topmost_config_that_gives_it(layers: list[StepConfig]) -> None:
     policy = DEFAULTS
     for config in layers:
-        policy = policy.over(config)
+        policy = policy.override_with(config)
     for name in ("limit", "delay", "backoff", "max_delay", "timeout", "repeat"):
         said = [
             getattr(holder, name)

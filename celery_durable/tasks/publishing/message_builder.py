@@ -97,7 +97,7 @@ class MessageBuilder:
         if reference_to_step is None:
             return {}
         queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue
-        reference = reference_to_step.published_from(queue).to_json()
+        reference = reference_to_step.with_queue(queue).to_json()
         options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
         done, failed = (
             self._app.signature(name, args=(reference,), options=options) for name in self._answer_task_names

@@ -13,18 +13,18 @@ from starlette.responses import Response
 
 from celery_durable.app import Durable
 from celery_durable.http import requests, responses, timeouts
-from celery_durable.http.access import Permission, needs
+from celery_durable.http.access import Permission, requires
 from celery_durable.http.problems import NotReady
-from celery_durable.http.reading import answer
+from celery_durable.http.reading import json_response
 from celery_durable.store import migrate
 
 logger = logging.getLogger("celery_durable.http")
 
-_TICKS = 4
+_MAX_CONCURRENT_TICKS = 4
 """Ticks that run at the same time; others wait. On threads of their own: a body may take as long as it likes."""
 
 
-class Running:
+class ProcessRoutes:
     """The endpoints."""
 
     def __init__(self, durable: Durable) -> None:
@@ -32,9 +32,9 @@ class Running:
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_TICKS, thread_name_prefix="durable-tick")
+        return ThreadPoolExecutor(_MAX_CONCURRENT_TICKS, thread_name_prefix="durable-tick")
 
-    @needs(Permission.TICK)
+    @requires(Permission.TICK)
     async def tick(self, body: Annotated[requests.TickRequest | None, Body()] = None) -> Response:
         """Advance what is due, in the serving process.
 
@@ -44,17 +44,17 @@ class Running:
         asked = body or requests.TickRequest()
         work = functools.partial(self._durable.tick, max_instances=asked.max_instances, max_steps=asked.max_steps)
         processed = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return answer(responses.Ticked(processed=processed))
+        return json_response(responses.Ticked(processed=processed))
 
-    @needs(Permission.HEALTH)
+    @requires(Permission.HEALTH)
     async def healthz(self) -> Response:
         """Whether the process lives.
 
         Asks nobody else.
         """
-        return answer(responses.Healthy(status="ok"))
+        return json_response(responses.Healthy(status="ok"))
 
-    @needs(Permission.HEALTH)
+    @requires(Permission.HEALTH)
     async def readyz(self) -> Response:
         """Whether the database answers and has been migrated."""
         try:
@@ -62,4 +62,4 @@ class Running:
         except Exception as exc:
             logger.warning("Not ready: %s", exc)
             raise NotReady from exc
-        return answer(responses.Healthy(status="ok"))
+        return json_response(responses.Healthy(status="ok"))

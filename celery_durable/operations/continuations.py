@@ -28,55 +28,57 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
     raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, ancestry.closest_names(key, names))
 
 
-def seed_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
+def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
     """Return the continuation of a run that continues before this step; raises StepNotFound, ValueRefused."""
     step = find_step(row, source.steps, key)
     if row.kind is Kind.LINEAR:
-        return _linear_before(row, source, step)
+        return _build_linear_before(row, source, step)
     kept = ancestry.kept_before(source.steps, step)
-    return _seed(row, kept, step.step_key, source.ancestry.until(ancestry.last_seq(kept)))
+    return _build_continuation(row, kept, step.step_key, source.ancestry.until(ancestry.last_seq(kept)))
 
 
-def seed_without_failure(row: InstanceRow, source: SourceRun) -> Continuation:
+def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
     """Return the continuation that retries the steps that ended this run. They keep their step keys."""
     if row.kind is Kind.LINEAR:
-        return _linear_from_failure(row, source)
+        return _build_linear_from_failure(row, source)
     kept = ancestry.kept_for_retry(source.steps, source.failure)
     if source.failure is None:
-        return _seed(row, kept, None, source.ancestry.until(ancestry.last_seq(kept)))
+        return _build_continuation(row, kept, None, source.ancestry.until(ancestry.last_seq(kept)))
     keys = source.failure.keys
-    continuation = _seed(row, kept, keys[0], source.ancestry.until(source.failure.seq, retried=keys))
+    continuation = _build_continuation(row, kept, keys[0], source.ancestry.until(source.failure.seq, retried=keys))
     return dataclasses.replace(continuation, retried=tuple(keys))
 
 
-def seed_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
-    """Return a continuation as `seed_without_failure` does, with a copy of ``step``.
+def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
+    """Return a continuation as `build_continuation_from_failure` does, with a copy of ``step``.
 
     The step failed and is completed by hand in the new run.
     """
-    continuation = seed_without_failure(row, source)
+    continuation = build_continuation_from_failure(row, source)
     if row.kind is not Kind.LINEAR:
         return dataclasses.replace(
             continuation, retried=tuple(each for each in continuation.retried if each != step.step_key)
         )
     return dataclasses.replace(
-        continuation, keys=(*continuation.keys, step.step_key), resumed=(), planned=_planned(source, step.seq + 1)
+        continuation, keys=(*continuation.keys, step.step_key), resumed=(), planned=_plan_steps(source, step.seq + 1)
     )
 
 
-def ended_by(row: InstanceRow, source: SourceRun, step: StepRow) -> bool:
+def has_ended_run(row: InstanceRow, source: SourceRun, step: StepRow) -> bool:
     """Whether the step is one of those that ended its errored run."""
     if row.kind is Kind.LINEAR:
         return step.status is StepStatus.DEAD
     return step.status is StepStatus.ERRORED and source.failure is not None and step.step_key in source.failure.keys
 
 
-def stands_at(steps: Iterable[StepRow]) -> StepRow | None:
+def find_current_step(steps: Iterable[StepRow]) -> StepRow | None:
     """Return the current step of a linear run: the first that is not done. None means that all are done."""
     return next((step for step in steps if step.status is not StepStatus.DONE), None)
 
 
-def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry) -> Continuation:
+def _build_continuation(
+    row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry
+) -> Continuation:
     origin = Origin(row.instance_id, row.run_number, key)
     return Continuation(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)
 
@@ -84,55 +86,60 @@ def _seed(row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors:
 # --- linear runs --------------------------------------------------------------------------------
 
 
-def _linear_before(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
+def _build_linear_before(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
     """Seed in which the step and all later steps start as if never called."""
-    standing = stands_at(source.steps)
-    if standing is not None and standing.seq < step.seq:
+    current = find_current_step(source.steps)
+    if current is not None and current.seq < step.seq:
         raise ValueRefused(
             f"Step {step.name!r} of run {row.run_number} of instance {row.instance_id!r} of workflow {row.workflow!r} "
-            f"has not had its turn: the run stands at step {standing.name!r}. Name that one, or one before it."
+            f"has not had its turn: the run stands at step {current.name!r}. Name that one, or one before it."
         )
-    continuation = _linear(row, source, step.seq, key=step.step_key)
-    return dataclasses.replace(continuation, planned=_planned(source, step.seq))
+    continuation = _build_linear(row, source, step.seq, key=step.step_key)
+    return dataclasses.replace(continuation, planned=_plan_steps(source, step.seq))
 
 
-def _linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
+def _build_linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
     """Seed in which the failed step continues as last called, with fresh attempts. Its committed effects are kept.
 
     A step that waited waits on until its deadline. If that has passed, its handler gets the timeout again.
     """
-    step = stands_at(source.steps)
+    step = find_current_step(source.steps)
     if step is None:
-        return _linear(row, source, len(source.steps), key=None)
-    continuation = _linear(row, source, step.seq, key=step.step_key, retried=[step.step_key])
+        return _build_linear(row, source, len(source.steps), key=None)
+    continuation = _build_linear(row, source, step.seq, key=step.step_key, retried=[step.step_key])
     resumed = dataclasses.replace(
-        _as_planned(step, StepStatus.READY if step.wait_event_type is None else StepStatus.LINEAR_WAITING),
+        _reset_step(step, StepStatus.READY if step.wait_event_type is None else StepStatus.LINEAR_WAITING),
         wake_at=step.wake_at,
         wait_event_type=step.wait_event_type,
         event_seq=step.event_seq,
     )
-    return dataclasses.replace(continuation, resumed=(resumed,), planned=_planned(source, step.seq + 1, is_turn=False))
+    return dataclasses.replace(
+        continuation, resumed=(resumed,), planned=_plan_steps(source, step.seq + 1, is_first_ready=False)
+    )
 
 
-def _linear(
+def _build_linear(
     row: InstanceRow, source: SourceRun, seq: int, *, key: str | None, retried: Sequence[str] = ()
 ) -> Continuation:
     kept = [step for step in source.steps if step.seq < seq]
-    continuation = _seed(row, kept, key, source.ancestry.until(0, retried=retried))
+    continuation = _build_continuation(row, kept, key, source.ancestry.until(0, retried=retried))
     return dataclasses.replace(continuation, plan=RunPlan(Kind.LINEAR, version=source.version))
 
 
-def _planned(source: SourceRun, seq: int, *, is_turn: bool = True) -> tuple[StepRow, ...]:
-    """Return the rows from ``seq`` on as they were when their run started. With ``is_turn`` the first is ready."""
-    first = StepStatus.READY if is_turn else StepStatus.LINEAR_PENDING
+def _plan_steps(source: SourceRun, seq: int, *, is_first_ready: bool = True) -> tuple[StepRow, ...]:
+    """Return the rows from ``seq`` on as they were when their run started.
+
+    With ``is_first_ready`` the first of them is READY, otherwise all are PENDING.
+    """
+    first = StepStatus.READY if is_first_ready else StepStatus.LINEAR_PENDING
     return tuple(
-        _as_planned(step, first if step.seq == seq else StepStatus.LINEAR_PENDING)
+        _reset_step(step, first if step.seq == seq else StepStatus.LINEAR_PENDING)
         for step in source.steps
         if step.seq >= seq
     )
 
 
-def _as_planned(step: StepRow, status: StepStatus) -> StepRow:
+def _reset_step(step: StepRow, status: StepStatus) -> StepRow:
     return StepRow(
         step.step_key, step.seq, step.name, step.type, status, max_attempts=step.max_attempts, timeout=step.timeout
     )

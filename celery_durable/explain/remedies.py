@@ -37,7 +37,7 @@ _REMEDIES = (
 )
 
 
-def remedy(error: str) -> str:
+def find_remedy(error: str) -> str:
     """One sentence; for words that are not known, where to look."""
     for words, sentence in _REMEDIES:
         if re.search(words, error):

@@ -10,10 +10,10 @@ from typing import Any
 from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
 from celery_durable.model import Heartbeat, InstanceRow, StepRecord, format_duration, iso
 
-_LONGEST_MESSAGE = 300
+_MAX_MESSAGE_LENGTH = 300
 
 
-def said(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) -> Diagnosis:
+def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) -> Diagnosis:
     """A diagnosis, with what is known in any case."""
     row, now = facts.instance, facts.now
     known = {
@@ -23,16 +23,16 @@ def said(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) ->
         "run_number": row.run_number,
         "status": str(row.status),
         "queue": row.queue,
-        "run_at": maybe_iso(row.run_at),
-        "poll_at": maybe_iso(row.poll_at),
+        "run_at": iso_or_none(row.run_at),
+        "poll_at": iso_or_none(row.poll_at),
         "dispatches": row.dispatches,
-        "sent_at": maybe_iso(row.sent_at),
+        "sent_at": iso_or_none(row.sent_at),
         "crash_count": row.crash_count,
         "pause_requested": row.pause_requested,
         "claimed_by": row.claimed_by,
-        "lease_until": maybe_iso(row.lease_until),
+        "lease_until": iso_or_none(row.lease_until),
         "last_step": None if facts.last_step is None else facts.last_step.name,
-        "last_sweep": maybe_iso(last_sweep(facts)),
+        "last_sweep": iso_or_none(last_sweep(facts)),
         "workers": sorted({beat.node for beat in facts.heartbeats if beat.kind == "worker" and beat.is_live(now)}),
     }
     if facts.parent is not None:
@@ -45,76 +45,76 @@ def last_sweep(facts: Facts) -> datetime | None:
     return max((beat.swept_at for beat in facts.heartbeats if beat.swept_at is not None), default=None)
 
 
-def do(row: InstanceRow, verb: str, rest: str = "") -> str:
+def instance_command(row: InstanceRow, verb: str, rest: str = "") -> str:
     """The command that does this to the instance."""
     target = f"{shlex.quote(row.workflow)} {shlex.quote(row.instance_id)}"
     return f"celery -A {YOUR_APP} durable {verb} {target} {rest}".rstrip()
 
 
-def doctor() -> str:
+def doctor_command() -> str:
     """The command that looks at the installation."""
     return f"celery -A {YOUR_APP} durable doctor"
 
 
-def start_beat() -> tuple[str, ...]:
+def start_beat_command() -> tuple[str, ...]:
     """The command that starts a dispatcher."""
     return (f"celery -A {YOUR_APP} beat",)
 
 
-def start_worker(facts: Facts, consumers: list[Heartbeat]) -> tuple[str, ...]:
+def start_worker_command(facts: Facts, consumers: list[Heartbeat]) -> tuple[str, ...]:
     """The command that starts a worker of its queue, where there is none."""
     return () if consumers else (f"celery -A {YOUR_APP} worker -Q {shlex.quote(facts.instance.queue)}",)
 
 
-def ended(facts: Facts) -> str:
+def format_end(facts: Facts) -> str:
     """How long ago the run ended, if that is known."""
     at = facts.run.completed_at
-    return "" if at is None else f" {ago(facts, at)} ago"
+    return "" if at is None else f" {format_age(facts, at)} ago"
 
 
-def ago(facts: Facts, since: datetime) -> str:
+def format_age(facts: Facts, since: datetime) -> str:
     """How long it has been, roughly."""
     return format_duration(facts.now - since, units=1)
 
 
-def when(facts: Facts, at: datetime | None) -> str:
+def format_remaining(facts: Facts, at: datetime | None) -> str:
     """How long it will be."""
     if at is None or at <= facts.now:
         return "now"
     return f"in {format_duration(at - facts.now)}"
 
 
-def maybe_iso(at: datetime | None) -> str | None:
+def iso_or_none(at: datetime | None) -> str | None:
     """A time for JSON."""
     return None if at is None else iso(at)
 
 
-def short(message: str | None) -> str:
+def shorten(message: str | None) -> str:
     """An error's message, cut where it is too long for a sentence."""
     text = message or ""
-    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 3] + "..."
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[: _MAX_MESSAGE_LENGTH - 3] + "..."
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """A name in a sentence."""
     return f'"{name}"'
 
 
-def n_of_m(step: StepRecord) -> str:
+def format_attempt_count(step: StepRecord) -> str:
     """``2/6``, or ``2`` where there is no limit."""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
-def attempts(step: StepRecord) -> str:
+def count_attempts(step: StepRecord) -> str:
     """How often a step was tried."""
     return "1 attempt" if step.attempts == 1 else f"{step.attempts} attempts"
 
 
-def times(count: int) -> str:
+def count_times(count: int) -> str:
     """How often."""
     return "once" if count == 1 else f"{count} times"
 
 
-def crashes(count: int) -> str:
+def count_worker_deaths(count: int) -> str:
     """How many workers died."""
     return "1 worker died" if count == 1 else f"{count} workers died"

@@ -28,7 +28,7 @@ class Followers:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._count = limit, 0
-        self._looks: dict[tuple[object, ...], tuple[float, asyncio.Task[VersionedInstance]]] = {}
+        self._shared_reads: dict[tuple[object, ...], tuple[float, asyncio.Task[VersionedInstance]]] = {}
 
     def enter(self) -> None:
         """Count one; raises TooManyStreams. `leave` must follow."""
@@ -49,7 +49,7 @@ class Followers:
         finally:
             self.leave()
 
-    async def look(
+    async def read_shared(
         self, operations: Operations, workflow: str, instance_id: str, *, within: float
     ) -> VersionedInstance:
         """How an instance stands, as one look saw it that began within the last seconds; raises InstanceNotFound.
@@ -58,20 +58,20 @@ class Followers:
         """
         loop = asyncio.get_running_loop()
         key = (loop, operations.scope_text, workflow, instance_id)
-        began, shared = self._looks.get(key, (0.0, None))
-        if shared is None or steady() - began > within:
+        started_at, shared = self._shared_reads.get(key, (0.0, None))
+        if shared is None or steady() - started_at > within:
             # In no client's context: the look outlives a client that breaks off.
-            look = timeouts.look(operations.look, workflow, instance_id)
-            shared = loop.create_task(look, context=contextvars.Context())
-            self._looks[key] = (steady(), shared)
+            read = timeouts.run_read(operations.read_with_tag, workflow, instance_id)
+            shared = loop.create_task(read, context=contextvars.Context())
+            self._shared_reads[key] = (steady(), shared)
             loop.call_later(_FORGET_SECONDS, self._forget, key, shared)
         return await asyncio.shield(shared)
 
     def _forget(self, key: tuple[object, ...], shared: asyncio.Task[VersionedInstance]) -> None:
         if shared.done() and not shared.cancelled():
             shared.exception()  # seen: if every client has gone meanwhile, nobody else retrieves it
-        if self._looks.get(key, (0.0, None))[1] is shared:
-            del self._looks[key]
+        if self._shared_reads.get(key, (0.0, None))[1] is shared:
+            del self._shared_reads[key]
 
 
 _FORGET_SECONDS = 2.0
