@@ -35,9 +35,9 @@ def _waiting_parent(s: Store) -> Any:
 
 
 def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
-    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
+    """Return primary key, workflow and id of the instance whose step waits for this child, or an empty list.
 
-    A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
+    A step starts to wait in the commit that creates the child. A finished step never waits again.
     """
     row = None if parent is None else _find_waiting_step(tx, parent)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
@@ -49,7 +49,7 @@ def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWait:
-    """A locked instance, and the event type for which its step waits."""
+    """A locked instance, and the event type that its step waits for."""
 
     row: InstanceRow
     event_type: str

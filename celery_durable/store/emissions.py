@@ -1,8 +1,8 @@
-"""Emissions to topics: an emission is a row that exists until its last waiter has the payload.
+"""Emissions to topics: an emission is a row that exists until every waiting step has its event.
 
 Each batch is one transaction. It locks the emission's row, then the rows of its instances in ascending key order, and
 only then reads which waits are open (LAW 2b). Each open wait gets its own event and stops being a waiter. The
-emission's position moves past the batch in the same transaction. If a process dies between batches, another continues
+emission's cursor moves past the batch in the same transaction. If a process dies between batches, another one continues
 and delivers nothing twice.
 """
 
@@ -25,15 +25,17 @@ from celery_durable.store.instances import RESUMING
 BATCH = 256
 """Instances per transaction."""
 
-# An emission id cannot contain this character. One run with several waits on a topic gets several events.
+# Separates the id of an emission from a number, if one run has several waits on the topic and gets several events.
+# An emission id cannot contain this character.
 _COPY_SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class EmissionProgress:
-    """The progress of an emission: ``resumed`` waits in all, and ``due_runs`` that this batch made due.
+    """The progress of an emission. ``resumed`` counts the waits that have an event, in all batches.
 
-    ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
+    ``due_runs`` are the runs that this batch made due. ``received`` lists the runs that got an event in this batch,
+    each with the topic and the event's id.
     """
 
     resumed: int
@@ -91,10 +93,10 @@ def _delete_emission(s: Store) -> Any:
 
 
 def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta, scope: Scope | None = None) -> bool:
-    """Store an emission for the waits that are open now. Returns False if there are none, and writes nothing.
+    """Store an emission for the waits that are open now. If there are none, writes nothing and returns False.
 
-    If an emission with this id is under way, it continues. Raises EmissionMismatch if its topic or payload differs.
-    If no process advances it for ``lease``, the sweep does.
+    If an unfinished emission with this id exists, returns True, and the caller continues it. Raises EmissionMismatch if
+    its topic or payload differs. If no process advances it for ``lease``, the sweep does.
     """
     last = tx.run(_find_last_waiter, topic=topic).scalar()
     if last is not None:
@@ -117,12 +119,15 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
 
 
 def read_progress(tx: Tx, emission_id: str) -> EmissionProgress | None:
-    """Return the progress of an emission, or None if it is over. The lock waits until a commit in doubt is decided."""
+    """Return the progress of an emission, or None if it has ended.
+
+    The query locks the row, so it waits until a commit in doubt has succeeded or failed.
+    """
     row = tx.run(_lock_emission, id=emission_id).first()
     return None if row is None else EmissionProgress(row.resumed, row.after_pk, is_over=False)
 
 
-# --- handing out --------------------------------------------------------------------------------
+# --- deliver ------------------------------------------------------------------------------------
 
 
 @statement
@@ -138,7 +143,10 @@ def _select_next_waiters(s: Store) -> Any:
 
 
 def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> EmissionProgress | None:
-    """Deliver one batch. Returns None if the emission is over. The sweep checks runs made due only after ``grace``."""
+    """Deliver one batch. Returns None if the emission has ended.
+
+    The caller publishes the runs that became due. The sweep publishes them after ``grace`` if the caller has not.
+    """
     emission = tx.run(_lock_emission, id=emission_id).first()
     if emission is None:
         return None
@@ -153,7 +161,7 @@ def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelt
 
 
 def _read_batch(tx: Tx, emission: Any) -> list[int]:
-    """Return the keys of the next instances. Instances outside the emitter's scope are passed over."""
+    """Return the keys of the next instances. Instances outside the emitter's scope are skipped."""
     if emission.scope is None:
         found = tx.run(
             _select_next_waiters, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH
@@ -186,7 +194,7 @@ def _deliver(
         owner = owners.get(wait.instance_pk)
         if owner is None or not _is_open(wait, owner, emission.topic):
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
-        elif wait.had is None:  # else this run received it before, under the same id
+        elif wait.had is None:  # otherwise, the run has received an emission with this id before
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
             event_counts[owner.id] += 1
             events.append(_build_event(wait, owner, emission, number=event_counts[owner.id]))
@@ -198,7 +206,7 @@ def _deliver(
         "status": Status.ACTIVE.value,
         "run_at": now,
         "poll_at": now + duration_us(grace),
-        # Without a grace, only the sweep sends it.
+        # Without a grace, the caller publishes nothing, and the sweep does.
         "sent_at": now if grace else None,
         "dispatches": 0,
         "wake": Wake.WAKE.value,
@@ -242,7 +250,11 @@ def _is_open(wait: Any, owner: Any, topic: str) -> bool:
 
 
 def _needs_wake(owner: Any) -> bool:
-    """Whether the instance must be woken. A worker checks for events itself when it releases, and so does a resume."""
+    """Whether this transaction must make the instance due.
+
+    A worker that holds the instance checks for events when it releases it. A paused instance is checked when it is
+    resumed.
+    """
     return owner.claim_token is None and Status(owner.status) is Status.WAITING
 
 
@@ -253,7 +265,10 @@ def _insert_event(s: Store) -> Any:
 
 
 def _build_event(wait: Any, owner: Any, emission: Any, *, number: int) -> dict[str, Any]:
-    """Build an event for this wait alone. Its order is the instance's version, which the lock keeps from changing."""
+    """Build an event that only this wait consumes. ``number`` counts the events of this batch for the instance.
+
+    ``seq`` comes from the instance's version, which cannot change while its row is locked.
+    """
     return {
         "instance_pk": owner.id,
         "run_number": owner.run_number,

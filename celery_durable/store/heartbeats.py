@@ -1,7 +1,8 @@
 """Heartbeats: one row per process that sweeps or works, renewed every ten seconds.
 
-They explain to an operator why nothing moves. Only the search for lost tasks (`inventories`) bases decisions on them.
-They are written without locks and at best effort.
+They show an operator which processes live and what prevents them from working. Only the search for lost tasks
+(`inventories`) bases decisions on them. They are written without locks. A failed write is not retried; the next
+heartbeat replaces it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inventories: which workers are alive and which tasks they hold, in their heartbeat rows.
 
-One process at a time searches for lost tasks. It starts an inventory by writing a number into its row. Every worker
-answers in its own row, with the number and the ids of the tasks that it holds.
+An inventory is one round of questions to all workers. The one process that searches for lost tasks starts it: it writes
+a number into its row. Every worker answers in its own row, with that number and the ids of the tasks that it holds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from celery_durable.model import from_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RENEW_INTERVAL = timedelta(seconds=2)
-"""How often a worker renews its row and checks for an inventory."""
+"""How often a worker renews its row and checks for a new inventory."""
 SILENT_AFTER = timedelta(seconds=10)
 """A worker that is silent for this time counts as dead."""
 REPLACED_AFTER = timedelta(seconds=3)
-"""The same if another process has started since then under the same node name."""
+"""The same for a worker whose node name a newer process uses."""
 
 
 @statement
@@ -47,7 +47,10 @@ def renew_worker(tx: Tx, id_: str) -> int:
 
 
 def record_received_markers(tx: Tx, id_: str, markers: Sequence[str]) -> None:
-    """Record the markers that a worker has received."""
+    """Record the ids of the markers that a worker has received.
+
+    A marker is a message that the search sends to a queue. If it is received, earlier messages have left the queue.
+    """
     h = tx.t.heartbeat
     tx.execute(sa.update(h).where(h.c.id == id_).values(passed_markers=json.dumps(list(markers))))
 
@@ -104,7 +107,7 @@ class Peer:
 
 
 def register_searcher(tx: Tx, id_: str) -> list[Peer]:
-    """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
+    """Register the process with this row as one that can search for lost tasks. Returns all processes."""
     tx.run(_register_searcher, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)

@@ -1,8 +1,12 @@
-"""The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
+"""The items of map steps.
 
-The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
-answered or a pass decides on it. Every change of an item except a loss happens under the lock of the instance's row,
-see `task_answers`. A loss (``losses`` counts up) locks the item's row alone. So a pass locks the items it decides on.
+An item is pending (not sent yet), sent (unanswered), failed (the next pass decides on a retry), done, or dead (failed
+for good).
+
+A task step has one item as well, at position 0. Its row exists while its attempt is unanswered.
+
+Every change of an item except a loss happens under the lock of the instance's row (see `task_answers`). The report of
+a lost message locks only the item's row. So a pass also locks the rows of the items that it decides on.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ _OPEN = [status.value for status in OPEN_ITEMS]
 class RemoteStep:
     """A map or task step of a run.
 
-    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
+    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be unanswered; None means no
+    limit.
     """
 
     workflow: str
@@ -94,9 +99,9 @@ def _insert(s: Store) -> Any:
 
 
 def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
-    """Insert all items of a map that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
+    """Insert all items of a map step that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
 
-    A retried run finds its items already inserted. It keeps them and their results, unless the bodies have changed.
+    If a retried run has copied items, they are kept with their results. If any task has changed, all are replaced.
     """
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
@@ -166,7 +171,10 @@ _MAX_INTEGER = 2**31 - 1
 
 
 def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[OutboxMessage]:
-    """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
+    """Mark up to ``limit`` ready items as sent, each with a new attempt. Returns their messages.
+
+    The caller stores the messages in the outbox, in the same transaction.
+    """
     limit = _MAX_INTEGER if limit is None else max(limit, 0)
     found = tx.run(_select_ready, **step.where, limit=limit).all() if limit else []
     messages, marks = [], []
@@ -201,7 +209,7 @@ def _attempt_values(
 def mark_task_as_sent(
     tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime
 ) -> OutboxMessage:
-    """Record that this attempt of a task step is out. Returns its message, for the outbox.
+    """Record that this attempt of a task step is sent. Returns its message, which the caller stores in the outbox.
 
     ``body`` comes from `values.encode_step_task`.
     """
@@ -218,7 +226,7 @@ def mark_task_as_sent(
 
 
 def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
-    """Delete the item of a task step, which does not wait for its attempt any more."""
+    """Delete the item of a task step that no longer waits for its attempt."""
     tx.run(_delete_task_item, pk=pk, run=run_number, key=step_key)
 
 
@@ -241,7 +249,7 @@ def _update_parameters(
     return step.where | {"nth": place} | new
 
 
-# --- judge, in a pass ---------------------------------------------------------------------------
+# --- decide on failures, in a pass --------------------------------------------------------------
 
 
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
@@ -258,8 +266,8 @@ def _select_any_failed(s: Store) -> Any:
 def _select_failed_items(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.place, item.status, item.attempts, item.answer)
-    # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
-    # committed.
+    # The rows are locked because the report of a loss does not lock the instance. Once locked, they include every
+    # committed report, and no report can change them until the pass commits its decisions.
     return (
         sa.select(*columns)
         .where(*step_conditions(s), _has_failed_or_timed_out(s))
@@ -273,7 +281,8 @@ def _count_by_status(s: Store) -> Any:
     item = s.tables.item.c
     is_timer = sa.or_(
         _has_status(s, ItemStatus.SENT),
-        # A pending item that is due already waits for room, which only an answer makes.
+        # A pending item that is due already waits until fewer items are unanswered. The answer that frees a slot
+        # sends it, so no timer is needed.
         sa.and_(_has_status(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
     )
     first = sa.func.min(sa.case((is_timer, item.due_at)))
@@ -283,7 +292,7 @@ def _count_by_status(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MapState:
-    """How many items of a map are out, and how many are open in all.
+    """How many items of a map are unanswered (``sent``), and how many have not ended (``open``).
 
     ``next_at`` is when the map needs a pass even without an answer; None means never.
     """
@@ -368,12 +377,12 @@ def _select_any_open(s: Store) -> Any:
 
 
 def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
-    """Return whether no item of a map is out or still to be sent."""
+    """Return whether all items of a map have ended: each is done or dead."""
     return tx.run(_select_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
 def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
-    """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
+    """Return for each item its answer as JSON text and its number of attempts, in the order of the items."""
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.place))

@@ -1,8 +1,8 @@
-"""Lost tasks: which tasks are out, and what happens if a worker, a machine or a queue loses one.
+"""Lost tasks: find unanswered Celery tasks, and send a task again if a worker or a broker has lost its message.
 
-A lost task is sent again under the same task id and attempt, with the next delivery number. A report of a loss names
-the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss
-locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
+A lost task is sent again under the same task id and attempt, with the next delivery number. The report of a loss names
+the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A report
+locks the item's row, not the instance's row. If an answer arrives at the same time, the first write wins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WAIT: OnLost = "wait"
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task that is out according to the database. ``sent_us`` is when its newest message was sent."""
+    """An unanswered task. ``sent_us`` is when its newest message was sent."""
 
     reference: TaskReference
     pk: int
@@ -60,25 +60,26 @@ class SentTask:
         return (self.pk, self.reference.ref.run_number, self.step_key, self.place)
 
 
-# --- what is out --------------------------------------------------------------------------------
+# --- find unanswered tasks ----------------------------------------------------------------------
 
 
 SentCursor = tuple[int, int, int, str, int]
-"""The end of a page of tasks: when the last task was sent, and its key."""
+"""The last task of a page: when it was sent, then instance, run number, step key and position."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentPage:
-    """One page of tasks that are out. ``next`` is where the next page starts, or None after the last."""
+    """One page of unanswered tasks. ``next`` is the cursor of the next page, or None after the last."""
 
     tasks: Sequence[SentTask]
     next: SentCursor | None
 
 
 def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -> SentPage:
-    """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
+    """Return unanswered tasks whose newest message was sent at least ``age`` ago, oldest first.
 
-    ``limit`` also counts rows of runs that have ended, whose rows never change. They are left out of the page.
+    Tasks of a step with ``on_lost="wait"`` are left out: the search does not apply to them. A run that has ended may
+    leave rows of sent items. ``limit`` counts them, but the page does not contain them.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
     key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.place)
@@ -131,7 +132,7 @@ def _item_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
 
 
 def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
-    """Return the tasks whose message has left the outbox. A message that is still there is not lost."""
+    """Return the tasks without those whose message is still in the outbox: such a message is not lost."""
     left: list[SentTask] = []
     for start in range(0, len(tasks), _CHUNK):
         part = tasks[start : start + _CHUNK]
@@ -152,7 +153,7 @@ def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, 
     return found
 
 
-# --- what is lost -------------------------------------------------------------------------------
+# --- report a loss ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,8 @@ def report_loss(
     Returns None if there is nothing to do: the attempt has ended, another delivery is under way, or the step says
     ``on_lost="wait"`` and the reporter did not see the task die.
 
-    ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
-    retry) is not lost. None means that the reporter saw the task die. After ``limit`` losses a task is given up.
+    ``sent_us`` is when the message was sent, as the reporter read it. If the task has retried itself since then, it is
+    not lost. None means that the reporter saw the worker lose the task. After ``limit`` losses a task is given up.
     """
     row = _find_attempt(tx, reference)
     if row is None or row.losses != reference.delivery or sent_us not in (None, row.sent_at):
@@ -266,18 +267,18 @@ def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
 
 
 def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
-    """Record that the task has sent itself again (a retry).
+    """Record that the task has sent its own message again by a Celery retry.
 
-    A search that started earlier does not apply to this message. ``sent_in`` is the countdown of the retry: the
+    A search that started earlier does not apply to the new message. ``sent_in`` is the countdown of the retry: the
     broker may hold the message until then.
     """
     _update_sent_at(tx, reference, tx.store.clock() + duration_us(sent_in))
 
 
 def record_replacement(tx: Tx, reference: TaskReference) -> None:
-    """Record that other tasks do the work now (`Task.replace`).
+    """Record that the task has replaced itself with other tasks (`Task.replace`).
 
-    Their messages need not name the step, so the task is not searched for any more.
+    Their messages need not name the step, so the search for lost tasks ignores this task from now on.
     """
     _update_sent_at(tx, reference, None)
 

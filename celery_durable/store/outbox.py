@@ -1,8 +1,9 @@
 """The outbox: messages to send after the transaction that wrote them has committed.
 
-A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So
-the table holds only what is under way. ``run_at`` is when an event may be delivered next. ``poll_at`` is when a sweep
-processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an operator.
+A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So the
+table holds only unsent messages and undelivered events. ``run_at`` is when an event may be delivered next. ``poll_at``
+is when a sweep processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an
+operator.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def insert(
 ) -> None:
     """Store messages to be sent after ``tx`` commits. ``pk``, ``run_number`` and ``step_key`` name their sender.
 
-    The caller sends them after its commit (`tasks.outbox.Outbox.post`). A sweep sends those that are lost on the way
-    after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
+    The caller sends them after its commit (`tasks.outbox.Outbox.post`). If the caller dies before it sends them, a
+    sweep sends them after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
     """
     grace += len(messages) // 100 * _EXTRA_GRACE_PER_HUNDRED
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
@@ -78,10 +79,10 @@ def _reschedule(s: Store) -> Any:
 
 
 def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
-    """Return messages to send, or to send again. Any number of sweeps may call this at once.
+    """Return due messages and postpone their rows. Any number of sweeps may call this at once.
 
-    Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
-    between has only delayed it.
+    Each row is postponed by its age, within the limits of ``redispatch``. So the pause doubles with every try. The row
+    is deleted after the message is sent. If the sweep dies before that, the message is only late.
     """
     rows = tx.run(_select_due, limit=limit).all()
     moves = []
@@ -94,7 +95,7 @@ def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessag
 
 
 def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> None:
-    """Let the sweep offer these messages again after ``delay``: the broker took none of them."""
+    """Postpone these messages by ``delay``: the broker has accepted none of them."""
     o = tx.t.outbox
     wanted = (o.c.id.in_([each.id for each in messages]), o.c.poll_at.is_not(None))
     tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + duration_us(delay)))
@@ -117,7 +118,7 @@ def delete(tx: Tx, ids: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An outbound event that one worker delivers. The worker holds it as long as the row names ``token``."""
+    """A delivery of an outbound event by one worker. It is valid as long as the event's row contains ``token``."""
 
     id: str
     token: str
@@ -132,7 +133,7 @@ class Delivery:
 def begin_delivery(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
     """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
 
-    If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
+    The attempt counts at once, even if the worker dies. The event is due again when the ``lease`` ends.
     """
     o, now = tx.t.outbox, tx.store.clock()
     until = now + duration_us(lease)
@@ -178,7 +179,7 @@ def release_delivery(
 ) -> None:
     """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
 
-    ``counts=False`` means that this was not an attempt.
+    ``counts=False`` means that the delivery does not count as an attempt.
     """
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)

@@ -1,4 +1,4 @@
-"""Reads for operators across all instances: counts, due runs, leases and waits. Takes no locks."""
+"""Queries for operators across all instances: counts, due runs, claims and waits. They take no locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SOON = timedelta(minutes=1)
-"""A due run without a dispatch message under way is swept within this time, which is the longest rest of a queue."""
+"""A due run without a dispatch message is swept within this time, the longest pause of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, St
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """Count the runs that a worker should have claimed.
 
-    These are runs that are swept soon, and runs with a dispatch message under way.
+    These are unclaimed due runs that the sweep reaches soon, or whose dispatch message is sent.
     """
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
@@ -71,7 +71,7 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
 
 
 def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
-    """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
+    """Return claims in the order in which their leases end. Expired claims that no sweep has released are included.
 
     ``lease`` is the length of a lease. A claim's ``poll_at`` is no further ahead than that.
     """

@@ -1,8 +1,9 @@
 """The progress of each queue: when its newest claimed dispatch message was sent. All dispatchers share it.
 
 A dispatch message is claimed when a worker claims its run. Each worker writes at most every few seconds. Of many
-concurrent writes only one changes the row. Two generations are kept, so a reader always finds one that is `SLACK`
-old. A message that was sent earlier and claimed within the slack is not lost: a worker had only prefetched it.
+concurrent writes only one changes the row. The row keeps the newest and the previous value, so one of them is at
+least `SLACK` old. The newest value is not used before that: an older message may be claimed later than a newer one,
+because a worker has prefetched it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _advance(s: Store) -> Any:
     q = s.tables.queue
     now, sent = s.clock(), param("sent_us", sa.BigInteger)
     has_slack_passed = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
-    # After a fail-over the database's clock may be behind. Its time counts from then on.
+    # After a fail-over the database's clock may be behind. A time in the future is replaced at once.
     return (
         sa.update(q)
         .where(q.c.name == param("name"), sa.or_(has_slack_passed, q.c.noted_at > now))
@@ -44,7 +45,7 @@ def _advance(s: Store) -> Any:
 
 
 def insert(tx: Tx, name: str, *, sent_at: datetime) -> None:
-    """Insert a queue of which nothing is known yet."""
+    """Insert the row of a queue, if it has none."""
     tx.run(_insert, name=name, sent_us=to_us(sent_at))
 
 

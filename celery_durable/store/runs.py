@@ -1,7 +1,7 @@
-"""Runs: start a run, empty or with copies of the rows of another run.
+"""Runs: insert a run that starts empty, or that continues another run with copies of its rows.
 
-Everything happens under the lock of the instance whose rows are read, so a copy shows one moment of it (LAW 2b).
-Copies are verbatim, including times and commit ids. An event is copied as consumed only if its wait is copied too.
+The instance whose rows are copied is locked, so all copies come from one state (LAW 2b).
+Copies are exact, including times and commit ids. An event is copied as consumed only if its wait is copied too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
+    """What a new run takes over from another run: the steps ``keys``, and its events.
 
     ``version`` is the version of the other instance. A fork counts its own versions above it, so copied events keep
     their order. ``retried`` are steps to run again; a map among them keeps its finished items. ``plan`` is the kind
@@ -132,7 +132,7 @@ def insert(
 
 
 def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
-    """Return the steps of a new linear run. The first one is ready; the others wait for their turn."""
+    """Return the steps of a new linear run. The first is ready; each other step waits for the one before it."""
     return [
         StepRow(
             str(seq),
@@ -170,9 +170,10 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 
 def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy a continuation's steps and all events of its run into a new run.
+    """Copy the steps of the continued run, and its events, into a new run.
 
-    An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
+    An event stays consumed if the step that consumed it exists when the events are copied. So the steps that start
+    anew are inserted last.
     """
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, continuation.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
@@ -195,7 +196,7 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
 
 
 def copy_steps(tx: Tx, continuation: Continuation, keys: Sequence[str], *, pk: int, run_number: int) -> None:
-    """Copy some steps of a continuation's run into another run; maps with their items."""
+    """Copy some steps of the continued run into another run; map steps with their items."""
     for table in (tx.t.step, tx.t.item):
         _copy(tx, table, continuation, keys, pk=pk, run_number=run_number)
 
@@ -251,7 +252,7 @@ def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """The run to continue."""
+    """The run that a continuation is built from."""
 
     params: str
     ancestry: Ancestry

@@ -1,6 +1,6 @@
-"""The record of a run: load it, and commit step boundaries, events and logs under the guard.
+"""The steps, events and logs of a run: the runner loads them, and writes them in the commits of its steps.
 
-A boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
+A step commit is one transaction: first the user's own writes in the step, then the guard, then these rows (LAW 3).
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def from_us_or_none(us: int | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class StepWrite:
-    """A step row to write at a boundary.
+    """A step row to write in a step commit.
 
     ``replaces`` is the commit id of the row to overwrite, or None for a new row. ``ran_for`` is the time since the
-    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the boundary;
+    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the commit;
     ``wake_at`` is absolute.
     """
 
@@ -164,10 +164,10 @@ class StepWrite:
 
     @property
     def is_progress(self) -> bool:
-        """Whether this write is progress of the run.
+        """Whether this write proves that the run advances, which resets its crash count.
 
-        The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
-        expired lease.
+        The start of an attempt does not: the attempt may still kill its worker. Nor does the record of an expired
+        lease.
         """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
@@ -283,10 +283,10 @@ def _guard_and_update(s: Store) -> Any:
 
 
 def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
-    """Commit a boundary that writes one step row and nothing else.
+    """Run the guard and write one step row, in a step commit that writes nothing else.
 
-    If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
-    or if the row to overwrite has changed.
+    On a database that can combine writes, the guard and the row are one statement. Raises Superseded if the claim is
+    lost, or if the row to overwrite has changed.
     """
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
@@ -392,7 +392,7 @@ def _select_commit(s: Store) -> Any:
 
 
 def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
-    """Return the step row of a boundary whose commit was in doubt, or None if it was rolled back.
+    """Return the step row that a commit in doubt has written, or None if the commit was rolled back.
 
     Call `claims.is_held` first: its row lock waits until the commit is decided.
     """
@@ -437,7 +437,10 @@ def _select_oldest_event(s: Store) -> Any:
 
 
 def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
-    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
+    """Return the oldest unconsumed event of a type that was accepted by the deadline.
+
+    The deadline may have passed in the meantime.
+    """
     row = tx.run(
         _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
     ).first()
@@ -469,7 +472,7 @@ def _consume(s: Store) -> Any:
 
 
 def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent, *, key: str) -> None:
-    """Mark an event as consumed by a step. This is permanent."""
+    """Record that a step has consumed an event. No other step can consume it."""
     tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
 
 

@@ -1,15 +1,15 @@
 """Answers of Celery tasks to the steps and map items that wait for them.
 
-The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
-stays suspended. It wakes the instance when all items are finished, or when an item has failed that may be retried.
-The pass then decides what to do. All of this happens under the lock of the instance's row.
+The process that receives an answer writes it, under the lock of the instance's row. For a map, it also sends the next
+ready item; the instance stays suspended. It wakes the instance when all items have ended, or when an item has failed
+that may be retried. The next pass then decides what to do.
 
-Three things fence an answer:
+Three conditions protect against wrong and repeated answers:
 
 * The token is random and belongs to one attempt, so it cannot be guessed.
-* The item must be out, so an attempt is answered only once.
-* A failure counts only from the newest delivery. An older delivery may fail because the newer one does its work. A
-  success counts from any delivery.
+* The item must be unanswered, so an attempt is answered only once.
+* A failure counts only from the newest delivery of the message. An older delivery may fail just because the newer one
+  does the same work. A success counts from any delivery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from celery_durable.values import read_answer_error
 
 @dataclass(frozen=True, slots=True)
 class AnswerOutcome:
-    """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
+    """The result of an answer, accepted or not. The caller publishes ``due_runs`` and sends ``messages``."""
 
     result: AnswerResult
     due_runs: tuple[DueRun, ...] = ()
@@ -50,10 +50,10 @@ class AnswerOutcome:
 def accept_answer(
     tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
 ) -> AnswerOutcome:
-    """Accept the answer of a task to a locked instance, once.
+    """Check the answer of a task to a locked instance, and write it if the attempt is unanswered.
 
-    A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
-    sent.
+    An answer after the timeout counts until a pass has decided on the attempt. While the instance is paused, no further
+    item is sent.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
@@ -98,7 +98,7 @@ _MAX_INTEGER = 2**31 - 1
 def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Conditions on the delivery, checked in the statement that writes the row.
 
-    A report of a loss does not take the lock of the instance. So it may change ``losses`` after an earlier read.
+    The report of a loss does not lock the instance. So ``losses`` may have changed since `_find_attempt` has read it.
     """
     losses = s.tables.item.c.losses
     return [losses >= param("oldest", sa.Integer), losses <= param("newest", sa.Integer)]

@@ -1,7 +1,7 @@
-"""Waits on topics: one narrow row per open wait, so that other steps pay for no index.
+"""Waits on topics: one narrow row per open wait, so that other steps need no index on topics.
 
-The step's row decides whether a wait is open. A row that an ended run left behind does no harm. The next emission to
-its topic deletes it.
+Whether a wait is open is decided by the step's row. An ended run may leave rows here. They have no effect, and the
+next emission to their topic deletes them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
 def read_page(
     tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
 ) -> list[tuple[tuple[int, str], Waiter]]:
-    """Return open waits on a topic that come after (instance key, step key), in that order; each with these keys."""
+    """Return a page of the open waits on a topic. ``after`` is the (instance key, step key) of the last wait before it.
+
+    The waits are ordered by these keys, and each is returned with them.
+    """
     w, st, i = tx.t.waiter, tx.t.step, tx.t.instance
     its_step = sa.and_(
         st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
