@@ -1,4 +1,4 @@
-"""What a hint costs, against send_task: `python benchmarks/publish.py [broker URL ...]`.
+"""What a dispatch message costs, against send_task: `python benchmarks/publish.py [broker URL ...]`.
 
 CPU time of this process and messages per second, in batches of several sizes. Queues of its own are made and deleted.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from celery import Celery
 
-from celery_durable.model import Due, Ref
+from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import Publisher, SendState
 
@@ -62,7 +62,7 @@ def send_by_celery(app: Celery, queue: str, count: int) -> None:
 
 def publish(publisher: Publisher, queue: str, size: int, count: int) -> None:
     for start in range(0, count, size):
-        dues = [Due(Ref("order", f"o-{number}", 1), queue) for number in range(start, start + size)]
+        dues = [DueRun(RunRef("order", f"o-{number}", 1), queue) for number in range(start, start + size)]
         assert set(publisher.publish(dues).states) == {SendState.SENT}
 
 

@@ -1,6 +1,6 @@
 """`dev`: worker, dispatcher, broker and database in one process, to write and try workflows without any server.
 
-What is lost with the broker's memory when it stops is messages, and those are hints (LAW 1): started again, it
+What is lost with the broker's memory when it stops is dispatch messages, which may be lost (LAW 1): started again, it
 goes on where it was.
 """
 

@@ -81,7 +81,7 @@ class Claim:
     """Since when it had been due."""
     parent: Parent | None = None
     sent_at: datetime | None = None
-    """When the last hint of it had been sent; None: the claim came by another way."""
+    """When its last dispatch message had been sent; None: no message led to the claim."""
 
     @property
     def latency(self) -> timedelta:
@@ -182,7 +182,7 @@ class InstanceRow:
     updated_at: datetime
     kind: Kind = Kind.REPLAY
     sent_at: datetime | None = None
-    """When the last hint of it was sent; None: none is under way."""
+    """When its last dispatch message was sent; None: no message is on its way."""
 
     @property
     def ref(self) -> RunRef:

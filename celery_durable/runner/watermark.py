@@ -1,7 +1,7 @@
-"""The newest claimed hint of each queue: from it, dispatchers know which older hints are lost.
+"""The newest claimed dispatch message of each queue: from it, dispatchers know which older dispatch messages are lost.
 
 Each process keeps it in memory and writes it at most every few seconds, so most passes cost no extra statement. If a
-process ends before it writes, a lost hint is found later: after the next claim, or once the queue is empty.
+process ends before it writes, a lost dispatch message is found later: after the next claim, or once the queue is empty.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _QueueWatermark:
 
 
 class Watermark:
-    """The newest claimed hint of each queue, as far as this process knows. Threads may share it."""
+    """The newest claimed dispatch message of each queue, as far as this process knows. Threads may share it."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self._by_queue: dict[str, _QueueWatermark] = {}
 
     def record_claim(self, claim: Claim) -> None:
-        """Note that a hint led to this claim. Errors of the database are logged, not raised."""
+        """Note that a dispatch message led to this claim. Errors of the database are logged, not raised."""
         if claim.sent_at is None:
             return
         watermark = self._by_queue.setdefault(claim.queue, _QueueWatermark(claim.sent_at))

@@ -110,7 +110,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
 
     @app.task(name=ADVANCE, bind=True, **_OPTIONS)
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
-        """Advance one run of a durable workflow; the message is only a hint (LAW 1)."""
+        """Advance one run of a durable workflow; a lost or repeated message does no harm (LAW 1)."""
         ref = _parse_run(workflow, instance_id, run_number)
         if ref is None:
             return MALFORMED
@@ -134,7 +134,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
 
     @app.task(name=DELIVER, **_OPTIONS)
     def deliver(id_: Any) -> str:
-        """Deliver an outbound event to its handler; the message is only a hint (LAW 1)."""
+        """Deliver an outbound event to its handler; a repeated message does no harm (LAW 1)."""
         return dependencies.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
 
     @app.task(name=MARKER, **_OPTIONS)
@@ -198,13 +198,13 @@ def _commit_or_resend(
     except Exception as exc:
         if task.request.is_eager:
             raise
-        logger.warning("An answer could not be taken, its message goes back to the broker: %s", exc)
+        logger.warning("This worker cannot commit an answer and sends its message to the broker again: %s", exc)
         answers.pause_before_resend()
         try:
             _send_answer(task, answers, message)
         except Exception:  # noqa: BLE001  # each transport raises errors of its own
             raise Reject(exc, requeue=True) from exc
-        return "sent anew"
+        return "sent again"
 
 
 def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) -> None:
@@ -276,5 +276,5 @@ def release_dead_claim(
     ref = RunRef(workflow, instance_id, run_number)
     due = store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=grace), timeouts=LOOP)
     if due is not None:
-        logger.warning("A worker process died while it advanced %s; the run is handed on", ref)
+        logger.warning("A pool process died while it advanced %s; another worker can claim the run now", ref)
         publish([due])

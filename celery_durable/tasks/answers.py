@@ -27,8 +27,8 @@ _DIRECT_COMMIT_PAUSE_SECONDS = 5.0
 MALFORMED = "noop: malformed message"
 _RESULTS = {
     AnswerResult.TAKEN: "taken",
-    AnswerResult.NOT_AWAITED: "noop: nothing waits for it any more, or has it already",
-    AnswerResult.FORGED: "refused: its token is not that of the task",
+    AnswerResult.NOT_AWAITED: "noop: no step waits for it any more",
+    AnswerResult.FORGED: "refused: it does not have the task's token",
 }
 
 
@@ -40,12 +40,12 @@ class AnswerCommitter:
         self._direct_commits_paused_until = 0.0
 
     def find_queue(self, reference: Any) -> str:
-        """The queue of the application that waits for the answer, which may be another application."""
+        """The workflow queue of the application that waits for the answer; it may be another application."""
         found = TaskReference.read(reference)
         return self._settings.queue if found is None or found.queue is None else found.queue
 
     def pause_before_resend(self) -> None:
-        """Sleep before an answer is sent back, so that its message does not circulate while the database is down."""
+        """Sleep before an answer is sent again, so that its message circulates slowly while the database is down."""
         self._runtime.sleep(_RESEND_PAUSE_SECONDS)
 
     def can_commit_directly(self, reference: TaskReference) -> bool:
@@ -57,7 +57,7 @@ class AnswerCommitter:
         return self._operations().store_id() == reference.store_id
 
     def pause_direct_commits(self) -> None:
-        """The database has failed: for five seconds, send answers as messages without trying the database."""
+        """After a database error: for five seconds, send answers as messages without trying the database."""
         self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
 
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
@@ -90,7 +90,7 @@ class AnswerCommitter:
         result = self._operations().answer(found, payload, may_retry=not is_direct)
         if result is AnswerResult.FORGED:
             logger.warning(
-                "An answer to %s (%s) is refused: its token is not that of the task", found.ref, found.event_type
+                "An answer to %s (%s) is refused: it does not have the task's token", found.ref, found.event_type
             )
         return _RESULTS[result]
 

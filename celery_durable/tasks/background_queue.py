@@ -47,7 +47,9 @@ class BackgroundQueue(ForkSafeThread):
             try:
                 self._jobs.put_nowait((what, job))
             except queue.Full:
-                logger.warning("%s is left to the sweep: %d jobs wait in this process already", what, self._size)
+                logger.warning(
+                    "%s is left to the sweep: %d background jobs of this process are waiting already", what, self._size
+                )
                 return False
             if self._thread is None or not self._thread.is_alive():
                 self.reset_fork_lock()
@@ -74,7 +76,9 @@ class BackgroundQueue(ForkSafeThread):
             jobs.put_nowait(None)
         thread.join(timeout)
         if thread.is_alive():
-            logger.warning("%d jobs of this process are left to the sweep: they did not end in time", jobs.qsize() + 1)
+            logger.warning(
+                "%d background jobs of this process are left to the sweep: they did not end in time", jobs.qsize() + 1
+            )
         return not thread.is_alive()
 
     def _loop(self, jobs: queue.Queue[_Job | None]) -> None:

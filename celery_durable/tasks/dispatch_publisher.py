@@ -40,4 +40,4 @@ class DispatchPublisher:
                 chunk = unsent[start : start + _CHUNK_SIZE]
                 self._store.transact_once(functools.partial(sweeps.undo_dispatch, due_runs=chunk, delay=_RETRY_DELAY))
         except Exception as exc:  # noqa: BLE001  # the commit stands; the sweep also finds lost messages by their age
-            logger.info("%d hints that did not leave are found later: %s", len(unsent), exc)
+            logger.info("%d dispatch messages were not sent; a sweep will publish them: %s", len(unsent), exc)

@@ -73,7 +73,7 @@ class Sweeper:
         self._newest_claims_valid_until = -math.inf
 
     def seconds_to_next(self) -> float:
-        """The seconds until the next work is due, as far as is known now; 0 or less if work is due.
+        """The seconds until the next known work is due; 0 or less if work is due now.
 
         Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
@@ -89,9 +89,11 @@ class Sweeper:
             if queue.next_at is not None:
                 times.append(_seconds_to_publish((queue.next_at - agenda.now).total_seconds(), blocked))
             if queue.oldest_sent_at is not None:
-                ripe = (queue.oldest_sent_at + _UNCLAIMED_CHECK_DELAY - agenda.now).total_seconds()
+                check_due_in = (queue.oldest_sent_at + _UNCLAIMED_CHECK_DELAY - agenda.now).total_seconds()
                 times.append(
-                    _seconds_to_publish(_seconds_to_publish(ripe, self._flow.seconds_to_lost_check(name)), blocked)
+                    _seconds_to_publish(
+                        _seconds_to_publish(check_due_in, self._flow.seconds_to_lost_check(name)), blocked
+                    )
                 )
         return min(times)
 
@@ -146,9 +148,9 @@ class Sweeper:
 
     @contextlib.contextmanager
     def _record_check(self) -> Iterator[None]:
-        """Note a check of the database; after the start, a failure or a gap, let no lease expire for one lease's time.
+        """Record a check of the database; after the start, a failure or a gap, no lease expires for one lease time.
 
-        After a gap the sweeper cannot know whether the database was down and kept the workers from renewing leases.
+        After a gap, the sweeper cannot know whether workers renewed their leases: the database may have been down.
         """
         now = self._runtime.monotonic()
         if now - self._last_check_at > self._settings.lease_seconds:
@@ -179,30 +181,35 @@ class Sweeper:
         return published, is_behind
 
     def _publish_due_runs(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish resumed runs first and new runs in the rest of the batch; no queue gets more than its share."""
+        """Publish resumed runs first, then new runs in the rest of the batch; each queue gets an equal share."""
         due_runs: list[DueRun] = []
-        left, has_more = self._flow.batch_limit, False
+        remaining, has_more = self._flow.batch_limit, False
         for priority in (RESUMING, STARTING):
-            shares = self._divide_batch(agenda, priority, left, due_runs)
+            shares = self._divide_batch(agenda, priority, remaining, due_runs)
             if shares:
                 found = self._store.transact(functools.partial(self._sweep, agenda, priority, shares), timeouts=LOOP)
                 due_runs += [due for due_here, _ in found for due in due_here]
-                left -= sum(seen for _, seen in found)
-                has_more = has_more or any(seen >= shares[at][1] for at, (_, seen) in enumerate(found))
+                remaining -= sum(row_count for _, row_count in found)
+                has_more = has_more or any(
+                    row_count >= share for (_, row_count), (_, share) in zip(found, shares, strict=True)
+                )
         return self._publish_and_record(due_runs), has_more
 
-    def _divide_batch(self, agenda: Agenda, priority: int, left: int, taken: Sequence[DueRun]) -> list[tuple[str, int]]:
-        if left <= 0:
+    def _divide_batch(
+        self, agenda: Agenda, priority: int, limit: int, taken: Sequence[DueRun]
+    ) -> list[tuple[str, int]]:
+        """Divide the rest of a batch among the queues with due runs; returns each queue's name and limit."""
+        if limit <= 0:
             return []
-        used = Counter(due.queue for due in taken)
-        rooms: dict[str, float] = {}
+        taken_count = Counter(due.queue for due in taken)
+        capacities: dict[str, float] = {}
         for name in agenda.queues_by_due_time(priority):
             if agenda.queues[name].due[priority] <= agenda.now:
-                room = self._flow.read_capacity(name, agenda.now) - used[name]
-                if room > 0:
-                    rooms[name] = room
-        share = math.ceil(left / max(len(rooms), 1))
-        return [(name, int(min(share, room))) for name, room in rooms.items()]
+                capacity = self._flow.read_capacity(name, agenda.now) - taken_count[name]
+                if capacity > 0:
+                    capacities[name] = capacity
+        share = math.ceil(limit / max(len(capacities), 1))
+        return [(name, int(min(share, capacity))) for name, capacity in capacities.items()]
 
     def _sweep(
         self, agenda: Agenda, priority: int, shares: Sequence[tuple[str, int]], tx: Tx
@@ -222,7 +229,7 @@ class Sweeper:
         ]
 
     def _republish_lost(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish lost dispatch messages again; what is known of their queues decides which are lost."""
+        """Publish lost dispatch messages again; the progress of each queue decides which messages are lost."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
             if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _UNCLAIMED_CHECK_DELAY:
@@ -272,11 +279,11 @@ class Sweeper:
         """Publish dispatch messages, and make the unsent runs due again; returns the number of sent messages."""
         if not due_runs:
             return 0
-        again = self._flow.record_report(due_runs, self._publish(due_runs))
+        unsent_by_delay = self._flow.record_report(due_runs, self._publish(due_runs))
         # A worker may claim such a run meanwhile: `undo_dispatch` skips claimed and locked rows.
-        for delay, kept in again.items():
-            self._store.transact(functools.partial(sweeps.undo_dispatch, due_runs=kept, delay=delay), timeouts=LOOP)
-        return len(due_runs) - sum(map(len, again.values()))
+        for delay, unsent in unsent_by_delay.items():
+            self._store.transact(functools.partial(sweeps.undo_dispatch, due_runs=unsent, delay=delay), timeouts=LOOP)
+        return len(due_runs) - sum(map(len, unsent_by_delay.values()))
 
 
 def _seconds_to_publish(seconds: float, blocked: float) -> float:
@@ -334,13 +341,13 @@ class Dispatcher(ForkSafeThread):
                     left = self._check()
             except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
                 if not is_failing:
-                    logger.warning("The dispatcher cannot look after due work, trying on: %s", exc)
+                    logger.warning("The dispatcher cannot check for due work and will retry: %s", exc)
                 with self.fork_lock:
                     self._record_database_outage(exc)
                 is_failing, delay = True, _RETRY_SECONDS
                 continue
             if is_failing:
-                logger.info("The dispatcher looks after due work again")
+                logger.info("The dispatcher checks for due work again")
             is_failing, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
         if self._heartbeat is not None:
             with self.fork_lock:

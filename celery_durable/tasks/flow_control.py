@@ -22,7 +22,7 @@ QUEUE_LENGTH_TTL_SECONDS = 1.0
 """For how long a queue's length is cached; asking Redis for it takes milliseconds."""
 _MAX_BACKOFF_SECONDS = 60.0
 _PROBE_LIMIT = 10
-"""How many rows are offered to a broker or a queue that took nothing the last time."""
+"""How many rows are offered to a broker or a queue that took no messages the last time."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _QueueState:
         """The newest empty time that is ``slack`` old, and the oldest that is younger; None if there is none.
 
         Older times are dropped. All younger times are kept; they are few, since each needs a request to the broker. If
-        fewer were kept, a message that was sent just after a kept time would have to wait for the next but one.
+        only one were kept, a message that was sent just after it would be checked too late.
         """
         known = [at for at in self.empty if at <= now]  # a later time remains if the clock was set back
         old = [at for at in known if at + slack <= now][-1:]
@@ -72,12 +72,12 @@ class FlowControl:
 
     @property
     def broker_backoff(self) -> float:
-        """For how many more seconds nothing is sent, because the broker took nothing; 0 if sending may be tried."""
+        """For how many more seconds nothing is sent, because the broker is down; 0 if sending may be tried."""
         return max(0.0, self._unavailable_until - self.runtime.monotonic())
 
     @property
     def batch_limit(self) -> int:
-        """How many rows a turn may read; after an outage only a few, until the broker takes a message again."""
+        """How many rows a round may read; after an outage only a few, until the broker takes a message again."""
         return _PROBE_LIMIT if self._is_unavailable else self.settings.sweep_batch
 
     def read_capacity(self, name: str, now: datetime) -> float:
@@ -105,7 +105,7 @@ class FlowControl:
         return max(full, queue.backoff_until - now, 0.0)
 
     def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
-        """The progress of a queue: the times at which it was empty, and ``claimed``, which the workers report."""
+        """Combine the times at which a queue was empty with ``claimed``, the send time that its workers report."""
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         return QueueProgress(claimed, empty, empty_lately)
 
@@ -119,18 +119,18 @@ class FlowControl:
         """Record a check for lost dispatch messages; if ``is_over`` is False, the next check follows at once."""
         self._queue(name).lost_check_at = self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS if is_over else -math.inf
 
-    # --- what became of messages ----------------------------------------------------------------
+    # --- results of publishing -----------------------------------------------------------------
 
     def record_broker_outage(self) -> None:
-        """Record that the broker took nothing: send nothing for a second."""
+        """Record that the broker is down; nothing is sent for the next second."""
         self._is_unavailable, self._unavailable_until = True, self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS
 
     def record_report(self, due_runs: Sequence[DueRun], report: PublishReport) -> dict[timedelta, list[DueRun]]:
         """Record the result of a publish; returns the unsent runs, by the delay after which they are due again."""
-        again: dict[timedelta, list[DueRun]] = {}
+        unsent_by_delay: dict[timedelta, list[DueRun]] = {}
         if unsent := report.with_state(due_runs, SendState.UNSENT):
             self.record_broker_outage()
-            again[timedelta(seconds=QUEUE_LENGTH_TTL_SECONDS)] = unsent
+            unsent_by_delay[timedelta(seconds=QUEUE_LENGTH_TTL_SECONDS)] = unsent
         else:
             self._is_unavailable = False
         refused = report.with_state(due_runs, SendState.REFUSED)
@@ -145,5 +145,5 @@ class FlowControl:
             queue.backoff = min(max(1.0, 2 * queue.backoff), _MAX_BACKOFF_SECONDS)
             queue.backoff_until = self.runtime.monotonic() + queue.backoff
             backoff = timedelta(seconds=queue.backoff)
-            again.setdefault(backoff, []).extend(due for due in refused if due.queue == name)
-        return again
+            unsent_by_delay.setdefault(backoff, []).extend(due for due in refused if due.queue == name)
+        return unsent_by_delay

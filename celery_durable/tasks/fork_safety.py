@@ -1,6 +1,6 @@
 """Internal threads that pause while their process forks.
 
-After a fork in the middle of their work, the child would have locked locks, SQLite's among them, that no thread
+If a process forks while such a thread works, the child inherits locked locks, for example SQLite's, that no thread
 releases.
 """
 

@@ -132,7 +132,7 @@ class HeartbeatThread(ForkSafeThread):
             self._write(self._id, now)
         except Exception as exc:  # noqa: BLE001  # no work may fail because a heartbeat cannot be written
             if not self._is_failing:
-                logger.warning("The heartbeat of this process cannot be written, trying on: %s", exc)
+                logger.warning("This process cannot write its heartbeat and will retry: %s", exc)
             self._is_failing = True
         else:
             self._is_failing = False
@@ -170,7 +170,7 @@ class HeartbeatThread(ForkSafeThread):
         try:
             self._store().transact_once(lambda tx: heartbeats.delete(tx, id_))
         except Exception as exc:  # noqa: BLE001  # a dispatcher removes the row when it is an hour old
-            logger.info("The heartbeat of this process stays behind: %s", exc)
+            logger.info("This process cannot delete its heartbeat; a dispatcher will: %s", exc)
 
 
 class SweepTaskHeartbeat:
@@ -194,7 +194,7 @@ class SweepTaskHeartbeat:
         try:
             self._store.transact_once(lambda tx: heartbeats.upsert(tx, update))
         except Exception as exc:  # noqa: BLE001  # the sweep is done whether or not the heartbeat is written
-            logger.info("The heartbeat of the sweep task cannot be written: %s", exc)
+            logger.info("The sweep task cannot write its heartbeat: %s", exc)
 
 
 def _outage_keys(outages: Sequence[Outage]) -> set[tuple[str, str, str]]:

@@ -38,7 +38,7 @@ _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential",
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of one batch. ``is_broker_down``: the broker is down, and messages are unsent."""
+    """The result of one batch. ``is_broker_down``: messages were not sent, because the broker is down."""
 
     sent: int
     has_more: bool
@@ -71,7 +71,7 @@ class Outbox:
             if self._stops_process(exc):
                 raise
             # The step is committed, and the rows are still in the outbox.
-            logger.warning("The outbox could not be emptied, the sweep tries again: %s", exc)
+            logger.warning("Messages of the outbox were not sent; the sweep will retry: %s", exc)
 
     def sweep(self) -> int:
         """Send all due messages in batches; returns the number of sent messages."""
@@ -87,7 +87,7 @@ class Outbox:
         messages = self._store.transact(take)
         report = self._send_in_parts(messages)
         unsent = report.with_state(messages, SendState.UNSENT)
-        # `lock_due` has postponed all rows: a message that is refused or in doubt is sent again after that delay.
+        # `lock_due` has postponed all rows: a message that was refused or is in doubt is sent again after that delay.
         sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
         if unsent:
             self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_RETRY_DELAY))
@@ -120,13 +120,13 @@ class Handler:
 
     @property
     def qualified_name(self) -> str:
-        """The module and name of the function, for people."""
+        """The module and name of the function, for messages."""
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
     def exceeds_max_attempts(self, attempt: int) -> bool:
         """Whether the retry policy allows no attempt with this number."""
-        most = self.policy.max_attempts
-        return most is not None and attempt > most
+        max_attempts = self.policy.max_attempts
+        return max_attempts is not None and attempt > max_attempts
 
     @classmethod
     def of(cls, fn: Callable[[OutboundEvent], object], retries: Retries | int | None) -> Handler:
@@ -162,8 +162,10 @@ class OutboundDeliverer:
         handler = self._handlers.get(delivery.name)
         if handler is None:
             return self._postpone_unhandled(delivery)
-        if handler.exceeds_max_attempts(delivery.attempt):  # earlier attempts were counted, but their workers died
-            return self._give_up(delivery, "WorkerCrashLoop: the worker that called its handler last ended with it")
+        if handler.exceeds_max_attempts(delivery.attempt):  # the worker of the last allowed attempt died
+            return self._give_up(
+                delivery, "WorkerCrashLoop: the worker process died during the last call of the handler"
+            )
         try:
             handler.fn(_event(delivery))
         except BaseException as exc:
@@ -180,20 +182,25 @@ class OutboundDeliverer:
         if values.forbids_retry(exc) or handler.exceeds_max_attempts(delivery.attempt + 1):
             return self._give_up(delivery, error)
         self._release(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
-        logger.warning("Outbound event %r (%s) is tried again: %s", delivery.name, delivery.id, error)
+        logger.warning(
+            "The handler of outbound event %r (%s) failed and will be called again: %s",
+            delivery.name,
+            delivery.id,
+            error,
+        )
         return f"tried again: {name}"
 
     def _give_up(self, delivery: Delivery, error: str) -> str:
         self._release(delivery, retry_in=None, error=error)
         logger.error(
-            "Outbound event %r (%s) is given up at attempt %d; its row stays in workflow_outbox: %s",
+            "Outbound event %r (%s) failed for good at attempt %d; its row stays in workflow_outbox: %s",
             delivery.name, delivery.id, delivery.attempt, error,
         )  # fmt: skip
         return f"given up: {error.partition(':')[0]}"
 
     def _postpone_unhandled(self, delivery: Delivery) -> str:
         logger.warning(
-            "This worker has no handler for outbound event %r; it is left for one that does. Import the module with "
+            "This worker has no handler for outbound event %r and leaves it to other workers. Import the module with "
             "@durable.outbound(%r), or wait for the deploy to end.",
             delivery.name,
             delivery.name,

@@ -1,7 +1,7 @@
-"""Tells an exception that stops the process from an exception that the author's code raises (LAW 9).
+"""The check whether an exception stops the process or is an error of the user's code (LAW 9).
 
-The first comes from Celery or the operating system and is no attempt: the worker releases the run. The second is a
-failed attempt, whatever its type is.
+Celery or the operating system raises the first kind. It counts as no attempt, and the worker releases the run. The
+second kind is a failed attempt, whatever its type is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseEx
         if _has_been_terminated():  # this process ends, even if the code turned the SystemExit into another exception
             return True
         match error:
-            case WorkerShutdown() | WorkerTerminate():  # Celery's signal handlers raise them into a solo pool's bodies
+            case (
+                WorkerShutdown() | WorkerTerminate()
+            ):  # Celery's signal handlers raise them in the bodies of a solo pool
                 return True
             case SoftTimeLimitExceeded():
                 return _is_raised_by_the_limit(error)

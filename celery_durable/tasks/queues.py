@@ -24,9 +24,9 @@ class _WithDurableQueue:
 
     def Queues(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
         """Celery's queues with the workflow queue; ``celery worker`` consumes it unless ``-Q`` or ``-X`` exclude it."""
-        made = super().Queues(*args, **kwargs)  # type: ignore[misc]
-        _add_queue(self.app, made)
-        return made
+        queues = super().Queues(*args, **kwargs)  # type: ignore[misc]
+        _add_queue(self.app, queues)
+        return queues
 
 
 class DurableAMQP(_WithDurableQueue, AMQP):
@@ -35,17 +35,17 @@ class DurableAMQP(_WithDurableQueue, AMQP):
 
 def install_queue(app: Celery) -> None:
     """Add the workflow queue to the app's table of queues, now or when Celery builds the table."""
-    base: Any = app.amqp_cls
-    if base == Celery.amqp_cls:
+    amqp_class: Any = app.amqp_cls
+    if amqp_class == Celery.amqp_cls:
         app.amqp_cls = f"{__name__}:{DurableAMQP.__name__}"
     else:
-        own = symbol_by_name(base)
-        vars(app)["amqp_cls"] = type(own.__name__, (_WithDurableQueue, own), {})
-    made = vars(app).get("amqp")
-    if made is not None:  # the app has published a message before `Durable` was attached to it
-        made.__class__ = type(type(made).__name__, (_WithDurableQueue, type(made)), {})
-        if "queues" in vars(made):
-            _add_queue(app, made.queues)
+        app_class = symbol_by_name(amqp_class)
+        vars(app)["amqp_cls"] = type(app_class.__name__, (_WithDurableQueue, app_class), {})
+    amqp = vars(app).get("amqp")
+    if amqp is not None:  # the app has published a message before `Durable` was attached to it
+        amqp.__class__ = type(type(amqp).__name__, (_WithDurableQueue, type(amqp)), {})
+        if "queues" in vars(amqp):
+            _add_queue(app, amqp.queues)
 
 
 def ensure_queue(app: Celery, name: str) -> None:
@@ -76,5 +76,5 @@ def _add_queue(app: Celery, queues: Any) -> None:
 
 def _make_queue(app: Celery, name: str) -> Queue:
     conf: Any = app.conf
-    kind = {"x-queue-type": "quorum"} if conf.get("task_default_queue_type") == "quorum" else None
-    return Queue(name, Exchange(name), routing_key=name, queue_arguments=kind)
+    arguments = {"x-queue-type": "quorum"} if conf.get("task_default_queue_type") == "quorum" else None
+    return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

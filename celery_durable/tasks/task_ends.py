@@ -98,7 +98,7 @@ class TaskEndHandler:
         if self._main_loop_pid == os.getpid():
             what = f"The answer of a task of {found.ref}"
             self._background.submit(lambda: self._commit_or_send(error, found), what=what)
-            return "taken in the background"
+            return "committed in the background"
         return _call_despite_soft_limit(lambda: self._commit_or_send(error, found), found)
 
     def report_lost_task(self, error: Mapping[str, Any], reference: Any) -> str:
@@ -138,7 +138,11 @@ class TaskEndHandler:
                 raise
             except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; another worker may have them
                 self._answers().pause_direct_commits()
-                logger.warning("The answer of a task of %s goes as a message: %s", reference.ref, exc)
+                logger.warning(
+                    "This process cannot commit the answer of a task of %s, so it is sent as a message: %s",
+                    reference.ref,
+                    exc,
+                )
                 return False
             return True
 
@@ -221,5 +225,5 @@ def _call_despite_soft_limit(end: Callable[[], T], reference: TaskReference) -> 
     try:
         return end()
     except SoftTimeLimitExceeded:
-        logger.warning("The soft time limit of a task of %s fired after its end, and is ignored", reference.ref)
+        logger.warning("The soft time limit of a task of %s fired after its end and is ignored", reference.ref)
         return end()

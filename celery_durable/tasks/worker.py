@@ -45,7 +45,7 @@ class DurableStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self.durable: Any = parent.app.durable
         self._pool = pool_name(parent.pool_cls)
-        self._refusal: Exception | None = None
+        self._startup_error: Exception | None = None
         self._timers: list[Any] = []
         self._redis_watchdog = RedisWatchdog()
         self.durable.unsupported_pool = None if runs_workflows(self._pool) else self._pool
@@ -59,11 +59,11 @@ class DurableStep(bootsteps.StartStopStep):
             queue = self.durable.settings.queue
             stop_consuming(app, queue, self._pool, is_named_by_user=queue in self.durable.named_queues)
         except (DurableError, ImproperlyConfigured) as exc:
-            self._refusal = exc
+            self._startup_error = exc
 
     def start(self, parent: Any) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        if self._startup_error is not None:
+            raise self._startup_error
         self.durable.worker_started(parent.hostname, self._pool)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:

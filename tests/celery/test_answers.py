@@ -240,8 +240,8 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]
     assert refused == [{"may_retry": False}, {"may_retry": True}]  # where the task ran, then from a message
-    assert "goes as a message: the database is away" in caplog.text
-    assert "its message goes back to the broker: the database is away" in caplog.text
+    assert "is sent as a message: the database is away" in caplog.text
+    assert "sends its message to the broker again: the database is away" in caplog.text
 
 
 def test_a_task_that_celery_will_not_run_fails_its_step_at_once(app: Celery, durable: Durable) -> None:

@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused_and_logged(background: BackgroundQueue, ca
     assert background.submit(lambda: None, what="Three")
     with caplog.at_level(logging.WARNING):
         assert not background.submit(lambda: None, what="Four")
-    assert caplog.messages == ["Four is left to the sweep: 2 jobs wait in this process already"]
+    assert caplog.messages == ["Four is left to the sweep: 2 background jobs of this process are waiting already"]
     may_end.set()
 
 
@@ -60,7 +60,7 @@ def test_closing_does_not_wait_for_a_job_that_hangs(
     background.submit(lambda: None, what="Two")
     with caplog.at_level(logging.WARNING):
         assert not background.close(0.05)
-    assert caplog.messages == ["3 jobs of this process are left to the sweep: they did not end in time"]
+    assert caplog.messages == ["3 background jobs of this process are left to the sweep: they did not end in time"]
     may_end.set()
     ran = threading.Event()
     assert background.submit(ran.set, what="Three")

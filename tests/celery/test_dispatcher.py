@@ -296,14 +296,14 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
 
     durable.dispatcher.start()
     runtime.is_down = True
-    until(lambda: told("The dispatcher cannot look after due work, trying on: "))
+    until(lambda: told("The dispatcher cannot check for due work and will retry: "))
     runtime.is_down = False
     workflow.create(id="n-1")
     messages(app)
     until(lambda: messages(app))
-    until(lambda: told("The dispatcher looks after due work again"))  # said when its turn is over
-    assert len(told("The dispatcher cannot look after due work")) == 1  # said once, not at every try
-    assert len(told("The dispatcher looks after due work again")) == 1
+    until(lambda: told("The dispatcher checks for due work again"))  # said when its turn is over
+    assert len(told("The dispatcher cannot check for due work")) == 1  # said once, not at every try
+    assert len(told("The dispatcher checks for due work again")) == 1
 
 
 def _taken(due_runs: Any) -> PublishReport:

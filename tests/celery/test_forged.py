@@ -145,7 +145,7 @@ def test_a_forged_answer_is_counted_and_logged(
     with caplog.at_level(logging.WARNING):
         call(app, TASK_DONE, DONE, forged.to_json())
     assert registry.get_sample_value("celery_durable_answers_refused_total") == 1
-    assert f"An answer to {ref} ({true.event_type}) is refused: its token is not that of the task" in caplog.messages
+    assert f"An answer to {ref} ({true.event_type}) is refused: it does not have the task's token" in caplog.messages
     assert true.token not in caplog.text + repr(true)
     call(app, TASK_DONE, DONE, true.to_json())
     assert registry.get_sample_value("celery_durable_answers_refused_total") == 1

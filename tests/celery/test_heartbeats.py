@@ -156,7 +156,7 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
     heartbeat.remove_row()
     told = [record for record in caplog.records if "heartbeat" in record.message]
     assert [(record.levelname, record.message.partition(":")[0]) for record in told] == [
-        ("WARNING", "The heartbeat of this process cannot be written, trying on")
+        ("WARNING", "This process cannot write its heartbeat and will retry")
     ]
     with durable.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO workflow_heartbeat")

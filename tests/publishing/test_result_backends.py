@@ -34,7 +34,7 @@ def app_with(backend: str) -> Celery:
 
 
 def send(app: Celery) -> None:
-    names = {"deliver": "celery_durable.deliver", "answers": ("celery_durable.done", "celery_durable.failed")}
+    names = {"deliver": "celery_durable.deliver", "answer_task_names": ("celery_durable.done", "celery_durable.failed")}
     publisher = Publisher(app, "celery_durable.advance", Runtime(), **names, queue=lambda: "backends")
     try:
         assert [each.value for each in publisher.send([MAIL]).states] == ["sent"]

@@ -40,7 +40,7 @@ def test_a_queue_that_exists_with_other_arguments_holds_up_nobody_else(site: Sit
             site.instances += site.workflow("sprint").create_batch(batch)
             until("20 healthy instances complete", lambda: completed(site, "sprint") == 20, 20)
             assert refused.status().status is Status.ACTIVE
-            said = beat.wait_for_log(f"Queue '{poison}' takes no messages, the others go on.*")
+            said = beat.wait_for_log(f"Queue '{poison}' takes no messages; other queues are not affected.*")
             assert "inequivalent arg 'x-max-priority'" in said
         finally:
             connection.channel().queue_delete(poison)
@@ -98,7 +98,7 @@ def test_beat_goes_on_when_its_broker_answers_again(site: Site, broker_url: str,
     proxy.set(mode)
     for _ in range(20):
         site.create("nap", 1)
-    beat.wait_for_log("The broker .* takes no messages; what is due is sent when it does", 20)
+    beat.wait_for_log("The broker .* takes no messages; due work is published when it takes messages again", 20)
     assert completed(site, "nap") == 1
     proxy.set(Mode.PASS)
     until("timers when the broker answers again", lambda: completed(site, "nap") == 21, 15)

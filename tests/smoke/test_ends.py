@@ -144,7 +144,7 @@ def check(site: EndsSite, pool: str) -> None:
     assert differences(got, wanted) == {}
     assert answers_in(worker) == []
     assert worker.text().count("Errback") == 0
-    assert worker.text().count("goes as a message") == 0
+    assert worker.text().count("is sent as a message") == 0
     site.finish()
 
 

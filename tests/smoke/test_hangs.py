@@ -78,7 +78,7 @@ def test_a_dispatcher_is_at_work_again_soon_after_its_database_went_silent(
     assert first.result("20 seconds") == "rested"
     proxy.set(mode)
     if mode is Mode.BLACKHOLE:
-        beat.wait_for_log("cannot look after due work|not answered in time", 20)
+        beat.wait_for_log("cannot check for due work|not answered in time", 20)
         proxy.set(Mode.PASS)
     silent = site.create("nap", 0.1)
     assert silent.result("20 seconds") == "rested"

@@ -143,7 +143,7 @@ def test_a_task_that_ends_while_the_database_is_away_answers_when_it_is_back(
     until("the task runs", (site.folder / "held").exists)
     own_database.stop()
     site.let_go()
-    worker.wait_for_log("An answer could not be taken, its message goes back to the broker")
+    worker.wait_for_log("This worker cannot commit an answer and sends its message to the broker again")
     own_database.start()
     assert instance.result("60 seconds")[0]["hold"] == 21
     site.finish(reruns=None)

@@ -87,7 +87,8 @@ def test_a_redis_that_loads_its_data_is_named_and_waited_for(
         site.create("chain", {"steps": 2})
         site.create("nap", 0.2)
         beat.wait_for_log(
-            "The broker .* takes no messages; what is due is sent when it does.*Redis is loading the dataset", 30
+            "The broker .* takes no messages; due work is published .*Redis is loading the dataset",
+            30,
         )
         until("the heartbeat says so", lambda: "Redis is loading" in str(errors(site)), 30)
     site.finish()

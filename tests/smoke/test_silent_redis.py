@@ -64,7 +64,7 @@ def test_what_a_worker_holds_that_stands_still_goes_to_another_and_its_log_says_
     site, stuck, instance = fail_over()
     site.worker()
     assert instance.result(SLACK * ALL_DONE_SECONDS) == list(range(COUNT))
-    stuck.wait_for_log(r"The main loop of this worker has not turned for \d+ s: [^\0]*redis.py\", line \d+, in ack")
+    stuck.wait_for_log(r"The main loop of this worker has been stuck for \d+ s: [^\0]*redis.py\", line \d+, in ack")
 
 
 def test_with_a_bound_a_worker_connects_anew_and_goes_on(

@@ -56,4 +56,4 @@ class DuplicateFilter:
         if self._store().read(is_over):
             # Celery checks this set once more before it gives a task to its pool.
             state.revoked.add(task_id)
-            logger.info("Task %s is a copy of one that has been answered, and is discarded", task_id)
+            logger.info("The worker discards a copy of task %s, which has been answered already", task_id)

@@ -27,7 +27,7 @@ from celery_durable.tasks.pools import pool_name
 logger = logging.getLogger("celery_durable.lost")
 
 _LOOP_ITERATIONS = 2
-"""How many turns the worker's loop makes before it answers, so that it reads messages that wait in its socket."""
+"""How many iterations the worker's loop runs before it answers, so that it reads messages that wait in its socket."""
 _REQUEST_AGAIN_SECONDS = 5.0
 """When to ask the loop again: a loop that ended with a lost connection has dropped the request."""
 _STACK_FRAMES = 16
@@ -91,7 +91,7 @@ class InventoryReporter(ForkSafeThread):
             self._report(heartbeat_id)
         except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next beat tries again
             if not self._is_failing:
-                logger.warning("This worker cannot say what it holds, trying on: %s", exc)
+                logger.warning("This worker cannot report its tasks and will retry: %s", exc)
             self._is_failing = True
         else:
             self._is_failing = False
@@ -131,8 +131,8 @@ class InventoryReporter(ForkSafeThread):
         self._is_loop_stuck = True
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # documented, for debuggers
         logger.warning(
-            "The main loop of this worker has not turned for %.0f s: it receives and starts no tasks, and what it "
-            "holds goes to other workers. It stands here:\n%s",
+            "The main loop of this worker has been stuck for %.0f s: it receives and starts no tasks, and its tasks "
+            "go to other workers. The stack of the loop:\n%s",
             seconds,
             "".join(traceback.format_stack(frame, _STACK_FRAMES)),
         )
@@ -149,5 +149,5 @@ class InventoryReporter(ForkSafeThread):
         self._unanswered_since = None
         if self._is_loop_stuck:
             self._is_loop_stuck = False
-            logger.info("The main loop of this worker turns again")
+            logger.info("The main loop of this worker runs again")
         self._wake.set()

@@ -32,7 +32,7 @@ class CeleryMessageBroker:
         try:
             routed = self._app.amqp.router.route(options, name, content["args"], content["kwargs"], task)
         except Exception as exc:  # noqa: BLE001  # the queue does not exist, or a router of the application fails
-            logger.debug("Where task %r goes is unknown: %s", name, exc)
+            logger.debug("The destination of task %r is unknown: %s", name, exc)
             return None
         queue = self._queue(routed)
         priority = routed.get("priority") or self._app.conf.task_default_priority or 0

@@ -256,14 +256,16 @@ class LostTaskSearch:
                 self._check_marker(destination, active, now)
             case Abandon(why):
                 self._end_search(destination, active, now)
-                logger.debug("Tasks of queue %r cannot be searched for: %s", destination.queue, why)
+                logger.debug("The dispatcher cannot search for lost tasks of queue %r: %s", destination.queue, why)
                 if now - self._state.last_death_at < _RECENT_DEATH_SECONDS:
                     self._state.full_scan.due_at = min(self._state.full_scan.due_at, now + _RETRY_SECONDS)
             case ReportLost(lost):
                 self._end_search(destination, active, now)
                 if lost:
                     logger.warning(
-                        "%d tasks of queue %r are in nobody's hands, and are lost", len(lost), destination.queue
+                        "%d tasks of queue %r are lost: no worker holds them and no message is left",
+                        len(lost),
+                        destination.queue,
                     )
                 self._state.lost += [active.tasks[id_] for id_ in sorted(lost)]
         return False
@@ -297,14 +299,16 @@ class LostTaskSearch:
             self._end_search(destination, active, now)
             self._state.paused_until[destination.queue] = now + _QUEUE_PAUSE_SECONDS
             logger.warning(
-                "Queue %r is consumed by another application too, which takes our markers: tasks that are lost there "
-                "wait for their timeout",
+                "Another application seems to consume queue %r too, since the search's markers disappear. A task "
+                "that is lost there waits for its timeout",
                 destination.queue,
             )
 
     def _report_lost(self, lost: Sequence[SentTask]) -> None:
         found = self._report(lost)
-        logger.warning("%d of %d lost tasks were still awaited: sent again, or ended as TaskLost", found, len(lost))
+        logger.warning(
+            "%d of %d lost tasks were still awaited; each is sent again or fails with TaskLost", found, len(lost)
+        )
 
 
 def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:

@@ -97,7 +97,9 @@ class WorkerLossTracker:
         try:
             self._store().transact_once(lambda tx: note(tx, reference) if store_id(tx) == reference.store_id else None)
         except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
-            logger.warning("That a task of %s goes on by itself cannot be noted: %s", reference.ref, exc)
+            logger.warning(
+                "The worker cannot record that a task of %s was retried, requeued or replaced: %s", reference.ref, exc
+            )
 
     def _retry_delay(self, reason: Any) -> timedelta:
         """For how long a retry waits; until then the message may be in the broker, and no worker holds the task."""

@@ -83,7 +83,7 @@ class DestinationBatch:
     def refuse_item(self, item: BatchItem, exc: Exception) -> None:
         """Mark a message as refused that cannot be encoded; the queue and the broker are not to blame."""
         item.state = SendState.REFUSED
-        logger.error("Message %s to %r cannot be sent, and is tried again later: %r", item.id, self.routing_key, exc)
+        logger.error("Message %s to %r cannot be sent; a dispatcher will retry: %r", item.id, self.routing_key, exc)
 
 
 def merge_batches(batches: Iterable[DestinationBatch]) -> list[DestinationBatch]:

@@ -115,7 +115,7 @@ class CircuitBreakers:
     @staticmethod
     def _log_start(queue: str | None, outage: BrokerOutage) -> None:
         if queue is None:
-            text = "The broker %s takes no messages; what is due is sent when it does: %s"
+            text = "The broker %s takes no messages; due work is published when it takes messages again: %s"
         else:
-            text = "Queue %r takes no messages, the others go on; it is tried again ever more rarely: %s"
+            text = "Queue %r takes no messages; other queues are not affected. Retries follow with growing pauses: %s"
         logger.warning(text, outage.where, outage.error)

@@ -240,7 +240,7 @@ def _log_refused(refused: Sequence[tuple[object, Exception]]) -> None:
             else ""
         )
         more = f", and {len(refused) - 1} more of the same batch," if len(refused) > 1 else ""
-        logger.error("A message for %s%s cannot be sent, and is tried again later: %r", name, more, exc)
+        logger.error("A message for %s%s cannot be sent; a dispatcher will retry: %r", name, more, exc)
 
 
 def _item(message: Message, states: list[SendState], index: int) -> BatchItem:

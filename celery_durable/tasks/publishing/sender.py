@@ -178,7 +178,7 @@ class Sender(ForkSafeThread):
                 # The connection may have been lost while it was idle: try once more over a new one.
                 if not was_open or time.monotonic() - began > _RETRY_WITHIN_SECONDS:
                     raise
-                logger.debug("Sending once more, over a new connection: %r", exc)
+                logger.debug("The sender tries once more over a new connection: %r", exc)
                 self._discard(transport)
                 transport = self._open_transport(None, this_thread)
                 self._run_on(transport, jobs, batches)
