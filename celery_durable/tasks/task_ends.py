@@ -138,11 +138,7 @@ class TaskEndHandler:
                 raise
             except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; another worker may have them
                 self._answers().pause_direct_commits()
-                logger.warning(
-                    "This process cannot commit the answer of a task of %s, so it is sent as a message: %s",
-                    reference.ref,
-                    exc,
-                )
+                logger.warning("The answer of a task of %s is sent as a message: %s", reference.ref, exc)
                 return False
             return True
 
