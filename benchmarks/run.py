@@ -36,8 +36,8 @@ def main() -> None:
     fresh_database()
     from project import durable, many
 
-    with durable.store.engine.begin() as conn:
-        durable.store.tables.metadata.create_all(conn)
+    with durable.internals.store.engine.begin() as conn:
+        durable.internals.store.tables.metadata.create_all(conn)
         conn.execute(sa.text("CREATE TABLE bench_start (id text, at double precision)"))
         conn.execute(sa.text("CREATE TABLE bench_row (id bigserial primary key, a bigint, b text, c text)"))
     one, two = insert_loop(1), insert_loop(2)
@@ -93,8 +93,8 @@ def throughput(durable, many, steps: int, count: int) -> tuple[float, float, flo
         took = time.perf_counter() - begun
         ran = (count - finished) * steps
         result = ran / took, (cpu_seconds(worker) - cpu) / ran * 1000, (committed(durable) - commits) / ran
-    with durable.store.engine.begin() as conn:
-        for table in reversed(durable.store.tables.metadata.sorted_tables):
+    with durable.internals.store.engine.begin() as conn:
+        for table in reversed(durable.internals.store.tables.metadata.sorted_tables):
             conn.execute(sa.text(f"TRUNCATE {table.name}"))
     return result
 
@@ -108,22 +108,22 @@ def statements(durable, many, steps: int) -> float:
         nonlocal counted
         counted += 1
 
-    ref = durable.operations.get("many", handle.id).instance.ref
-    sa.event.listen(durable.store.engine, "before_cursor_execute", count)
-    durable.runner.advance(ref, claimed_by="bench")
-    sa.event.remove(durable.store.engine, "before_cursor_execute", count)
+    ref = durable.internals.operations.get("many", handle.id).instance.ref
+    sa.event.listen(durable.internals.store.engine, "before_cursor_execute", count)
+    durable.internals.runner.advance(ref, claimed_by="bench")
+    sa.event.remove(durable.internals.store.engine, "before_cursor_execute", count)
     return counted / steps
 
 
 def superfluous(durable, many) -> str:
     """The cost of a duplicate delivery of a finished run."""
     handle = many.create(1)
-    ref = durable.operations.get("many", handle.id).instance.ref
-    durable.runner.advance(ref, claimed_by="bench")
+    ref = durable.internals.operations.get("many", handle.id).instance.ref
+    durable.internals.runner.advance(ref, claimed_by="bench")
     times = []
     for _ in range(500):
         begun = time.perf_counter()
-        durable.runner.advance(ref, claimed_by="bench")
+        durable.internals.runner.advance(ref, claimed_by="bench")
         times.append((time.perf_counter() - begun) * 1000)
     return f"1 statement, p50 {statistics.median(times):.2f} ms, p99 {statistics.quantiles(times, n=100)[98]:.2f} ms"
 
@@ -134,12 +134,12 @@ def wake_up(durable) -> str:
 
     with processes("worker", "-c", "2", "-P", "prefork"), processes("beat", "-s", str(SCRATCH / "schedule")):
         sleeper.create(0.01).result(timeout=60)  # both are up
-        with durable.store.engine.begin() as conn:
+        with durable.internals.store.engine.begin() as conn:
             conn.execute(sa.text("TRUNCATE bench_start"))
         handles = [sleeper.create(2 + index * 0.02) for index in range(200)]
         for handle in handles:
             handle.result(timeout=60)
-    with durable.store.engine.connect() as conn:
+    with durable.internals.store.engine.connect() as conn:
         rows = conn.execute(
             sa.text(
                 "SELECT b.at - s.wake_at / 1e6 FROM bench_start b JOIN workflow_instance i ON i.instance_id = b.id"
@@ -204,7 +204,7 @@ def cpu_seconds(session: int) -> float:
 
 
 def committed(durable) -> int:
-    with durable.store.engine.connect() as conn:
+    with durable.internals.store.engine.connect() as conn:
         conn.execute(sa.text("SELECT pg_stat_clear_snapshot()"))
         return conn.execute(
             sa.text("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
@@ -212,7 +212,7 @@ def committed(durable) -> int:
 
 
 def done(durable) -> int:
-    with durable.store.engine.connect() as conn:
+    with durable.internals.store.engine.connect() as conn:
         return conn.execute(sa.text("SELECT count(*) FROM workflow_instance WHERE status = 'complete'")).scalar_one()
 
 

@@ -38,16 +38,24 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Host(Protocol):
-    """What a handle acts through: a Durable."""
+class HostInternals(Protocol):
+    """The parts of a `Durable` that handles use."""
 
     @property
     def operations(self) -> Operations:
-        """What may be done to instances."""
+        """Creates, reads and changes instances."""
 
     @property
     def runtime(self) -> Runtime:
-        """Where time comes from."""
+        """The clock."""
+
+
+class Host(Protocol):
+    """The `Durable` through which a handle acts."""
+
+    @property
+    def internals(self) -> HostInternals:
+        """Its parts."""
 
 
 class Workflow(Generic[P, R]):
@@ -136,7 +144,7 @@ class Workflow(Generic[P, R]):
             StartTooFar: ``run_at`` is too far ahead.
             StoreMismatch: ``session`` belongs to another database.
         """
-        made = self.host.operations.create(
+        made = self.host.internals.operations.create(
             self.name, params, id=id, if_exists=if_exists, run_at=run_at, labels=labels, session=session
         )
         return WorkflowInstance(self, made)
@@ -171,7 +179,7 @@ class Workflow(Generic[P, R]):
             WorkflowParamsInvalid: ``params`` does not fit, also if the instance exists.
             InvalidInstanceId: The id breaks the rules.
         """
-        return self.host.operations.restart_or_create(
+        return self.host.internals.operations.restart_or_create(
             self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
         )
 
@@ -202,7 +210,7 @@ class Workflow(Generic[P, R]):
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules.
         """
-        return [WorkflowInstance(self, made) for made in self.host.operations.create_batch(self.name, batch)]
+        return [WorkflowInstance(self, made) for made in self.host.internals.operations.create_batch(self.name, batch)]
 
     async def acreate_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
         """`create_batch` for async code, on a thread."""
@@ -217,7 +225,7 @@ class Workflow(Generic[P, R]):
         Raises:
             InstanceNotFound: No instance of this workflow has this id.
         """
-        self.host.operations.get(self.name, id)
+        self.host.internals.operations.get(self.name, id)
         return WorkflowInstance(self, id)
 
     def list(
@@ -245,7 +253,7 @@ class Workflow(Generic[P, R]):
             ValueRefused: ``limit`` is not between 1 and 1000.
         """
         wanted = None if status is None else Status(status)
-        return self.host.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
+        return self.host.internals.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
 
     # --- the same for async code: each call runs on a thread of the event loop's executor -------
 
@@ -318,7 +326,7 @@ class WorkflowInstance(Generic[R_co]):
 
     @property
     def _operations(self) -> Operations:
-        return self.workflow.host.operations
+        return self.workflow.host.internals.operations
 
     def status(self) -> InstanceStatus:
         """Return the current status, with the output of a complete instance or the error of a failed one."""
@@ -339,7 +347,7 @@ class WorkflowInstance(Generic[R_co]):
             WorkflowFailed: The instance failed or was terminated.
             ResultTimeout: It did not end in time.
         """
-        runtime = self.workflow.host.runtime
+        runtime = self.workflow.host.internals.runtime
         limit = None if timeout is None else values.parse_duration(timeout)
         deadline = None if limit is None else runtime.monotonic() + limit.total_seconds()
         pause = 0.01

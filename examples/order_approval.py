@@ -168,7 +168,7 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> Outcome:
 @signals.worker_init.connect
 def create_tables(**_: object) -> None:
     """Make the tables that are not celery_durable's. An application has migrations for this."""
-    Base.metadata.create_all(durable.store.engine)
+    Base.metadata.create_all(durable.engine)
     payments.open_books()
 
 

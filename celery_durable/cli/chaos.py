@@ -64,7 +64,7 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
     durable.app.loader.import_default_modules()
     _check_broker(durable)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    database = durable.store.engine.url.render_as_string()
+    database = durable.internals.store.engine.url.render_as_string()
     if not yes:
         click.confirm(
             f"Start {workers} workers on {database}, and for {minutes:g} min kill them and lose and repeat messages?",
@@ -102,7 +102,7 @@ class ChaosRun:
     def __init__(self, durable: Durable, console: Console, rng: random.Random, app: str | None) -> None:
         self._durable, self._console, self._rng, self._app = durable, console, rng, app
         self._folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
-        self._messenger = Messenger(durable.publisher, rng)
+        self._messenger = Messenger(durable.internals.publisher, rng)
         self._stop = threading.Event()
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []
@@ -111,19 +111,19 @@ class ChaosRun:
         self._recovered: dict[chaos_checks.HeldClaim, float] = {}
         self._seen: dict[int, DueRun] = {}
         self._since: datetime = database_now(durable)
-        queues = {durable.registry.get(name).queue for name in durable.workflows}
-        self._queues = sorted({durable.settings.queue} | {queue for queue in queues if queue})
+        queues = {durable.internals.registry.get(name).queue for name in durable.workflows}
+        self._queues = sorted({durable.internals.settings.queue} | {queue for queue in queues if queue})
 
     def run(self, *, workers: int, length: timedelta) -> bool:
         """Go through with it, and end what was started; True when it was interrupted."""
         sweeper = Sweeper(
-            self._durable.store,
-            self._durable.settings,
-            self._durable.runtime,
+            self._durable.internals.store,
+            self._durable.internals.settings,
+            self._durable.internals.runtime,
             self._messenger.publish,
-            self._durable.queue_length,
+            self._durable.internals.publisher.queue_length,
         )
-        dispatcher = Dispatcher(sweeper, self._durable.settings)
+        dispatcher = Dispatcher(sweeper, self._durable.internals.settings)
         with self._signals():
             try:
                 self._observe()
@@ -167,7 +167,7 @@ class ChaosRun:
         return OwnWorker(self._app, node, self._queues, self._logs[-1])
 
     def _await_ready(self) -> None:
-        runtime, end = self._durable.runtime, self._durable.runtime.monotonic() + 60
+        runtime, end = self._durable.internals.runtime, self._durable.internals.runtime.monotonic() + 60
         while not (self._stop.is_set() or all(worker.is_ready for worker in self._workers)):
             failed = next((worker for worker in self._workers if not worker.is_running), None)
             if failed is not None or runtime.monotonic() > end:
@@ -185,7 +185,7 @@ class ChaosRun:
     # --- the faults -------------------------------------------------------------------------------
 
     def _inject_faults(self, length: timedelta) -> None:
-        runtime = self._durable.runtime
+        runtime = self._durable.internals.runtime
         started = runtime.monotonic()
         report_at = started + _REPORT_SECONDS
         actions = {self._kill_child: 6, self._kill_worker: 1, self._repeat_messages: 3}
@@ -205,7 +205,7 @@ class ChaosRun:
         try:
             yield
         except Exception as exc:
-            if not self._durable.store.is_transient(exc):
+            if not self._durable.internals.store.is_transient(exc):
                 raise
             self._counts["times the database was away"] += 1
 
@@ -213,7 +213,7 @@ class ChaosRun:
         """Note who is at work now, and replace workers that have fallen."""
         if len(self._seen) < _MAX_OBSERVED:
             within, limit = timedelta(minutes=1), _MAX_OBSERVED - len(self._seen)
-            self._seen |= self._durable.store.read(
+            self._seen |= self._durable.internals.store.read(
                 lambda tx: chaos_checks.find_due_soon(tx, within=within, limit=limit)
             )
         for worker in [worker for worker in self._workers if not worker.is_running]:
@@ -259,10 +259,10 @@ class ChaosRun:
 
     def _claims_to_kill(self, worker: OwnWorker) -> list[chaos_checks.HeldClaim] | None:
         """What the worker holds; None where one more death could make an instance end as WorkerCrashLoop."""
-        held = self._durable.store.read(
-            lambda tx: chaos_checks.find_held_claims(tx, worker.node, lease=self._durable.settings.lease)
+        held = self._durable.internals.store.read(
+            lambda tx: chaos_checks.find_held_claims(tx, worker.node, lease=self._durable.internals.settings.lease)
         )
-        max_crash_count = max(1, self._durable.settings.max_crashes - 2)
+        max_crash_count = max(1, self._durable.internals.settings.max_crashes - 2)
         return None if any(each.crash_count >= max_crash_count for each in held) else held
 
     def _repeat_messages(self) -> None:
@@ -271,7 +271,7 @@ class ChaosRun:
 
     def _await_recovery(self) -> None:
         """Give the struck runs the time that they may need: a lease, and a message or two that got lost."""
-        settings, runtime = self._durable.settings, self._durable.runtime
+        settings, runtime = self._durable.internals.settings, self._durable.internals.runtime
         end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _GRACE_SECONDS
         unrecovered = self._unrecovered()
         if unrecovered and not self._stop.is_set():
@@ -284,7 +284,7 @@ class ChaosRun:
         for held in self._killed_claims:
             if held not in self._recovered:
                 with self._tolerating_outages():
-                    at = self._durable.store.read(partial(chaos_checks.find_progress_after, held=held))
+                    at = self._durable.internals.store.read(partial(chaos_checks.find_progress_after, held=held))
                     if at is not None:
                         self._recovered[held] = (at - held.at).total_seconds()
         return [held for held in self._killed_claims if held not in self._recovered]
@@ -298,7 +298,7 @@ class ChaosRun:
     def report(self) -> tuple[list[tuple[str, str]], list[str]]:
         """The table, and what contradicts itself."""
         pks = sorted(self._seen.keys() | {held.pk for held in self._killed_claims})
-        read = self._durable.store.read
+        read = self._durable.internals.store.read
         statuses, steps = read(lambda tx: chaos_checks.count_progress(tx, pks, since=self._since))
         violations = read(lambda tx: chaos_checks.find_contradictions(tx, pks))
         unrecovered = self._unrecovered()

@@ -51,7 +51,7 @@ class Finding:
 def check_all(durable: Durable) -> Iterator[Finding]:
     """Everything, in the order in which one would mend it."""
     try:
-        _ = durable.settings
+        _ = durable.internals.settings
     except DurableError as exc:
         yield Finding(Level.FAIL, "configuration", str(exc), "Set it as the message says.")
         return
@@ -72,7 +72,7 @@ def check_all(durable: Durable) -> Iterator[Finding]:
 
 def _check_settings(durable: Durable) -> Iterator[Finding]:
     conf: Any = durable.app.conf
-    about, settings = "configuration", durable.settings
+    about, settings = "configuration", durable.internals.settings
     count = len(durable.workflows)
     known = "1 workflow is" if count == 1 else f"{count} workflows are"
     yield Finding(Level.OK, about, f"The durable_* settings are valid; {known} known.")
@@ -181,9 +181,9 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
             remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
             return None
-        started_at = durable.runtime.wall_clock()
-        found = server_info.read_server_info(durable.store)
-        offset = started_at + (durable.runtime.wall_clock() - started_at) / 2 - found.now
+        started_at = durable.internals.runtime.wall_clock()
+        found = server_info.read_server_info(durable.internals.store)
+        offset = started_at + (durable.internals.runtime.wall_clock() - started_at) / 2 - found.now
     except UnsupportedDatabase as exc:
         yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
         return None
@@ -192,7 +192,7 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
         remedy = "Is the server running, and is durable_database_url right?"
         yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", remedy)
         return None
-    url = durable.store.engine.url.render_as_string()
+    url = durable.internals.store.engine.url.render_as_string()
     if found.is_read_only:
         sentence = f"{found.name} {found.version} at {url} is read-only: a standby?"
         yield Finding(Level.FAIL, about, sentence, "Name the server that takes writes in durable_database_url.")
@@ -205,11 +205,11 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
     direction = "ahead of" if offset > timedelta(0) else "behind"
     sentence = f"This machine's clock is {format_duration(abs(offset))} {direction} the database's, which alone counts."
     yield Finding(Level.OK, "clock", sentence)
-    return durable.store.read(heartbeats.read) if is_current else None
+    return durable.internals.store.read(heartbeats.read) if is_current else None
 
 
 def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
-    revision = migrate.read_revision(durable.store)
+    revision = migrate.read_revision(durable.internals.store)
     if revision is not None and revision >= REVISION:
         yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
         return True
@@ -223,7 +223,7 @@ def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
 
 
 def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
-    about, setting = "dispatcher", durable.settings.dispatcher
+    about, setting = "dispatcher", durable.internals.settings.dispatcher
     sweeping = [beat for beat in beats if beat.sweeps(now)]
     if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
         sentence = (
@@ -264,7 +264,7 @@ def _since(outage: Outage) -> datetime:
 
 
 def _check_backlog(durable: Durable) -> Finding:
-    first, now = durable.store.read(schedule.read_next_due)
+    first, now = durable.internals.store.read(schedule.read_next_due)
     if first is None or now - first <= _MAX_LATENESS:
         return Finding(Level.OK, "backlog", "Nothing is late.")
     sentence = f"The oldest due work has not been looked after for {format_duration(now - first, units=1)}."
@@ -273,7 +273,7 @@ def _check_backlog(durable: Durable) -> Finding:
 
 
 def _check_outbox(durable: Durable) -> Finding:
-    count = durable.store.read(outbox.count_given_up)
+    count = durable.internals.store.read(outbox.count_given_up)
     if not count:
         return Finding(Level.OK, "outbox", "No outbound event was given up.")
     what = (
@@ -291,9 +291,9 @@ def _check_workers(
     working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
     replying = _find_replying_workers(durable) if has_broker else {}
     yield _check_replies(durable, {beat.node for beat in working}, set(replying), has_broker=has_broker)
-    needed: dict[str, list[str]] = {durable.settings.queue: []}
+    needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
     for name, handle in durable.workflows.items():
-        needed.setdefault(handle.definition.queue or durable.settings.queue, []).append(name)
+        needed.setdefault(handle.definition.queue or durable.internals.settings.queue, []).append(name)
     for queue, names in needed.items():
         consumers_of_any_pool = [beat for beat in working if queue in beat.queues]
         consumers = [beat for beat in consumers_of_any_pool if beat.runs_workflows]

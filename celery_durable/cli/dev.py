@@ -54,7 +54,7 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
     durable, console = attached_durable(ctx), Console.from_context(ctx)
     replacements = _replace_servers(durable)
     with reaching_database():
-        migrate.upgrade(durable.store)
+        migrate.upgrade(durable.internals.store)
     app: Any = durable.app
     app.loader.import_default_modules()
     app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=console.has_color)
@@ -82,14 +82,14 @@ def _replace_servers(durable: Durable) -> list[Replacement]:
             embedded.use_dev_store(durable)
             replacements.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
         else:
-            replacements.append(("store", durable.store.engine.url.render_as_string(), ""))
-    configured = durable.settings.lease_seconds
+            replacements.append(("store", durable.internals.store.engine.url.render_as_string(), ""))
+    configured = durable.internals.settings.lease_seconds
     embedded.run_dispatcher_in_worker(durable)
-    if durable.settings.lease_seconds != configured:
+    if durable.internals.settings.lease_seconds != configured:
         replacements.append(
             (
                 "lease",
-                f"{durable.settings.lease_seconds:g} s",
+                f"{durable.internals.settings.lease_seconds:g} s",
                 Styled(f"(durable_lease_seconds is {configured:g})", "dim"),
             )
         )
@@ -141,9 +141,11 @@ class _LocalWorker:
                 try:
                     self._print_updates(since)
                 except Exception as exc:
-                    if not self._durable.store.is_transient(exc):  # the worker sits an outage out, and so do we
+                    if not self._durable.internals.store.is_transient(
+                        exc
+                    ):  # the worker sits an outage out, and so do we
                         raise
-            self._durable.stop_flag.set()  # running passes end at their next step boundary
+            self._durable.internals.stop_flag.set()  # running passes end at their next step boundary
             self._worker.stop()
             thread.join()
             self._print_updates(since)

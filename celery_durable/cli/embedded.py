@@ -22,7 +22,7 @@ _MAX_LEASE_SECONDS = 5.0
 def is_without_store(durable: Durable) -> bool:
     """Whether neither durable_database_url nor an engine was given."""
     try:
-        _ = durable.store
+        _ = durable.internals.store
     except ConfigInvalid as exc:
         if exc.setting == "durable_database_url" and exc.value is None:
             return True
@@ -69,9 +69,9 @@ def use_memory_broker(app: Any) -> str | None:
 
 def run_dispatcher_in_worker(durable: Durable) -> None:
     """Have the worker of this process find due work, soon also after it was killed."""
-    lease = min(durable.settings.lease_seconds, _MAX_LEASE_SECONDS)
+    lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
     _set(durable, dispatcher="worker", lease_seconds=lease)
 
 
 def _set(durable: Durable, **changes: Any) -> None:
-    durable.settings = dataclasses.replace(durable.settings, **changes)
+    durable.internals.settings = dataclasses.replace(durable.internals.settings, **changes)

@@ -29,11 +29,11 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
     durable, console = stored_durable(ctx), Console.from_context(ctx)
     with reaching_database():
         if sql:
-            click.echo(migrations.render_sql(durable.store), nl=False)
+            click.echo(migrations.render_sql(durable.internals.store), nl=False)
         elif check:
-            migrations.check_tables(durable.store)
-            console.print_entry(["Up to date", f"revision {migrations.read_revision(durable.store)}"])
+            migrations.check_tables(durable.internals.store)
+            console.print_entry(["Up to date", f"revision {migrations.read_revision(durable.internals.store)}"])
         else:
-            before, after = migrations.upgrade(durable.store)
+            before, after = migrations.upgrade(durable.internals.store)
             change = f"revision {after}" if before == after else f"revision {before or 'none'} -> {after}"
             console.print_entry(["Up to date" if before == after else "Migrated", change])

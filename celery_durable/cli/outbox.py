@@ -47,11 +47,11 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         raise click.UsageError("Name ids with --retry or --drop, and only then.")
     durable, console = open_durable(ctx), Console.from_context(ctx)
     if retry:
-        _print_action(console, "To be delivered again", durable.operations.retry_outbox(ids))
+        _print_action(console, "To be delivered again", durable.internals.operations.retry_outbox(ids))
     elif drop:
-        _print_action(console, "Dropped", durable.operations.drop_outbox(ids))
+        _print_action(console, "Dropped", durable.internals.operations.drop_outbox(ids))
     else:
-        found = durable.operations.outbox(given_up=given_up, limit=limit + 1)
+        found = durable.internals.operations.outbox(given_up=given_up, limit=limit + 1)
         if not found:
             console.print_note("Nothing was given up." if given_up else "Nothing is in the outbox.")
             return
@@ -69,7 +69,7 @@ def _print_action(console: Console, action: str, entries: Sequence[OutboxEntry])
 def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -> list[Cell]:
     ref = entry.ref
     run_cells = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
-    redaction = durable.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
+    redaction = durable.internals.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
     given_up: Cell = Styled("given up", "red") if console.is_terminal else ""
     return [
         entry.kind.value,

@@ -35,8 +35,8 @@ def stats(ctx: click.Context) -> None:
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
-    found, times = durable.operations.stats(), Times(database_now(durable), exact=not console.is_terminal)
-    queues = {queue: durable.queue_length(queue) for queue in _queues(durable)}
+    found, times = durable.internals.operations.stats(), Times(database_now(durable), exact=not console.is_terminal)
+    queues = {queue: durable.internals.publisher.queue_length(queue) for queue in _queues(durable)}
     oldest = times.format(found.overdue.oldest)
     if not console.is_terminal:
         for workflow, status, count in found.counts:
@@ -62,8 +62,8 @@ def stats(ctx: click.Context) -> None:
 
 
 def _queues(durable: Durable) -> list[str]:
-    known = (durable.registry.get(name).queue for name in sorted(durable.registry))
-    return sorted({durable.settings.queue, *(queue for queue in known if queue)})
+    known = (durable.internals.registry.get(name).queue for name in sorted(durable.internals.registry))
+    return sorted({durable.internals.settings.queue, *(queue for queue in known if queue)})
 
 
 @click.command(cls=Command, examples=["waits", "waits --type approval -w order"])
@@ -78,7 +78,7 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     step, since, times out, status of the instance.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    found = durable.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
+    found = durable.internals.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
         console.print_note("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
@@ -110,7 +110,7 @@ def leases(ctx: click.Context, limit: int) -> None:
     taken by the next sweep. Piped: workflow, id, run, node, Celery task, end of the lease, crashes in a row.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    found = durable.operations.leases(limit=limit)
+    found = durable.internals.operations.leases(limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
         console.print_note("No worker holds a run.")
@@ -139,7 +139,7 @@ def wake(targets: Targets) -> None:
         assert isinstance(backend, StoreBackend)
         return [
             "Woken"
-            if backend.durable.operations.wake(workflow, instance_id)
+            if backend.durable.internals.operations.wake(workflow, instance_id)
             else "Not woken, it is paused or worked on"
         ]
 
@@ -157,9 +157,9 @@ def sweep(ctx: click.Context) -> None:
     1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    published = durable.sweeper.sweep_as_only_dispatcher()
+    published = durable.internals.sweeper.sweep_as_only_dispatcher()
     console.print_entry(["Published", str(published)])
-    outages = durable.publisher.outages().items()
+    outages = durable.internals.publisher.outages().items()
     if outages:
         sentences = [
             f"{'The broker' if queue is None else 'Queue'} {each.where} takes no messages: {each.error}"

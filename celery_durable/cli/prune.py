@@ -38,7 +38,7 @@ def prune(
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
-    operations = durable.operations
+    operations = durable.internals.operations
     if yes:
         deleted = operations.prune(older_than=older_than, workflow=workflow, statuses=wanted)
         console.print_entry(["Deleted", Styled(str(deleted), "bold")])

@@ -52,10 +52,10 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
         assert id is not None
         durable = open_durable(ctx)
         durable.app.loader.import_default_modules()
-        records = [durable.runner.read_recorded_run(workflow, id, run=run)]
+        records = [durable.internals.runner.read_recorded_run(workflow, id, run=run)]
     console, matches = Console.from_context(ctx), True
     for recorded in records:
-        found = durable.runner.check_replay(recorded)
+        found = durable.internals.runner.check_replay(recorded)
         matches = matches and found.matches
         _show(console, recorded, found)
     if not matches:

@@ -59,7 +59,7 @@ def open_durable(ctx: click.Context) -> Durable:
     """The Durable of the app named by -A, with its database reached and its tables up to date."""
     durable = stored_durable(ctx)
     with reaching_database():
-        migrate.check_revision(durable.store)
+        migrate.check_revision(durable.internals.store)
     return durable
 
 
@@ -111,7 +111,7 @@ def _unreachable(exc: Exception) -> CliError:
 
 def database_now(durable: Durable) -> datetime:
     """The database's time, by which everything shown was written."""
-    return durable.store.read(schedule.read_next_due)[1]
+    return durable.internals.store.read(schedule.read_next_due)[1]
 
 
 class StoreBackend:
@@ -125,7 +125,7 @@ class StoreBackend:
 
     @property
     def _operations(self) -> Operations:
-        return self.durable.operations
+        return self.durable.internals.operations
 
     def now(self) -> datetime:
         """The database's time."""
@@ -133,16 +133,16 @@ class StoreBackend:
 
     def monotonic(self) -> float:
         """On the app's clock."""
-        return self.durable.runtime.monotonic()
+        return self.durable.internals.runtime.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """On the app's clock."""
-        self.durable.runtime.sleep(seconds)
+        self.durable.internals.runtime.sleep(seconds)
 
     def workflows(self) -> list[WorkflowInfo]:
         """Those that a worker of this app would know."""
         self.durable.app.loader.import_default_modules()
-        registry, queue = self.durable.registry, self.durable.settings.queue
+        registry, queue = self.durable.internals.registry, self.durable.internals.settings.queue
         known = [registry.get(name) for name in sorted(registry)]
         return [WorkflowInfo(each.name, each.queue or queue, each.where) for each in known]
 
@@ -158,7 +158,8 @@ class StoreBackend:
         """Also of all workflows."""
         found = self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
         return Page(
-            tuple(self.durable.redaction(each.workflow, each.id).summary(each) for each in found.items), found.cursor
+            tuple(self.durable.internals.redaction(each.workflow, each.id).summary(each) for each in found.items),
+            found.cursor,
         )
 
     def read_snapshot(
@@ -176,7 +177,7 @@ class StoreBackend:
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """From one transaction."""
         found = self._operations.history(workflow, instance_id, run=run)
-        return self.durable.redaction(workflow, instance_id).history(found)
+        return self.durable.internals.redaction(workflow, instance_id).history(found)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
@@ -184,18 +185,18 @@ class StoreBackend:
         """By the lines' ids."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
         filters = {"run": run, "levels": levels, "category": category}
-        redaction = self.durable.redaction(workflow, instance_id)
+        redaction = self.durable.internals.redaction(workflow, instance_id)
         return StoredLogTail(self._operations, (workflow, instance_id), filters, redaction)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """From one look."""
         found = self._operations.published(workflow, instance_id, run=run)
-        return self.durable.redaction(workflow, instance_id).published(found)
+        return self.durable.internals.redaction(workflow, instance_id).published(found)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """From the database alone."""
         facts = self._operations.facts(workflow, instance_id)
-        return explain(self.durable.redaction(workflow, instance_id).facts(facts))
+        return explain(self.durable.internals.redaction(workflow, instance_id).facts(facts))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """The app's workflows are imported before."""

@@ -41,7 +41,7 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
     Use it to answer wait_for_topic. Nothing is kept for waits to come. Piped: topic, number of waits.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    resumed = durable.operations.emit(topic, payload, id=id)
+    resumed = durable.internals.operations.emit(topic, payload, id=id)
     if not console.is_terminal:
         console.print_record(topic, str(resumed))
         return
@@ -59,7 +59,7 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     Use it before emit. Piped: workflow, id, run, step, since when, until when.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    page = durable.operations.waiters(topic, cursor=cursor, limit=limit)
+    page = durable.internals.operations.waiters(topic, cursor=cursor, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     rows: list[list[Cell]] = [
         [

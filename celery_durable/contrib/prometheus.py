@@ -172,14 +172,14 @@ class InstanceCounts(Collector):
         yield outages
 
     def _read(self) -> None:
-        now = self._durable.runtime.monotonic()
+        now = self._durable.internals.runtime.monotonic()
         if now < self._good_until:
             return
         try:
-            known = sorted(self._durable.registry)
-            self._counts = self._durable.store.read(lambda tx: instance_counts.count_live(tx, known))
-            self._given_up = self._durable.store.read(outbox.count_given_up)
-            self._outages = _lasting(*self._durable.store.read(heartbeats.read))
+            known = sorted(self._durable.internals.registry)
+            self._counts = self._durable.internals.store.read(lambda tx: instance_counts.count_live(tx, known))
+            self._given_up = self._durable.internals.store.read(outbox.count_given_up)
+            self._outages = _lasting(*self._durable.internals.store.read(heartbeats.read))
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", exc)
             self._counts, self._given_up, self._outages = {}, None, None

@@ -47,7 +47,7 @@ def router(
     """
 
     def limit() -> int:
-        return max_body_bytes or durable.settings.max_payload_bytes + _ENVELOPE_BYTES
+        return max_body_bytes or durable.internals.settings.max_payload_bytes + _ENVELOPE_BYTES
 
     access_control = AccessControl(authorize, allow_anonymous=allow_anonymous, max_body_bytes=limit)
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]

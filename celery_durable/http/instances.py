@@ -31,7 +31,7 @@ class InstanceRoutes:
 
     @property
     def _operations(self) -> Operations:
-        return restrict_to_request_scope(self._durable.operations)
+        return restrict_to_request_scope(self._durable.internals.operations)
 
     @requires(Permission.CREATION)
     async def create(self, request: Request, workflow: WorkflowName, body: requests.CreateInstance) -> Response:
@@ -40,7 +40,7 @@ class InstanceRoutes:
         An id that is taken is refused: `restart` runs an instance again. With `ifExists` "return", which needs the
         right to read it too, the answer is then the existing one, and 200.
         """
-        self._durable.registry.get(workflow)
+        self._durable.internals.registry.get(workflow)
         instance_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, "create", workflow, instance_id)
         if body.if_exists == "return":
@@ -70,9 +70,9 @@ class InstanceRoutes:
 
         Existing and repeated ids are skipped, and left out of the answer; one invalid item refuses all.
         """
-        self._durable.registry.get(workflow)
-        if len(body.instances) > self._durable.settings.max_batch:
-            raise BatchTooLarge(len(body.instances), self._durable.settings.max_batch)
+        self._durable.internals.registry.get(workflow)
+        if len(body.instances) > self._durable.internals.settings.max_batch:
+            raise BatchTooLarge(len(body.instances), self._durable.internals.settings.max_batch)
         batch: list[CreateOptions[Any]] = [
             CreateOptions(self._check_id(each.id), each.params, each.labels) for each in body.instances
         ]
@@ -82,7 +82,7 @@ class InstanceRoutes:
         return json_response(responses.InstanceBatch(instances=[_created_item(instance_id) for instance_id in made]))
 
     def _check_id(self, instance_id: str) -> str:
-        return values.check_instance_id(instance_id, self._durable.settings.max_instance_id)
+        return values.check_instance_id(instance_id, self._durable.internals.settings.max_instance_id)
 
     async def _admit(self, request: Request, operation: str, workflow: str, instance_id: str) -> None:
         """Each instance is asked for with the very id that will be written."""

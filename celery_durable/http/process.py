@@ -58,7 +58,7 @@ class ProcessRoutes:
     async def readyz(self) -> Response:
         """Whether the database answers and has been migrated."""
         try:
-            await timeouts.run_probe(lambda: migrate.check_revision(self._durable.store))
+            await timeouts.run_probe(lambda: migrate.check_revision(self._durable.internals.store))
         except Exception as exc:
             logger.warning("Not ready: %s", exc)
             raise NotReady from exc

@@ -51,10 +51,10 @@ class ReadRoutes:
 
     @property
     def _operations(self) -> Operations:
-        return restrict_to_request_scope(self._durable.operations)
+        return restrict_to_request_scope(self._durable.internals.operations)
 
     def _view(self, workflow: str, instance_id: str) -> View:
-        return View(self._durable.redaction(workflow, instance_id))
+        return View(self._durable.internals.redaction(workflow, instance_id))
 
     @requires(Permission.READING)
     def list_workflows(self) -> Response:

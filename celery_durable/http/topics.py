@@ -96,7 +96,7 @@ class TopicRoutes:
         """
         await self._access_control.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
         resumed = await timeouts.run_in_request_thread(
-            restrict_to_request_scope(self._durable.operations).emit, topic, body.payload, id=body.id
+            restrict_to_request_scope(self._durable.internals.operations).emit, topic, body.payload, id=body.id
         )
         return json_response(Emitted(resumed=resumed))
 
@@ -106,7 +106,9 @@ class TopicRoutes:
 
         Instances of all workflows, the oldest first.
         """
-        page = restrict_to_request_scope(self._durable.operations).waiters(topic, cursor=cursor, limit=page_size)
+        page = restrict_to_request_scope(self._durable.internals.operations).waiters(
+            topic, cursor=cursor, limit=page_size
+        )
         more = {} if page.cursor is None else {"cursor": page.cursor}
         items = [_view_waiter(waiter) for waiter in page.items]
         return json_response(WaiterList(waiters=items, has_next_page=page.cursor is not None, **more))

@@ -91,13 +91,13 @@ class TaskDependencies(Protocol):
     @property
     def sweeper(self) -> Sweeper: ...
     @property
-    def sweep_heartbeat(self) -> SweepTaskHeartbeat: ...
+    def sweep_task_heartbeat(self) -> SweepTaskHeartbeat: ...
     @property
     def deliveries(self) -> OutboundDeliverer: ...
     @property
     def answers(self) -> AnswerCommitter: ...
     @property
-    def lost_tasks_worker(self) -> WorkerLossTracker: ...
+    def worker_loss_tracker(self) -> WorkerLossTracker: ...
     @property
     def task_end_handler(self) -> TaskEndHandler: ...
 
@@ -125,11 +125,11 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         """Publish due work; for a beat that hosts no dispatcher."""
         published = (
             dependencies.sweeper.sweep_as_only_dispatcher()
-            if dependencies.sweep_heartbeat.is_only_sweeper()
+            if dependencies.sweep_task_heartbeat.is_only_sweeper()
             else dependencies.sweeper.sweep()
         )
         dependencies.sweeper.delete_expired()
-        dependencies.sweep_heartbeat.write_if_due(str(self.request.hostname))
+        dependencies.sweep_task_heartbeat.write_if_due(str(self.request.hostname))
         return f"{published} published"
 
     @app.task(name=DELIVER, **_OPTIONS)
@@ -218,7 +218,7 @@ def make_task_end_handler(app: Celery, dependencies: TaskDependencies, backgroun
         _send_answer(app.tasks[TASK_FAILED if is_error else TASK_DONE], dependencies.answers, (what, reference))
 
     return TaskEndHandler(
-        app, lambda: dependencies.answers, background, send, loss_recorder=dependencies.lost_tasks_worker
+        app, lambda: dependencies.answers, background, send, loss_recorder=dependencies.worker_loss_tracker
     )
 
 

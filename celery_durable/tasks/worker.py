@@ -43,12 +43,12 @@ class DurableStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
-        self.durable: Any = parent.app.durable
+        self._internals: Any = parent.app.durable.internals
         self._pool = pool_name(parent.pool_cls)
         self._startup_error: Exception | None = None
         self._timers: list[Any] = []
         self._redis_watchdog = RedisWatchdog()
-        self.durable.unsupported_pool = None if runs_workflows(self._pool) else self._pool
+        self._internals.unsupported_pool = None if runs_workflows(self._pool) else self._pool
         if not runs_workflows(self._pool):
             self._stop_consuming(parent.app)
         super().__init__(parent, **kwargs)
@@ -56,15 +56,15 @@ class DurableStep(bootsteps.StartStopStep):
     def _stop_consuming(self, app: Any) -> None:
         """Leave the queue before the worker prints its queues; an error is kept and raised when the worker starts."""
         try:
-            queue = self.durable.settings.queue
-            stop_consuming(app, queue, self._pool, is_named_by_user=queue in self.durable.named_queues)
+            queue = self._internals.settings.queue
+            stop_consuming(app, queue, self._pool, is_named_by_user=queue in self._internals.processes.named_queues)
         except (DurableError, ImproperlyConfigured) as exc:
             self._startup_error = exc
 
     def start(self, parent: Any) -> None:
         if self._startup_error is not None:
             raise self._startup_error
-        self.durable.worker_started(parent.hostname, self._pool)
+        self._internals.processes.start_worker(parent.hostname, self._pool)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Check twice a second for pool processes that died in a pass, and whether the worker stopped consuming."""
@@ -77,7 +77,7 @@ class DurableStep(bootsteps.StartStopStep):
         ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
-        self.durable.worker_stopped()
+        self._internals.processes.stop_worker()
 
     terminate = stop
 

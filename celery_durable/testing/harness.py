@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable import values
-from celery_durable.app import Durable, standing_in
+from celery_durable.app import Durable, override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, RunRef, Status
@@ -86,7 +86,7 @@ class DurableHarness(Doubles):
         self.outbox: list[OutboxMessage] = []
         """The tasks and outbound events that steps have sent, oldest first; none of the tasks is run."""
         self._undelivered: list[str] = []
-        self.tasks = SentTasks(lambda: self.durable.operations, self, self.settings.limits)
+        self.tasks = SentTasks(lambda: self.durable.internals.operations, self, self.settings.limits)
         """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
         self._runners: list[RunnerProcess] = []
@@ -106,24 +106,25 @@ class DurableHarness(Doubles):
             self._web.runtime,
             self._publish,
             self._queue_length,
-            outbox=self.durable.outbox,
+            outbox=self.durable.internals.outbox,
         )
         self._database.migrate()
         self._refuse_others(wipe=wipe)
 
     def _durable(self) -> Durable:
         durable = Durable(runtime=self._web.runtime)
-        durable.settings, durable.store, durable.registry = self.settings, self._web.store, self._code
-        durable.outbox = Outbox(self._web.store, self.settings, self._send)
-        durable.operations = Operations(
+        parts = durable.internals
+        parts.settings, parts.store, parts.registry = self.settings, self._web.store, self._code
+        parts.outbox = Outbox(self._web.store, self.settings, self._send)
+        parts.operations = Operations(
             self._web.store,
             self.settings,
             self._code,
             self._web.runtime,
             functools.partial(self._capture, None),
-            post=durable.outbox.send_committed,
+            post=parts.outbox.send_committed,
         )
-        durable.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
+        parts.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
 
     def _advance(self, ref: RunRef, **how: Any) -> str:
@@ -133,7 +134,7 @@ class DurableHarness(Doubles):
     def _refuse_others(self, *, wipe: bool) -> None:
         if wipe:
             databases.wipe(self._web.store)
-        elif not self._database.is_own and self.durable.operations.list(limit=1).items:
+        elif not self._database.is_own and self.durable.internals.operations.list(limit=1).items:
             url = self._web.store.engine.url.render_as_string()
             self.close()
             raise StoreNotEmpty(url)
@@ -142,7 +143,7 @@ class DurableHarness(Doubles):
         return f"<DurableHarness at {self.clock.now:%Y-%m-%d %H:%M:%S}, {len(self.messages)} messages>"
 
     def __enter__(self) -> Self:
-        self._active.enter_context(standing_in(self.durable))
+        self._active.enter_context(override_durable(self.durable))
         return self
 
     def __exit__(
@@ -209,7 +210,7 @@ class DurableHarness(Doubles):
         None: there was nothing to do. A message that is lost is found by sweeps, five seconds after it was sent.
         """
         if self._undelivered:
-            return self.durable.deliveries.deliver(self._undelivered.pop(0))
+            return self.durable.internals.deliveries.deliver(self._undelivered.pop(0))
         if not self.messages:
             self._answer_waits()
         if not self.messages and self.tasks.answer() and not self.messages:
@@ -287,7 +288,7 @@ class DurableHarness(Doubles):
         return said
 
     def _live(self) -> Iterator[str]:
-        for summary in self.durable.operations.list(status=Status.ACTIVE, limit=100).items:
+        for summary in self.durable.internals.operations.list(status=Status.ACTIVE, limit=100).items:
             yield str(RunRef(summary.workflow, summary.id, summary.run_number))
 
     def _answer_waits(self) -> None:
@@ -298,7 +299,7 @@ class DurableHarness(Doubles):
                 self.durable.emit(topic, double.use())
         if not self.events:
             return
-        waiting = self.durable.operations.list(status=Status.WAITING, limit=1000).items  # newest first
+        waiting = self.durable.internals.operations.list(status=Status.WAITING, limit=1000).items  # newest first
         for summary in reversed(waiting):
             ref = RunRef(summary.workflow, summary.id, summary.run_number)
             for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
@@ -308,7 +309,7 @@ class DurableHarness(Doubles):
                 double = next((each for each in self.events if each.serves(ref.workflow, step.wait_event_type)), None)
                 if double is not None:
                     self._answered.add(wait)
-                    send = self.durable.operations.send_event
+                    send = self.durable.internals.operations.send_event
                     send(ref.workflow, ref.instance_id, step.wait_event_type, double.use())
 
     # --- what steps send ------------------------------------------------------------------------
@@ -318,7 +319,7 @@ class DurableHarness(Doubles):
     ) -> Callable[[Callable[[OutboundEvent], R]], Callable[[OutboundEvent], R]]:
         """Have a function called for outbound events of this name, as `Durable.outbound` does; it is called by a tick.
 
-        An event whose name has no handler here is captured in `outbox` like a task, and counts as delivered.
+        An event without a handler is captured like a task, for `drain_outbox`, and counts as delivered.
         """
         return self.durable.outbound(name, retries=retries)
 
@@ -333,8 +334,8 @@ class DurableHarness(Doubles):
             if message.kind is OutboxKind.TASK:
                 self.tasks.sent(message)
         events = [message for message in messages if message.kind is OutboxKind.EVENT]
-        self._undelivered += [message.id for message in events if message.name in self.durable.handlers]
-        if others := [message.id for message in events if message.name not in self.durable.handlers]:
+        self._undelivered += [message.id for message in events if message.name in self.durable.internals.handlers]
+        if others := [message.id for message in events if message.name not in self.durable.internals.handlers]:
             self._web.store.transact(lambda tx: outbox.delete(tx, others))
         return PublishReport.of(len(messages), SendState.SENT)
 

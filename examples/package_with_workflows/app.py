@@ -38,8 +38,8 @@ def main() -> None:
     given = parser.parse_args()
     match given.verb:
         case "open":
-            metadata.create_all(durable.store.engine)
-            with Session(durable.store.engine) as db:
+            metadata.create_all(durable.engine)
+            with Session(durable.engine) as db:
                 sessions.open(db, given.session, agent=given.agent)
                 db.commit()
         case "say":

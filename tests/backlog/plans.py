@@ -12,15 +12,15 @@ from tests.backlog.room import Room
 def dispatcher_plans(room: Room) -> tuple[int, float]:
     """The most blocks that one statement of a turn reads, and how many milliseconds the slowest takes."""
     durable = room.site.durable
-    engine, seen = durable.store.engine, dict[str, Any]()
+    engine, seen = durable.internals.store.engine, dict[str, Any]()
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
         if not many and statement.lstrip().upper().startswith(("SELECT", "WITH", "UPDATE", "DELETE")):
             seen[statement] = parameters
 
     sa.event.listen(engine, "before_cursor_execute", note)
-    durable.sweeper.sweep(max_rounds=1)
-    durable.sweeper.seconds_to_next()
+    durable.internals.sweeper.sweep(max_rounds=1)
+    durable.internals.sweeper.seconds_to_next()
     sa.event.remove(engine, "before_cursor_execute", note)
     blocks, slowest = 0, 0.0
     for statement, parameters in seen.items():

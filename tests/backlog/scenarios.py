@@ -202,7 +202,7 @@ def _host(folder: Path, database_url: str | None, seconds: float, idle: int) -> 
     config = HostConfig("host", str(folder), server.url, database_url)
     app = build(config)
     if database_url is not None:
-        migrate.upgrade(vars(app)["durable"].store)
+        migrate.upgrade(vars(app)["durable"].internals.store)
     worker = start_worker(config, "--concurrency=1")
     try:
         for _ in range(3):

@@ -227,7 +227,7 @@ def test_what_runs_eagerly_answers_at_once(make_app: MakeApp) -> None:
 def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     app: Celery, durable: Durable, ask, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, refused = durable.operations.answer, []
+    answer, refused = durable.internals.operations.answer, []
 
     def refuse(*args: Any, **options: Any) -> Any:
         if len(refused) < 2:
@@ -235,8 +235,8 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
             raise OSError("the database is away")
         return answer(*args, **options)
 
-    monkeypatch.setattr(durable.operations, "answer", refuse)
-    monkeypatch.setattr(durable.answers, "pause_before_resend", lambda: None)
+    monkeypatch.setattr(durable.internals.operations, "answer", refuse)
+    monkeypatch.setattr(durable.internals.answers, "pause_before_resend", lambda: None)
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]
     assert refused == [{"may_retry": False}, {"may_retry": True}]  # where the task ran, then from a message
@@ -352,7 +352,7 @@ def test_a_result_is_the_same_committed_where_its_task_ran_or_sent(
     got = []
     for is_direct in (True, False):
         if not is_direct:
-            monkeypatch.setattr(durable.answers, "can_commit_directly", lambda _: False)
+            monkeypatch.setattr(durable.internals.answers, "can_commit_directly", lambda _: False)
         with published() as names, worker(app, queues=[app.conf.durable_queue]):
             instance = gather.create()
             until(lambda: instance.status().status == "complete")

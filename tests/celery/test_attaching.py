@@ -148,7 +148,7 @@ def test_settings_may_come_from_a_namespace(make_app: MakeApp, store_url: str) -
         {"CELERY_DURABLE_DATABASE_URL": store_url, "CELERY_DURABLE_QUEUE": "flow"}, namespace="CELERY"
     )
     assert consumed(app) == {"celery", "flow"}
-    assert durable.settings.database_url == store_url
+    assert durable.internals.settings.database_url == store_url
     assert app.conf.beat_schedule[SWEEP]["options"] == {"queue": "flow"}
 
 
@@ -157,7 +157,7 @@ def test_a_setting_that_is_assigned_late_counts(make_app: MakeApp) -> None:
     durable = Durable(app)
     assert not app.conf.task_always_eager
     app.conf.durable_lease_seconds = 7.0
-    assert durable.settings.lease_seconds == 7.0
+    assert durable.internals.settings.lease_seconds == 7.0
 
 
 # --- queues, whenever they are assigned ---------------------------------------------------------
@@ -315,10 +315,10 @@ def test_the_first_use_is_refused_where_workers_would_throw_our_messages_away(ma
     durable = Durable(app)
     app.send_task("anything", serializer="yaml")  # the application's own affair
     with pytest.raises(ConfigInvalid) as refused:
-        durable.operations.list()
+        durable.internals.operations.list()
     assert str(refused.value) == CONTENT
 
 
 @pytest.mark.parametrize("accepted", [None, ["application/json"], {"json", "pickle"}], ids=["none", "type", "set"])
 def test_content_that_includes_json_is_accepted(make_app: MakeApp, accepted: Any) -> None:
-    assert Durable(make_app(accept_content=accepted)).settings.queue
+    assert Durable(make_app(accept_content=accepted)).internals.settings.queue

@@ -90,7 +90,7 @@ def test_beat_of_another_app_gets_nothing_from_us(make_app: MakeApp, tmp_path: P
     durable = Durable(ours)
     with beat(other, tmp_path) as service:
         assert SWEEP not in service.scheduler.schedule
-    assert "dispatcher" not in vars(durable)
+    assert "dispatcher" not in vars(durable.internals)
 
 
 def test_without_a_dispatcher_neither_beat_nor_worker_runs_one(make_app: MakeApp, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_without_a_dispatcher_neither_beat_nor_worker_runs_one(make_app: MakeApp
     durable = Durable(app)
     with worker(app), beat(app, tmp_path) as service:
         assert SWEEP not in service.scheduler.schedule
-    assert "dispatcher" not in vars(durable)
+    assert "dispatcher" not in vars(durable.internals)
 
 
 def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: Path) -> None:
@@ -109,12 +109,16 @@ def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: P
         workflow.create(id=f"n-{number}")
     messages(app)
     _unsend(durable)
-    second = Sweeper(durable.store, durable.settings, Runtime(), durable.publisher.publish, lambda _: 0)
-    both = [Dispatcher(sweeper, durable.settings) for sweeper in (durable.sweeper, second)]
+    second = Sweeper(
+        durable.internals.store, durable.internals.settings, Runtime(), durable.internals.publisher.publish, lambda _: 0
+    )
+    both = [Dispatcher(sweeper, durable.internals.settings) for sweeper in (durable.internals.sweeper, second)]
     for dispatcher in both:
         dispatcher.start()
     try:
-        until(lambda: (when := durable.store.read(schedule.read_next_due))[0] - when[1] > timedelta(minutes=5))
+        until(
+            lambda: (when := durable.internals.store.read(schedule.read_next_due))[0] - when[1] > timedelta(minutes=5)
+        )
     finally:
         for dispatcher in both:
             dispatcher.stop()
@@ -125,7 +129,7 @@ def test_a_dispatcher_starts_once_and_stops(durable: Durable) -> None:
     def threads() -> int:
         return sum(thread.name == "durable-dispatcher" for thread in threading.enumerate())
 
-    dispatcher = durable.dispatcher
+    dispatcher = durable.internals.dispatcher
     dispatcher.start()
     dispatcher.start()
     assert threads() == 1
@@ -165,27 +169,29 @@ def outage(make_app: MakeApp) -> tuple[Durable, Outage, Sweeper, list[DueRun]]:
     runtime = Outage()
     app = make_app(durable_lease_seconds=0.05, durable_grace_seconds=0.001)
     durable = Durable(app, runtime=runtime)
-    runtime.install(durable.store.engine)
+    runtime.install(durable.internals.store.engine)
     published: list[DueRun] = []
 
     def publish(due_runs: Any) -> PublishReport:
         published.extend(due_runs)
         return PublishReport.of(len(due_runs), SendState.SENT)
 
-    sweeper = Sweeper(durable.store, durable.settings, runtime, publish, lambda _: None)
+    sweeper = Sweeper(durable.internals.store, durable.internals.settings, runtime, publish, lambda _: None)
     nap(durable).create(id="n-1")
     return durable, runtime, sweeper, published
 
 
 def _claim(durable: Durable) -> Any:
     ref = RunRef("nap", "n-1", 1)
-    lease = durable.settings.lease
-    return durable.store.transact(lambda tx: claims.claim(tx, ref, token="t" * 36, claimed_by="task node", lease=lease))
+    lease = durable.internals.settings.lease
+    return durable.internals.store.transact(
+        lambda tx: claims.claim(tx, ref, token="t" * 36, claimed_by="task node", lease=lease)
+    )
 
 
 def _crashes(durable: Durable) -> int:
-    with durable.store.engine.connect() as connection:
-        return int(connection.execute(sa.select(durable.store.tables.instance.c.crash_count)).scalar_one())
+    with durable.internals.store.engine.connect() as connection:
+        return int(connection.execute(sa.select(durable.internals.store.tables.instance.c.crash_count)).scalar_one())
 
 
 def _until_due(sweeper: Sweeper) -> None:
@@ -194,8 +200,8 @@ def _until_due(sweeper: Sweeper) -> None:
 
 def _unsend(durable: Durable) -> None:
     """No hint of what is due has left."""
-    i = durable.store.tables.instance
-    with durable.store.engine.begin() as connection:
+    i = durable.internals.store.tables.instance
+    with durable.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).values(sent_at=None, poll_at=i.c.run_at))
 
 
@@ -212,7 +218,7 @@ def test_an_expired_claim_is_released_as_a_crash(outage: Any) -> None:
     assert _claim(durable)
     _until_due(sweeper)
     assert sweeper.sweep() == 1
-    assert published == [DueRun(RunRef("nap", "n-1", 1), durable.settings.queue)]
+    assert published == [DueRun(RunRef("nap", "n-1", 1), durable.internals.settings.queue)]
     assert _crashes(durable) == 1
 
 
@@ -264,7 +270,7 @@ def test_sweepers_that_are_all_new_release_an_expired_claim_after_one_lease_in_s
     assert _claim(durable)
     answers = []
     for _ in range(4):
-        new = Sweeper(durable.store, durable.settings, runtime, _taken, lambda _: None)
+        new = Sweeper(durable.internals.store, durable.internals.settings, runtime, _taken, lambda _: None)
         _until_due(new)
         answers.append(new.sweep())
     assert answers == [0, 0, 0, 1]
@@ -287,14 +293,14 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
     runtime = Outage()
     app = make_app(durable_dispatcher="worker", durable_grace_seconds=0.001)
     durable = Durable(app, runtime=runtime)
-    runtime.install(durable.store.engine)
+    runtime.install(durable.internals.store.engine)
     workflow = nap(durable)
 
     def told(start: str) -> list[str]:
         lines = [record.getMessage() for record in caplog.records if record.name == "celery_durable.dispatcher"]
         return [line for line in lines if line.startswith(start)]
 
-    durable.dispatcher.start()
+    durable.internals.dispatcher.start()
     runtime.is_down = True
     until(lambda: told("The dispatcher cannot check for due work and will retry: "))
     runtime.is_down = False

@@ -30,15 +30,15 @@ def test_a_dispatcher_rests_while_full_queues_leave_work_due(make_app: Callable[
 
     order.create(id="o-1")
     seen: list[str] = []
-    sa.event.listen(durable.store.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
+    sa.event.listen(durable.internals.store.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
     sweeper = Sweeper(
-        durable.store,
-        durable.settings,
+        durable.internals.store,
+        durable.internals.settings,
         Runtime(),
         lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
         lambda _: 10**6,
     )
-    dispatcher = Dispatcher(sweeper, durable.settings)
+    dispatcher = Dispatcher(sweeper, durable.internals.settings)
     until(lambda: sweeper.seconds_to_next() <= 0)
     seen.clear()
     began = time.monotonic()

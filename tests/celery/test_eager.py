@@ -111,8 +111,8 @@ def test_a_sleep_ends_with_a_sweep(durable: Durable) -> None:
 
     instance = nap.create()
     while not instance.status().status.is_terminal:
-        durable.runtime.sleep(max(0.0, durable.sweeper.seconds_to_next()))
-        durable.sweeper.sweep()
+        durable.internals.runtime.sleep(max(0.0, durable.internals.sweeper.seconds_to_next()))
+        durable.internals.sweeper.sweep()
     assert instance.status().output == "rested"
 
 
@@ -146,6 +146,6 @@ def test_a_worker_that_stopped_before_in_this_process_stops_nothing(make_app: Ma
 
     with worker(app):
         pass
-    assert durable.stop_flag.is_set()
+    assert durable.internals.stop_flag.is_set()
     app.conf.task_always_eager = True
     assert order.create().status().output == 1

@@ -60,21 +60,23 @@ def registry() -> Iterator[CollectorRegistry]:
 
 def dump(durable: Durable) -> dict[str, Any]:
     """All that is in the database, but for what a hint may change, and for heartbeats."""
-    t, found = durable.store.tables, {}
+    t, found = durable.internals.store.tables, {}
     for table in t.metadata.sorted_tables:
         if table is not t.heartbeat:
             columns = [column for column in table.c if table is not t.instance or column.name not in HINTS]
             query = sa.select(*columns).order_by(*table.primary_key)
-            found[table.name] = durable.store.read(lambda tx, query=query: [tuple(row) for row in tx.execute(query)])
+            found[table.name] = durable.internals.store.read(
+                lambda tx, query=query: [tuple(row) for row in tx.execute(query)]
+            )
     return found
 
 
 def guesses(durable: Durable) -> list[list[Any]]:
     """References that somebody makes who knows everything but the tokens."""
-    pk = durable.operations.get("waits", "w-1").instance.pk
+    pk = durable.internals.operations.get("waits", "w-1").instance.pk
     types = [task_type("nobody.knows.it", pk, 1, 1), f"item:{pk}:0:1:map", f"item:{pk}:1:1:map", "ok", "task", "map"]
     tokens = ["", "0" * 32, "f" * 32, "\N{SNOWMAN}", "x" * 100_000]
-    stores = [durable.store.transact(store_id), "other", ""]
+    stores = [durable.internals.store.transact(store_id), "other", ""]
     return [
         [store, "waits", "w-1", run, type_, token, queue, delivery]
         for store, type_, token in itertools.product(stores, types, tokens)
@@ -125,8 +127,10 @@ def test_a_hint_that_names_no_possible_run_is_malformed(
 def test_a_reference_that_is_longer_than_any_of_ours_is_malformed(
     app: Celery, durable: Durable, waits: Any, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pk = durable.operations.get("waits", "w-1").instance.pk
-    forged = reference_of(durable.store, RunRef("waits", "w-1", 1), task_type("nobody.knows.it", pk, 1, 1)).to_json()
+    pk = durable.internals.operations.get("waits", "w-1").instance.pk
+    forged = reference_of(
+        durable.internals.store, RunRef("waits", "w-1", 1), task_type("nobody.knows.it", pk, 1, 1)
+    ).to_json()
     forged[position] = 10**5000 if position in (3, 7) else "x" * 10_000
     for name, what in ((TASK_DONE, DONE), (TASK_FAILED, ERROR)):
         assert app.tasks[name].apply((what, forged)).get() == "noop: malformed message"
@@ -137,9 +141,9 @@ def test_a_reference_that_is_longer_than_any_of_ours_is_malformed(
 def test_a_forged_answer_is_counted_and_logged(
     app: Celery, durable: Durable, waits: Any, caplog: pytest.LogCaptureFixture, registry: CollectorRegistry
 ) -> None:
-    pk = durable.operations.get("waits", "w-1").instance.pk
+    pk = durable.internals.operations.get("waits", "w-1").instance.pk
     ref = RunRef("waits", "w-1", 1)
-    true = reference_of(durable.store, ref, task_type("nobody.knows.it", pk, 1, 1))
+    true = reference_of(durable.internals.store, ref, task_type("nobody.knows.it", pk, 1, 1))
     assert len(true.token) == 32
     forged = dataclasses.replace(true, token="0" * 32)
     with caplog.at_level(logging.WARNING):

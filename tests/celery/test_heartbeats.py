@@ -33,11 +33,13 @@ class Clock(Runtime):
 
 
 def rows(durable: Durable) -> tuple[Heartbeat, ...]:
-    return durable.store.read(heartbeats.read)[1]
+    return durable.internals.store.read(heartbeats.read)[1]
 
 
 def heart_of(durable: Durable, clock: Clock) -> HeartbeatThread:
-    return HeartbeatThread(lambda: durable.store, clock, queues=lambda: ["durable"], workflows=lambda: ["order"])
+    return HeartbeatThread(
+        lambda: durable.internals.store, clock, queues=lambda: ["durable"], workflows=lambda: ["order"]
+    )
 
 
 def count_writes(durable: Durable) -> list[str]:
@@ -47,7 +49,7 @@ def count_writes(durable: Durable) -> list[str]:
         if "workflow_heartbeat" in args[2] and not args[2].startswith("SELECT"):
             said.append(args[2].split()[0])
 
-    sa.event.listen(durable.store.engine, "before_cursor_execute", note)
+    sa.event.listen(durable.internals.store.engine, "before_cursor_execute", note)
     return said
 
 
@@ -148,7 +150,7 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
     clock = Clock()
     heartbeat = heart_of(durable, clock)
     heartbeat.register("worker", "w@here")
-    with durable.store.engine.begin() as connection:
+    with durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE workflow_heartbeat RENAME TO elsewhere")
     for _ in range(3):
         heartbeat.write_if_due()
@@ -158,7 +160,7 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
     assert [(record.levelname, record.message.partition(":")[0]) for record in told] == [
         ("WARNING", "This process cannot write its heartbeat and will retry")
     ]
-    with durable.store.engine.begin() as connection:
+    with durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO workflow_heartbeat")
 
 
@@ -166,7 +168,7 @@ def test_a_worker_runs_without_the_table_of_heartbeats(make_app: MakeApp) -> Non
     app = make_app(durable_dispatcher="worker")
     durable = Durable(app)
     workflow = nap(durable)
-    with durable.store.engine.begin() as connection:
+    with durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE workflow_heartbeat")
     with worker(app):
         assert workflow.create().result("20 seconds") == "rested"

@@ -93,17 +93,17 @@ def fails(app: Celery, nth: int, reference: list[Any]) -> None:
 def test_a_task_that_is_interrupted_while_it_answers_answers_once(
     app: Celery, durable: Durable, out: RunRef, end: Callable[[Celery, int, list[Any]], None]
 ) -> None:
-    pk = durable.operations.get(out.workflow, out.instance_id).instance.pk
-    item = durable.store.tables.item.c
+    pk = durable.internals.operations.get(out.workflow, out.instance_id).instance.pk
+    item = durable.internals.store.tables.item.c
     ended = 0
     for nth in range(_ITEMS):
-        reference = reference_of(durable.store, out, ItemRef(pk, "map", nth, 1).type).to_json()
+        reference = reference_of(durable.internals.store, out, ItemRef(pk, "map", nth, 1).type).to_json()
         with interrupted(nth) as interruption:
             end(app, nth, reference)
         if interruption.where is None:
             break
         query = sa.select(item.answer).where(item.instance_pk == pk, item.place == nth)
-        committed = durable.store.read(lambda tx, query=query: tx.execute(query).scalar())
+        committed = durable.internals.store.read(lambda tx, query=query: tx.execute(query).scalar())
         answers = [str(each.payload) for each in messages(app)] + ([] if committed is None else [committed])
         if interruption.while_ending:
             ended += 1

@@ -32,7 +32,7 @@ CALLER = "the dispatcher of this test"
 def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, store: str = "", **options: Any) -> str:
     """Send a task as a step does, of an instance that is not there any more; answers with its id."""
     reference = TaskReference(
-        store or durable.store.transact(store_id),
+        store or durable.internals.store.transact(store_id),
         RunRef("gone", "i-1", 1),
         f"item:1:{number}:1:gone",
         "0" * 32,
@@ -44,13 +44,13 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
 
 def peer(durable: Durable, node: str) -> Peer | None:
     """What the worker has said."""
-    peers = durable.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
+    peers = durable.internals.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
     return next((each for each in peers if each.node == node), None)
 
 
 def call_roll(durable: Durable, node: str) -> frozenset[str]:
     """Ask all workers what they hold; answers with what this one says."""
-    store = durable.store
+    store = durable.internals.store
     store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(CALLER, "dispatcher", CALLER, 1)))
     number = store.transact_once(lambda tx: inventories.start_inventory(tx, CALLER))
     assert number is not None
@@ -110,12 +110,12 @@ def test_a_marker_is_reported_when_it_is_received(
     with worker(app, hostname="w@here", concurrency=1):
         send(durable, "work", 1)
         until(lambda: started == [1])
-        to = durable.lost_tasks._messages.destination(
+        to = durable.internals.lost_task_search._messages.destination(
             json.dumps({"name": "work", "args": [2], "kwargs": {}, "options": {}})
         )
         assert to is not None
         assert to.queue == app.conf.task_default_queue
-        assert durable.lost_tasks._messages.send_marker("m-1", to)
+        assert durable.internals.lost_task_search._messages.send_marker("m-1", to)
         until(lambda: (found := peer(durable, "w@here")) is not None and "m-1" in found.received_markers)
         tasks.set()
 
@@ -128,7 +128,7 @@ def test_a_worker_beats_until_its_pool_has_ended(
         send(durable, "work", 1)
         until(lambda: started == [1])
         until(lambda: peer(durable, "w@here"))
-        durable.worker_stopped()  # our first step to stop; the pool's comes later
+        durable.internals.processes.stop_worker()  # our first step to stop; the pool's comes later
         held = call_roll(durable, "w@here")
         assert len(held) == 1
         tasks.set()
@@ -177,8 +177,8 @@ def test_a_retry_of_celerys_own_is_noted(app: Celery, durable: Durable) -> None:
 
     @app.task(name="again", bind=True, shared=False, max_retries=1)
     def again(self: Any, number: int) -> int:
-        item = durable.store.tables.item.c
-        seen.append(durable.store.read(lambda tx: tx.execute(sa.select(item.sent_at)).scalar_one()))
+        item = durable.internals.store.tables.item.c
+        seen.append(durable.internals.store.read(lambda tx: tx.execute(sa.select(item.sent_at)).scalar_one()))
         if not self.request.retries:
             raise self.retry(countdown=1)
         return number
@@ -198,7 +198,7 @@ def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Dura
 
     @app.task(name="other", shared=False)
     def other(number: int) -> int:
-        page = durable.store.read(lambda tx: lost_tasks.read_sent(tx, age=timedelta(0), after=None, limit=9))
+        page = durable.internals.store.read(lambda tx: lost_tasks.read_sent(tx, age=timedelta(0), after=None, limit=9))
         outs.append(len(page.tasks))
         return number
 

@@ -43,8 +43,8 @@ class Shop:
         self.order, self.ours = order, shipped
 
     def left(self) -> int:
-        count = sa.select(sa.func.count()).select_from(self.durable.store.tables.outbox)
-        return self.durable.store.read(lambda tx: tx.execute(count).scalar_one())
+        count = sa.select(sa.func.count()).select_from(self.durable.internals.store.tables.outbox)
+        return self.durable.internals.store.read(lambda tx: tx.execute(count).scalar_one())
 
 
 def test_a_worker_gets_what_a_step_sent(app: Celery) -> None:
@@ -119,7 +119,7 @@ def test_a_broker_that_is_away_keeps_what_is_to_be_sent_in_the_outbox(make_app: 
     shop.order.create(7)
     shop.durable.tick()
     assert shop.left() == 3
-    assert shop.durable.sweeper.sweep() == 0
+    assert shop.durable.internals.sweeper.sweep() == 0
 
 
 def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +129,7 @@ def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytes
     def careless(event: WorkflowEvent[int], step: Step) -> None:
         step.do("announce", lambda tx: [tx.send_task("mail"), tx.send_task("elsewhere", event.payload)])
 
-    shop.durable.operations.create("careless", 7)
+    shop.durable.internals.operations.create("careless", 7)
     assert shop.durable.tick()
     (sent,) = messages(app, app.conf.task_default_queue)
     assert (sent.headers["task"], shop.left()) == ("elsewhere", 1)

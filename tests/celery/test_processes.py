@@ -111,7 +111,7 @@ def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_ur
 
         order.create(id="before")
         assert advance("before") == ("complete", os.getpid())
-        durable.dispatcher.start()
+        durable.internals.dispatcher.start()
 
         children = []
         for number in range(3):

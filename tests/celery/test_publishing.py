@@ -88,7 +88,7 @@ def test_every_verb_succeeds_without_a_broker(brokerless: Celery, caplog: pytest
         r"due work is published when it takes messages again: "
     )
     assert re.match(sentence + "OperationalError: .*refused", warnings[0])
-    assert list(durable.publisher.outages()) == [None]
+    assert list(durable.internals.publisher.outages()) == [None]
 
 
 def test_a_broker_that_hangs_up_is_called_once(make_app: MakeApp) -> None:
@@ -118,7 +118,7 @@ def test_after_a_failure_the_broker_is_tried_again_in_the_background_and_ever_mo
     workflow = approval(durable)
 
     def failures() -> int:
-        return durable.publisher.outages()[None].failures
+        return durable.internals.publisher.outages()[None].failures
 
     workflow.create()
     assert failures() == 1
@@ -155,11 +155,11 @@ def test_a_connection_that_died_in_the_pool_is_replaced_and_the_message_sent(
         os.waitpid(child, 0)
         workflow.create(id="i-2")
         assert [message.payload[0][1] for message in messages(app)] == ["i-1", "i-2"]
-        assert durable.publisher.outages() == {}
+        assert durable.internals.publisher.outages() == {}
         assert caplog.text == ""
     finally:
         with app.connection_for_write() as connection:
-            connection.default_channel.queue_delete(durable.settings.queue)
+            connection.default_channel.queue_delete(durable.internals.settings.queue)
 
 
 def test_what_was_created_without_a_broker_runs_when_there_is_one(make_app: MakeApp, store_url: str) -> None:
@@ -183,10 +183,10 @@ def test_a_sweep_whose_messages_the_broker_refuses_offers_them_again_soon(make_a
     workflow = approval(durable)
     workflow.create(id="i-1")
     _until_due(durable)
-    assert durable.sweeper.sweep() == 0
-    assert durable.sweeper.seconds_to_next() <= 1.0
-    with durable.store.engine.connect() as connection:
-        assert connection.execute(sa.select(durable.store.tables.instance.c.dispatches)).scalar_one() == 0
+    assert durable.internals.sweeper.sweep() == 0
+    assert durable.internals.sweeper.seconds_to_next() <= 1.0
+    with durable.internals.store.engine.connect() as connection:
+        assert connection.execute(sa.select(durable.internals.store.tables.instance.c.dispatches)).scalar_one() == 0
 
 
 def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> None:
@@ -195,10 +195,10 @@ def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> No
     for number in range(3):
         approval(durable).create(id=f"i-{number}")
     _until_due(durable)
-    assert durable.sweeper.sweep() == 0
-    assert durable.sweeper.sweep() == 0
+    assert durable.internals.sweeper.sweep() == 0
+    assert durable.internals.sweeper.sweep() == 0
     assert [message.payload[0][1] for message in messages(app)] == ["i-0", "i-1", "i-2"]  # create's own
-    first, now = durable.store.read(schedule.read_next_due)
+    first, now = durable.internals.store.read(schedule.read_next_due)
     assert first is not None
     assert (first - now).total_seconds() > 1700
 
@@ -212,12 +212,12 @@ def test_while_the_queue_is_long_nothing_is_published(make_app: MakeApp) -> None
         workflow.create(id=f"i-{number}")
     _unsend(durable)
     before = _dues(durable)
-    assert durable.sweeper.sweep() == 0
-    assert durable.sweeper.seconds_to_next() == 1.0  # not before the queue is asked again, whatever is due
+    assert durable.internals.sweeper.sweep() == 0
+    assert durable.internals.sweeper.seconds_to_next() == 1.0  # not before the queue is asked again, whatever is due
     assert len(messages(app)) == 3
     assert _dues(durable) == before
-    durable.runtime.seconds += 1  # the answer is a second old
-    assert durable.sweeper.sweep() == 3
+    durable.internals.runtime.seconds += 1  # the answer is a second old
+    assert durable.internals.sweeper.sweep() == 3
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["met now", "met before"])
@@ -235,26 +235,26 @@ def test_a_long_queue_holds_up_only_its_own_workflows(make_app: MakeApp, is_know
     if is_known:
         slow.create(id="first")
         _unsend(durable)
-        assert durable.sweeper.sweep() == 1
+        assert durable.internals.sweeper.sweep() == 1
         messages(app, slow_queue)
         slow.get("first").terminate()
-        durable.runtime.seconds += 1
+        durable.internals.runtime.seconds += 1
     for number in range(4):
         slow.create(id=f"s-{number}")  # older than what is quick, and more than a batch
     quick.create(id="q-1")
     messages(app)
     _unsend(durable)
     before = _dues(durable)
-    assert durable.sweeper.sweep() == 1
+    assert durable.internals.sweeper.sweep() == 1
     assert [message.payload[0] for message in messages(app)] == [["approval", "q-1", 1]]
     assert len(messages(app, slow_queue)) == 4  # create's own
     held = {key: value for key, value in _dues(durable).items() if key.startswith("s-")}
     assert held == {key: value for key, value in before.items() if key.startswith("s-")}  # not touched
-    durable.runtime.seconds += 1
-    assert durable.sweeper.sweep() == 3  # up to the mark, and the rest when there is room again
-    durable.runtime.seconds += 1
+    durable.internals.runtime.seconds += 1
+    assert durable.internals.sweeper.sweep() == 3  # up to the mark, and the rest when there is room again
+    durable.internals.runtime.seconds += 1
     published = [message.payload[0][1] for message in messages(app, slow_queue)]
-    assert durable.sweeper.sweep() == 1
+    assert durable.internals.sweeper.sweep() == 1
     published += [message.payload[0][1] for message in messages(app, slow_queue)]
     assert published == ["s-0", "s-1", "s-2", "s-3"]
 
@@ -284,9 +284,15 @@ def refusing(make_app: MakeApp) -> tuple[Durable, Refusing, Sweeper]:
         def flow(event: WorkflowEvent[Any], step: Step) -> None: ...
 
         for number in range(20):
-            durable.operations.create(queue, None, id=f"{queue}-{number}")
+            durable.internals.operations.create(queue, None, id=f"{queue}-{number}")
     _unsend(durable)
-    return durable, broker, Sweeper(durable.store, durable.settings, durable.runtime, broker.publish, lambda _: 1)
+    return (
+        durable,
+        broker,
+        Sweeper(
+            durable.internals.store, durable.internals.settings, durable.internals.runtime, broker.publish, lambda _: 1
+        ),
+    )
 
 
 def test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other(
@@ -299,7 +305,7 @@ def test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other(
     gaps, since = [], 0.0
     while len(gaps) < 8:
         broker.offered.clear()
-        durable.runtime.seconds += 0.5
+        durable.internals.runtime.seconds += 0.5
         since += 0.5
         _unsend(durable, "bad")
         sweeper.sweep()
@@ -310,7 +316,7 @@ def test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other(
     assert gaps == [1, 2, 4, 8, 16, 32, 60, 60]
     assert tried == [20, *[10] * 8]  # then only so many as it takes to find out
     broker.queues.clear()
-    durable.runtime.seconds += 60
+    durable.internals.runtime.seconds += 60
     _unsend(durable, "bad")
     assert sweeper.sweep() == 20
 
@@ -325,11 +331,11 @@ def test_a_broker_that_is_away_is_tried_every_second_with_a_few(refusing: tuple[
         _unsend(durable)
         assert (sweeper.sweep(), broker.offered) == (0, [])
         assert sweeper.seconds_to_next() == 1.0
-        durable.runtime.seconds += 1
+        durable.internals.runtime.seconds += 1
         assert sweeper.sweep() == 0
         assert len(broker.offered) == 10
     broker.is_away = False
-    durable.runtime.seconds += 1
+    durable.internals.runtime.seconds += 1
     _unsend(durable)
     assert sweeper.sweep() == 40
 
@@ -337,7 +343,7 @@ def test_a_broker_that_is_away_is_tried_every_second_with_a_few(refusing: tuple[
 def test_what_a_caller_could_not_send_is_sent_when_the_broker_is_back(brokerless: Celery) -> None:
     durable = Durable(brokerless)
     approval(durable).create(id="i-1")
-    row = durable.store.read(lambda tx: instances.read(tx, "approval", "i-1"))
+    row = durable.internals.store.read(lambda tx: instances.read(tx, "approval", "i-1"))
     assert row.sent_at is None
     assert row.poll_at is not None
     assert row.poll_at - row.created_at < timedelta(seconds=30)  # a second after the broker refused
@@ -345,16 +351,16 @@ def test_what_a_caller_could_not_send_is_sent_when_the_broker_is_back(brokerless
 
 def _unsend(durable: Durable, queue: str | None = None) -> None:
     """No hint of what is due has left."""
-    i = durable.store.tables.instance
+    i = durable.internals.store.tables.instance
     wanted = [i.c.claim_token.is_(None), i.c.poll_at.is_not(None)] + ([] if queue is None else [i.c.queue == queue])
-    with durable.store.engine.begin() as connection:
+    with durable.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).where(*wanted).values(sent_at=None, poll_at=i.c.run_at))
 
 
 def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
     """When each instance is looked at, and how often it was published."""
-    i = durable.store.tables.instance.c
-    with durable.store.engine.connect() as connection:
+    i = durable.internals.store.tables.instance.c
+    with durable.internals.store.engine.connect() as connection:
         rows = connection.execute(sa.select(i.instance_id, i.poll_at, i.dispatches)).all()
     return {row.instance_id: (row.poll_at, row.dispatches) for row in rows}
 
@@ -362,7 +368,7 @@ def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
 def _until_due(durable: Durable) -> None:
     """Until what comes next is due, and with it what comes within a second of it."""
     while True:
-        first, now = durable.store.read(schedule.read_next_due)
+        first, now = durable.internals.store.read(schedule.read_next_due)
         assert first is not None
         soon = to_us(first) + 1_000_000
         last = from_us(
@@ -370,7 +376,7 @@ def _until_due(durable: Durable) -> None:
         )
         if now >= last:
             return
-        durable.runtime.sleep((last - now).total_seconds())
+        durable.internals.runtime.sleep((last - now).total_seconds())
 
 
 # --- inside the caller's transaction ------------------------------------------------------------
@@ -509,4 +515,4 @@ def test_a_queue_that_the_app_does_not_have_holds_up_nobody_else(
         "Queue 'gone' takes no messages; other queues are not affected. Retries follow with growing pauses"
         in caplog.text
     )
-    assert "QueueNotFound" in durable.publisher.outages()["gone"].error
+    assert "QueueNotFound" in durable.internals.publisher.outages()["gone"].error

@@ -34,8 +34,8 @@ def durable(app: Celery) -> Durable:
 
     order.create(id="o-1")
     assert len(messages(app)) == 1
-    i = durable.store.tables.instance
-    with durable.store.engine.begin() as connection:
+    i = durable.internals.store.tables.instance
+    with durable.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).values(sent_at=i.c.sent_at - duration_us(timedelta(seconds=10))))
     return durable
 
@@ -51,18 +51,18 @@ def test_it_sends_a_lost_hint_again_at_its_first_look(app: Celery, durable: Dura
 
 
 def test_its_own_heartbeat_is_no_dispatcher(app: Celery, durable: Durable) -> None:
-    durable.sweep_heartbeat.write_if_due("w@here")
+    durable.internals.sweep_task_heartbeat.write_if_due("w@here")
     assert sweep(app) == "1 published"
 
 
 def test_a_dispatcher_that_is_gone_counts_no_more(app: Celery, durable: Durable) -> None:
     long_ago = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(minutes=5))
-    durable.store.transact_once(lambda tx: heartbeats.upsert(tx, long_ago))
+    durable.internals.store.transact_once(lambda tx: heartbeats.upsert(tx, long_ago))
     assert sweep(app) == "1 published"
 
 
 def test_beside_a_dispatcher_it_leaves_to_it_what_a_worker_may_hold(app: Celery, durable: Durable) -> None:
     """It looks again soon, and so can tell a hint that is lost from one that a worker took this moment."""
     lives = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
-    durable.store.transact_once(lambda tx: heartbeats.upsert(tx, lives))
+    durable.internals.store.transact_once(lambda tx: heartbeats.upsert(tx, lives))
     assert sweep(app) == "0 published"

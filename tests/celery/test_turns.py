@@ -37,12 +37,12 @@ class Broker:
 
 def _sweeper(durable: Durable, broker: Broker) -> Sweeper:
     return Sweeper(
-        durable.store,
-        durable.settings,
+        durable.internals.store,
+        durable.internals.settings,
         Runtime(),
         broker.publish,
         broker.lengths.get,
-        outbox=Outbox(durable.store, durable.settings, broker.send),
+        outbox=Outbox(durable.internals.store, durable.internals.settings, broker.send),
     )
 
 
@@ -53,13 +53,13 @@ def _fill(durable: Durable, *, instances: int, messages: int, queue: str = "here
     def flow(event: WorkflowEvent[Any], step: Step) -> None: ...
 
     for number in range(instances):
-        durable.operations.create(queue, None, id=f"{queue}-{number}")
-    tables = durable.store.tables
+        durable.internals.operations.create(queue, None, id=f"{queue}-{number}")
+    tables = durable.internals.store.tables
     rows = [OutboxMessage(f"m-{number}", OutboxKind.TASK, "mail", "{}") for number in range(messages)]
-    with durable.store.engine.begin() as connection:
+    with durable.internals.store.engine.begin() as connection:
         connection.execute(sa.update(tables.instance).values(sent_at=None, poll_at=tables.instance.c.run_at))
-    durable.store.transact(
-        lambda tx: outbox.insert(tx, rows, pk=1, run_number=1, step_key=None, grace=-durable.settings.grace)
+    durable.internals.store.transact(
+        lambda tx: outbox.insert(tx, rows, pk=1, run_number=1, step_key=None, grace=-durable.internals.settings.grace)
     )
 
 
@@ -101,7 +101,7 @@ def test_what_waits_for_a_full_queue_is_not_read(make_app: Callable[..., Celery]
         if "workflow_instance" in given[2] and "poll_at <=" in given[2] and "queue =" in given[2]:
             locked.append(given[3])
 
-    sa.event.listen(durable.store.engine, "before_cursor_execute", note)
+    sa.event.listen(durable.internals.store.engine, "before_cursor_execute", note)
     assert sweeper.sweep() == 7
     assert sweeper.seconds_to_next() > 0  # it does not spin
     assert locked

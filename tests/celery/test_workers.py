@@ -172,7 +172,7 @@ def test_a_worker_that_stops_hands_its_runs_on(durable: Durable, app: Celery) ->
     instance = two.create()
 
     def let_go() -> None:
-        until(durable.stop_flag.is_set)
+        until(durable.internals.stop_flag.is_set)
         go_on.set()
 
     with worker(app):
@@ -187,8 +187,8 @@ def test_a_worker_that_stops_hands_its_runs_on(durable: Durable, app: Celery) ->
 
 
 def _claim(durable: Durable) -> Any:
-    with durable.store.engine.connect() as connection:
-        return connection.execute(sa.select(durable.store.tables.instance.c.claim_token)).scalar()
+    with durable.internals.store.engine.connect() as connection:
+        return connection.execute(sa.select(durable.internals.store.tables.instance.c.claim_token)).scalar()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:

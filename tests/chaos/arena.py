@@ -176,7 +176,7 @@ class Arena:
 
     def claims(self, by: str) -> list[tuple[int, int]]:
         """The runs, as instance and run number, whose claim is held by a task, or by a node (``@name``)."""
-        i = self.site.durable.store.tables.instance.c
+        i = self.site.durable.internals.store.tables.instance.c
         held = i.claimed_by.endswith(f" {by[1:]}", autoescape=True) if by[0] == "@" else (
             i.claimed_by.startswith(f"{by} ", autoescape=True)
         )  # fmt: skip
@@ -213,7 +213,7 @@ class Arena:
             else:
                 with self.site.app.connection_for_write(self.broker.url) as connection:  # without a detour
                     connection.connect()
-                    connection.default_channel.queue_purge(self.site.durable.settings.queue)
+                    connection.default_channel.queue_purge(self.site.durable.internals.settings.queue)
             return True
         return False
 

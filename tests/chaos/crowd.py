@@ -45,7 +45,7 @@ class Crowd:
             raise self._failure
 
     def open_instances(self) -> int:
-        i = self._site.durable.store.tables.instance.c
+        i = self._site.durable.internals.store.tables.instance.c
         with self._site.engine.connect() as connection:
             live = sa.select(sa.func.count()).where(i.status.in_(("active", "waiting")))
             return int(connection.execute(live).scalar_one())
@@ -90,6 +90,6 @@ class Crowd:
             _, key, type_, payload = self._answers[0]
             event_id = f"{key}-{type_}"
             with contextlib.suppress(InstanceTerminal):  # then it is in the report: it ended without its event
-                self._site.durable.operations.send_event("planned", key, type_, payload, id=event_id)
+                self._site.durable.internals.operations.send_event("planned", key, type_, payload, id=event_id)
                 self.accepted_events.add(event_id)
             heapq.heappop(self._answers)

@@ -79,7 +79,7 @@ _RECOVERIES = ((KILLED_CHILD, "pool process"), (KILLED_WORKER, "worker"))
 def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Report:
     """Look at everything once it is quiet."""
     logs = "".join(proc.text() for proc in arena.site.procs)
-    t = arena.site.durable.store.tables
+    t = arena.site.durable.internals.store.tables
     with arena.site.engine.connect() as connection:
         ended = dict(_counts(connection, t.step.c.type, t.step.c.finished_at.is_not(None)))
         items = dict(_counts(connection, t.item.c.status))
@@ -116,7 +116,7 @@ def _counts(connection: sa.Connection, column: Any, *where: Any) -> list[tuple[s
 
 def _endings(arena: Arena, crowd: Crowd) -> list[str]:
     """Every instance completes, with the output that its plan foretells."""
-    t = arena.site.durable.store.tables
+    t = arena.site.durable.internals.store.tables
     query = sa.select(t.instance.c.instance_id, t.instance.c.status, t.run.c.output, t.run.c.error_message).join(
         t.run, (t.run.c.instance_pk == t.instance.c.id) & (t.run.c.run_number == t.instance.c.run_number)
     )
@@ -136,7 +136,7 @@ def _endings(arena: Arena, crowd: Crowd) -> list[str]:
 def _open_work(arena: Arena, key: str) -> str:
     """What an instance waits for, in the words of its users, and the tasks that are out."""
     diagnosis = arena.site.workflow("planned").get(key).explain()
-    t = arena.site.durable.store.tables
+    t = arena.site.durable.internals.store.tables
     columns = (t.item.c.step_key, t.item.c.place, t.item.c.status, t.item.c.attempts, t.item.c.losses, t.item.c.sent_at)
     mine = (t.item.c.instance_pk == t.instance.c.id) & (t.item.c.run_number == t.instance.c.run_number)
     query = sa.select(*columns).join(t.instance, mine).where(t.instance.c.instance_id == key, t.item.c.status != "done")
@@ -146,7 +146,7 @@ def _open_work(arena: Arena, key: str) -> str:
 
 
 def _lost_events(arena: Arena, crowd: Crowd) -> list[str]:
-    e = arena.site.durable.store.tables.event.c
+    e = arena.site.durable.internals.store.tables.event.c
     with arena.site.engine.connect() as connection:
         recorded = set(connection.execute(sa.select(e.event_id)).scalars())
     return [f"I12 send_event was answered, and is gone: {each}" for each in sorted(crowd.accepted_events - recorded)]

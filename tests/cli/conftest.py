@@ -128,7 +128,9 @@ class Shop:
             raise NonRetryableError("out of \x1b]0;title\x07paper", name="NoPaper")
 
     def work(self, workflow: str, instance_id: str, run: int = 1) -> str:
-        return self.durable.runner.advance(RunRef(workflow, instance_id, run), claimed_by="task-1 celery@tests")
+        return self.durable.internals.runner.advance(
+            RunRef(workflow, instance_id, run), claimed_by="task-1 celery@tests"
+        )
 
     def work_at_once(self) -> None:
         """From now on a verb that makes something due also has it advanced."""

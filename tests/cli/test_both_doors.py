@@ -121,7 +121,7 @@ def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, doo
 @pytest.mark.parametrize("command", [("watch",), ("logs", "-f")])
 def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, command: tuple[str, ...]) -> None:
     order.work_at_once()
-    with door.when_it_waits(lambda: order.durable.operations.send_event("order", "o-1", "approval", "eve")):
+    with door.when_it_waits(lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")):
         said = door(command[0], "order", "o-1", *command[1:])
     assert said.code == 0, said.err
     told = ["order received", "decided by=eve"]
@@ -140,9 +140,9 @@ def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytes
         return 7
 
     monkeypatch.setattr(api, "_PAGE", 3)
-    shop.durable.operations.create("long", id="l-1")
+    shop.durable.internals.operations.create("long", id="l-1")
     for number in range(4):
-        shop.durable.operations.send_event("long", "l-1", "news", number)
+        shop.durable.internals.operations.send_event("long", "l-1", "news", number)
     shop.work("long", "l-1")
     told = json.loads(door("export", "long", "l-1").out)
     assert [each["name"] for each in told["steps"]] == [f"step {number}" for number in range(7)]
@@ -240,7 +240,7 @@ def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, door: Any) -
     parcel = define_linear("parcel", module=__name__, version=1, steps=[LinearStep("PACK"), LinearStep("PAY")])
     parcel.handlers["PACK"] = lambda ctx: Completed("packed")
     parcel.handlers["PAY"] = lambda ctx: Dead("the card is blocked")
-    shop.durable.registry.add(parcel)
+    shop.durable.internals.registry.add(parcel)
     door("start", "parcel", "--id", "p-1")
     assert shop.work("parcel", "p-1") == "errored: Dead"
     assert ["action", f"{door.name} retry parcel p-1"] in door("explain", "parcel", "p-1").rows

@@ -131,7 +131,7 @@ def test_chaos_asks_before_it_begins(shop: Shop) -> None:
     shop.app.conf.broker_url = "redis://127.0.0.1:1/0"
     said = shop.pipe("chaos", "--minutes", "2.5", stdin="n\n")
     assert (said.out, said.code) == ("", 1)
-    place = shop.durable.store.engine.url
+    place = shop.durable.internals.store.engine.url
     asked = f"Start 2 workers on {place}, and for 2.5 min kill them and lose and repeat messages? [y/N]: "
     assert said.err == f"{asked}n\nAborted!\n"
 

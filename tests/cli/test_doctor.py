@@ -74,7 +74,7 @@ def one(app: Celery, about: str) -> tuple[str, str, str]:
 
 def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
-        app.durable.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+        app.durable.internals.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
 
 # --- in order -----------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
 def test_a_sound_installation_has_no_failure(make: Make) -> None:
     app = make(durable_dispatcher="worker", durable_poll_seconds=0.02)
     with worker(app, hostname="w@here"):
-        until(lambda: app.durable.store.read(heartbeats.read)[1])
+        until(lambda: app.durable.internals.store.read(heartbeats.read)[1])
         found = findings(app)
     levels = {(level, about) for about, each in found.items() for level, *_ in each}
     assert levels == {
@@ -270,7 +270,7 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
 
 def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Make) -> None:
     app = make("memory://")
-    app.durable.sweep_heartbeat.write_if_due("w@here")
+    app.durable.internals.sweep_task_heartbeat.write_if_due("w@here")
     level, sentence, fix = one(app, "dispatcher")
     assert (level, sentence, fix) == (
         "WARN",
@@ -340,9 +340,9 @@ def test_a_worker_of_another_queue_or_without_the_code_is_told(make: Make) -> No
 def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -> None:
     app = make()
     with worker(app, hostname="w@here"):
-        until(lambda: app.durable.store.read(heartbeats.read)[1])
-        with app.durable.store.engine.begin() as connection:
-            connection.execute(sa.delete(app.durable.store.tables.heartbeat))
+        until(lambda: app.durable.internals.store.read(heartbeats.read)[1])
+        with app.durable.internals.store.engine.begin() as connection:
+            connection.execute(sa.delete(app.durable.internals.store.tables.heartbeat))
         found = findings(app)
     [(level, sentence, _)] = found["workers"]
     assert (level, sentence) == ("FAIL", "w@here answer, but have written no heartbeat in the last 30 s.")
@@ -361,7 +361,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
         pass
 
     with worker(app, hostname="w@here"):
-        until(lambda: app.durable.store.read(heartbeats.read)[1])
+        until(lambda: app.durable.internals.store.read(heartbeats.read)[1])
         live(app, HeartbeatUpdate("b", "worker", "w@here", 1, queues=["billing"], workflows=["bill"]))
         found = findings(app)
     assert found["queue"] == [
@@ -377,8 +377,8 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
 def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
     app = make()
     assert one(app, "backlog")[0] == "OK"
-    app.durable.operations.create("order", id="o-1")
-    with app.durable.store.engine.begin() as connection:
+    app.durable.internals.operations.create("order", id="o-1")
+    with app.durable.internals.store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE workflow_instance SET poll_at = poll_at - 200000000"))
     level, sentence, _ = one(app, "backlog")
     assert (level, sentence) == ("WARN", "The oldest due work has not been looked after for 3 min.")

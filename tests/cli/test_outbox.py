@@ -36,7 +36,9 @@ class Letters:
             return step.do("announce", announce)
 
         # A broker that is away: what is to be sent stays.
-        monkeypatch.setattr(shop.durable.outbox, "_send", lambda sent: PublishReport.of(len(sent), SendState.UNSENT))
+        monkeypatch.setattr(
+            shop.durable.internals.outbox, "_send", lambda sent: PublishReport.of(len(sent), SendState.UNSENT)
+        )
         self.task, self.event = self.send("a-1")
 
     def send(self, id: str) -> list[str]:
@@ -46,7 +48,7 @@ class Letters:
         return sent
 
     def give_up(self) -> str:
-        return self.shop.durable.deliveries.deliver(self.event)
+        return self.shop.durable.internals.deliveries.deliver(self.event)
 
     def row(self, kind: str, **other: str) -> list[str]:
         id_, name = (self.task, "shop.mail") if kind == "task" else (self.event, "OrderShipped")
@@ -98,12 +100,12 @@ def test_on_a_terminal_it_is_a_table(messages: Letters, shop: Shop) -> None:
 def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Letters, shop: Shop) -> None:
     messages.give_up()
     messages.fails = False
-    assert shop.durable.deliveries.deliver(messages.event).startswith("noop")
+    assert shop.durable.internals.deliveries.deliver(messages.event).startswith("noop")
     said = shop.pipe("outbox", "--retry", messages.event)
     assert said.rows == [["To be delivered again", "event", "OrderShipped", messages.event]]
     again = {**GIVEN_UP, "attempts": "0", "next": SINCE}
     assert messages.row("event", **again) in shop.pipe("outbox").rows
-    assert shop.durable.deliveries.deliver(messages.event) == "delivered"
+    assert shop.durable.internals.deliveries.deliver(messages.event) == "delivered"
     assert [(event.id, event.attempt) for event in messages.delivered] == [(messages.event, 1)]
 
 

@@ -236,7 +236,7 @@ def test_logs_are_said_once_unless_replays_are_wanted(order: Shop) -> None:
 
 def test_logs_follow_until_the_run_ends(order: Shop) -> None:
     order.work_at_once()
-    order.clock.meanwhile = lambda: order.durable.operations.send_event("order", "o-1", "approval", "eve")
+    order.clock.meanwhile = lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")
     said = order.pipe("logs", "order", "o-1", "-f")
     assert [row[3] for row in said.rows] == ['order received cents=1999 note="two words"', "decided by=eve"]
 
@@ -245,7 +245,7 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
 def test_what_comes_between_two_reads_is_told_once_and_in_order(
     order: Shop, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    operations, follower = order.durable.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
+    operations, follower = order.durable.internals.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
     read = getattr(operations, command)
 
     def read_late(*args: Any, **options: Any) -> Any:

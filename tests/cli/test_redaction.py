@@ -30,7 +30,7 @@ def hidden(shop: Shop) -> set[tuple[str, str | None]]:
         asked.add((shown.kind, shown.name))
         return "***"
 
-    shop.durable.redact = redact
+    shop.durable.internals.redact = redact
     return asked
 
 

@@ -187,7 +187,7 @@ def test_an_export_takes_as_long_as_it_takes(proxied: tuple[Shop, FaultProxy]) -
             stalls.append(threading.Timer(14, proxy.set, [Mode.PASS]))
             stalls[0].start()
 
-    sa.event.listen(shop.durable.store.engine, "before_cursor_execute", stall)
+    sa.event.listen(shop.durable.internals.store.engine, "before_cursor_execute", stall)
     said = shop.pipe("export", "order", "o-1")
     assert (said.err, said.code, len(stalls)) == ("", 0, 1)
     assert json.loads(said.out)["params"] == {"order_id": "42", "cents": 500}

@@ -65,8 +65,8 @@ def replay(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Callab
 
 def everything(shop: Shop) -> list[Any]:
     """All rows of all tables."""
-    with shop.durable.store.engine.connect() as connection:
-        tables = shop.durable.store.tables.metadata.sorted_tables
+    with shop.durable.internals.store.engine.connect() as connection:
+        tables = shop.durable.internals.store.tables.metadata.sorted_tables
         return [row for table in tables for row in connection.execute(sa.select(table)).all()]
 
 
@@ -317,7 +317,7 @@ def test_a_file_may_hold_many_runs_and_needs_no_database(complete: Shop, tmp_pat
     path.write_text(exported + json.dumps(json.loads(exported)) + "\n")
     complete.durable.close()
     for part in ("settings", "store", "runner", "operations", "outbox"):
-        vars(complete.durable).pop(part, None)  # as in another process
+        vars(complete.durable.internals).pop(part, None)  # as in another process
     complete.app.conf.durable_database_url = "postgresql+psycopg://nobody@127.0.0.1:1/none"
     said = complete.pipe("replay", "--file", str(path), "--file", str(path))
     assert [row[0] for row in said.rows].count("run") == 4
@@ -341,7 +341,7 @@ def test_what_cannot_be_replayed_is_refused(shop: Shop) -> None:
 
 
 def test_a_linear_workflow_has_no_code_to_replay(shop: Shop, replay: Any) -> None:
-    shop.durable.registry.add(define_linear("trip", module="trips", version=1, steps=[LinearStep("one")]))
+    shop.durable.internals.registry.add(define_linear("trip", module="trips", version=1, steps=[LinearStep("one")]))
     shop.pipe("start", "trip", "--id", "t-1")
     said = replay()
     assert said.err == (

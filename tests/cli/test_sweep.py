@@ -39,8 +39,8 @@ def test_a_sweep_that_could_not_publish_says_why_and_fails(app: Celery) -> None:
     """Before it said "Published 0", as if nothing were due, and cron took it for done."""
     durable = vars(app)["durable"]
     durable.workflows["order"].create(id="o-1")
-    i = durable.store.tables.instance
-    with durable.store.engine.begin() as connection:
+    i = durable.internals.store.tables.instance
+    with durable.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).values(poll_at=i.c.run_at))
     said = call(app, "sweep")
     assert said.rows == [["Published", "0"]]

@@ -212,7 +212,7 @@ def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(stor
             pulse = HeartbeatUpdate(
                 id_, "dispatcher", id_, 1, outages=[(refused, timedelta(seconds=seconds))] if seconds else ()
             )
-            harness.durable.store.transact_once(lambda tx: heartbeats.upsert(tx, pulse))
+            harness.durable.internals.store.transact_once(lambda tx: heartbeats.upsert(tx, pulse))
 
         counts = CollectorRegistry()
         counts.register(prometheus.InstanceCounts(harness.durable))

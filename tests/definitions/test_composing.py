@@ -74,7 +74,7 @@ def test_a_binding_key_that_is_taken_is_refused_with_both_places(durable: Durabl
         "Binding key 'ORDER' is already taken by tests.definitions.test_composing.flow; register "
         "tests.definitions.test_composing.other under another: durable.register({...})."
     )
-    assert list(durable.bindings) == ["ORDER"]  # all or none
+    assert list(durable.internals.bindings) == ["ORDER"]  # all or none
 
 
 def test_a_name_that_is_taken_is_refused_with_both_modules(durable: Durable, package) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 import celery_durable.app
+import celery_durable.app.internals
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, schedule
@@ -46,14 +47,14 @@ class JumpingRuntime(Runtime):
             super().sleep(seconds)
             return
         durable = celery_durable.app.current_durable("The page")
-        due_at, now = durable.store.read(schedule.read_next_due)
+        due_at, now = durable.internals.store.read(schedule.read_next_due)
         assert due_at is not None, "a result is waited for, and nothing will ever be due"
         JumpingRuntime.ahead_us += max(0, to_us(due_at) - to_us(now))
-        durable.sweeper.sweep()
+        durable.internals.sweeper.sweep()
 
 
 def stand_in_for_servers() -> None:
-    real_settings, real_engine = celery_durable.app.read_settings, sa.create_engine
+    real_settings, real_engine = celery_durable.app.internals.read_settings, sa.create_engine
 
     def read_settings(conf: Any) -> Any:
         settings = real_settings(conf)
@@ -73,9 +74,9 @@ def stand_in_for_servers() -> None:
         self.send_eagerly(messages)
         return PublishReport.of(len(messages), SendState.SENT)
 
-    celery_durable.app.read_settings = read_settings
-    celery_durable.app.Runtime = JumpingRuntime
-    celery_durable.app.Durable.queue_length = lambda *_: None
+    celery_durable.app.internals.read_settings = read_settings
+    celery_durable.app.internals.Runtime = JumpingRuntime
+    Publisher.queue_length = lambda *_: None
     sa.create_engine = create_engine
     Publisher.publish, Publisher.send = publish, send
 

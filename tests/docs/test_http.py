@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.app import SHARED, Durable
+from celery_durable.app import Durable
+from celery_durable.definitions import SHARED
 from celery_durable.http import Access, asgi
 from celery_durable.http.codes import STATUS
 from tests.docs.blocks import ROOT, blocks

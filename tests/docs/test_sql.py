@@ -63,7 +63,7 @@ def kind(block: Block) -> str:
 
 def run(durable: Durable, code: list[str]) -> list[Any]:
     """The rows of each statement. The database's own driver, as an operator's shell would."""
-    connection = durable.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    connection = durable.internals.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     with connection:
         found = [connection.exec_driver_sql(each) for each in code]
         return [each.fetchall() if each.returns_rows else [] for each in found]
@@ -83,7 +83,7 @@ def test_the_queries_run(app: Durable, database: str) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_the_queries_for_monitoring_find_what_they_are_for(app: Durable) -> None:
-    with app.store.engine.begin() as connection:  # a dispatcher has been away for two minutes
+    with app.internals.store.engine.begin() as connection:  # a dispatcher has been away for two minutes
         connection.exec_driver_sql(
             "UPDATE workflow_instance SET run_at = run_at - 86520 * 1000000::bigint WHERE instance_id = 'waits'"
         )
@@ -101,10 +101,10 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
     run(app, code)
     assert count(app)["workflow_instance"] == 4  # nothing is that old
 
-    with app.store.engine.begin() as connection:
+    with app.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE workflow_instance SET updated_at = updated_at - 7776001000000")
     run(app, code)
-    assert [item.id for item in app.operations.list().items] == ["retries", "waits"]
+    assert [item.id for item in app.internals.operations.list().items] == ["retries", "waits"]
     assert count(app) == {
         "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
         "workflow_label": 2,
@@ -113,8 +113,8 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
 
 def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: Durable, database: str) -> None:
     (again,) = [code for code in sql_for(database, "UPDATE") if "queue" not in code]
-    i = app.store.tables.instance
-    with app.store.engine.begin() as connection:
+    i = app.internals.store.tables.instance
+    with app.internals.store.engine.begin() as connection:
         connection.execute(
             sa.update(i)
             .where(i.c.instance_id == "waits")
@@ -122,7 +122,7 @@ def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: D
         )
         before = rows(connection, i)
     run(app, [again])
-    with app.store.engine.begin() as connection:
+    with app.internals.store.engine.begin() as connection:
         after = rows(connection, i)
     assert (after["waits"].poll_at, after["waits"].dispatches, after["waits"].sent_at) == (
         after["waits"].run_at,
@@ -134,13 +134,13 @@ def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: D
 
 def test_instances_can_be_moved_to_another_queue(app: Durable, database: str) -> None:
     (move,) = [code for code in sql_for(database, "UPDATE") if "queue" in code]
-    i = app.store.tables.instance
-    with app.store.engine.begin() as connection:
+    i = app.internals.store.tables.instance
+    with app.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).where(i.c.instance_id == "fails").values(queue="slow"))
         connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(poll_at=i.c.run_at + 99))
         connection.execute(sa.update(i).where(i.c.instance_id == "retries").values(claim_token="t", poll_at=99))
     run(app, [move])
-    with app.store.engine.begin() as connection:
+    with app.internals.store.engine.begin() as connection:
         after = rows(connection, i)
     assert {name: row.queue for name, row in after.items()} == {
         "waits": "shop-durable", "fails": "slow", "retries": "shop-durable", "completes": "shop-durable",
@@ -154,7 +154,7 @@ def rows(connection: sa.Connection, instance: sa.Table) -> dict[str, sa.Row[Any]
 
 
 def count(durable: Durable) -> dict[str, int]:
-    with durable.store.engine.connect() as connection:
+    with durable.internals.store.engine.connect() as connection:
         return {
             name: connection.execute(sa.select(sa.func.count()).select_from(sa.table(name))).scalar_one()
             for name in TABLES

@@ -72,7 +72,7 @@ def order(durable: Durable):
 
 
 def advance(durable: Durable, instance) -> None:
-    durable.runner.advance(RunRef(instance.workflow.name, instance.id, 1), claimed_by="test")
+    durable.internals.runner.advance(RunRef(instance.workflow.name, instance.id, 1), claimed_by="test")
 
 
 def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order) -> None:
@@ -80,11 +80,11 @@ def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order
     polls = []
 
     def meanwhile() -> None:
-        polls.append(durable.runtime.now_us)
+        polls.append(durable.internals.runtime.now_us)
         if len(polls) == 12:
             advance(durable, instance)
 
-    durable.runtime.meanwhile = meanwhile
+    durable.internals.runtime.meanwhile = meanwhile
     assert instance.result() == {"total": 5}
     assert len(polls) == 12
     gaps = [(b - a) / 1e6 for a, b in itertools.pairwise(polls)]
@@ -95,7 +95,7 @@ def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order
 def test_result_of_an_instance_that_has_ended_does_not_wait(durable: Durable, order) -> None:
     instance = order.create()
     advance(durable, instance)
-    durable.runtime.meanwhile = lambda: pytest.fail("it waited")
+    durable.internals.runtime.meanwhile = lambda: pytest.fail("it waited")
     assert instance.result(timeout=0) == {"total": 5}
 
 
@@ -103,7 +103,7 @@ def test_result_of_an_instance_that_has_ended_does_not_wait(durable: Durable, or
 def test_result_gives_up_after_its_timeout(durable: Durable, order, timeout) -> None:
     instance = order.create("wait", id="o-1")
     advance(durable, instance)
-    before = durable.runtime.now_us
+    before = durable.internals.runtime.now_us
     with pytest.raises(ResultTimeout) as caught:
         instance.result(timeout=timeout)
     assert str(caught.value) == (
@@ -111,7 +111,7 @@ def test_result_gives_up_after_its_timeout(durable: Durable, order, timeout) -> 
         "The instance continues by itself; ask again, or wait longer."
     )
     assert isinstance(caught.value, TimeoutError)
-    assert durable.runtime.now_us - before == 3_000_000
+    assert durable.internals.runtime.now_us - before == 3_000_000
 
 
 def test_result_of_what_ended_without_one_says_why(durable: Durable, order) -> None:

@@ -111,8 +111,8 @@ def test_a_paused_instance_is_left_alone(site: Site) -> None:
 
 def test_a_tick_takes_over_from_a_dead_worker_once_it_was_looked_at_for_a_leases_time(site: Site) -> None:
     handle = site.create("count", 1, "c-1")
-    row = site.durable.operations.get("count", handle.id).instance
-    store, lease = site.durable.store, site.durable.settings.lease
+    row = site.durable.internals.operations.get("count", handle.id).instance
+    store, lease = site.durable.internals.store, site.durable.internals.settings.lease
     claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", claimed_by="dead", lease=lease))
     assert claim is not None
     passes = []

@@ -61,11 +61,11 @@ class World:
         """Let this time go by; what comes due meanwhile is dispatched at its time, one after the other."""
         end = self.runtime.now_us + timedelta(**span) // timedelta(microseconds=1)
         while True:
-            due_at, _ = self.durable.store.read(schedule.read_next_due)
+            due_at, _ = self.durable.internals.store.read(schedule.read_next_due)
             if due_at is None or to_us(due_at) > end:
                 break
             self.runtime.now_us = max(self.runtime.now_us, to_us(due_at))
-            self.durable.sweeper.sweep()
+            self.durable.internals.sweeper.sweep()
         self.runtime.now_us = end
 
     @staticmethod

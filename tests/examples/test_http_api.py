@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from celery_durable.app import standing_in
+from celery_durable.app import override_durable
 from celery_durable.testing import DurableHarness
 from examples import http_api, payments
 from examples import order_approval as shop
@@ -21,8 +21,8 @@ def clerk(durable_harness: DurableHarness, monkeypatch: pytest.MonkeyPatch) -> I
     durable_harness.create_tables(shop.Base.metadata)
     payments.open_books()
     for part in ("settings", "store", "registry", "operations"):
-        monkeypatch.setitem(vars(shop.durable), part, getattr(durable_harness.durable, part))
-    with standing_in(durable_harness.durable):
+        monkeypatch.setitem(vars(shop.durable.internals), part, getattr(durable_harness.durable.internals, part))
+    with override_durable(durable_harness.durable):
         yield TestClient(http_api.site, headers={"X-Api-Key": "clerk"})
 
 

@@ -76,7 +76,7 @@ def ran(world: DurableHarness, what: str) -> Any:
 
 def live(world: DurableHarness, *pulses: HeartbeatUpdate) -> None:
     for pulse in pulses:
-        world.durable.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
+        world.durable.internals.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))
 
 
 BEAT = HeartbeatUpdate("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
@@ -169,7 +169,7 @@ def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
     durable = Durable(app)
     durable.workflow(name="explained")(explained.definition.fn)
     instance = durable.workflows["explained"].create("tasks", id="e-1")
-    durable.runner.advance(RunRef("explained", "e-1", 1), claimed_by="task-1 celery@here")
+    durable.internals.runner.advance(RunRef("explained", "e-1", 1), claimed_by="task-1 celery@here")
     found = instance.explain()
     durable.close()
     app.close()
@@ -306,4 +306,4 @@ def test_it_has_an_async_twin_and_refuses_what_is_not_there(world: DurableHarnes
     instance = ran(world, "sleep")
     assert asyncio.run(instance.aexplain()) == instance.explain()
     with pytest.raises(InstanceNotFound):
-        world.durable.operations.explain("explained", "none")
+        world.durable.internals.operations.explain("explained", "none")

@@ -34,14 +34,16 @@ def album(shop: Shop) -> Shop:
 
 def answer(shop: Shop, seq: int, payload: str) -> None:
     """What comes back from the worker of the task at this place."""
-    key = shop.durable.operations.get("album", "a-1").instance.pk
-    reference = reference_of(shop.durable.store, RunRef("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize")
-    assert shop.durable.operations.answer(reference, payload).is_taken
+    key = shop.durable.internals.operations.get("album", "a-1").instance.pk
+    reference = reference_of(
+        shop.durable.internals.store, RunRef("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize"
+    )
+    assert shop.durable.internals.operations.answer(reference, payload).is_taken
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
-    ids = [step.task_id for step in album.durable.operations.history("album", "a-1").steps]
+    ids = [step.task_id for step in album.durable.internals.operations.history("album", "a-1").steps]
     current = api.get(ALBUM).json()["meta"]["currentStep"]
     assert current == {
         "stepKey": "cover", "name": "cover", "type": "task", "status": "waiting", "attempts": 1, "maxAttempts": 2,
@@ -78,7 +80,7 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     def redact(value: Any, shown: RedactionContext) -> Any:
         return "***" if (shown.kind, shown.name) in {("result", "back"), ("error", "cover")} else value
 
-    album.durable.redact = redact
+    album.durable.internals.redact = redact
     guarded = album.client()
     events = guarded.get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in events] == [
@@ -88,7 +90,7 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     album.work()
     events = guarded.get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in events][1] == {"output": "***"}
-    album.durable.redact = None
+    album.durable.internals.redact = None
     open_ = album.client().get(f"{ALBUM}/history").json()["events"]
     assert [event["payload"] for event in open_][1] == {"output": {"key": "secret"}}
 
@@ -109,8 +111,8 @@ def test_they_are_settled_by_hand_while_they_are_out(
         ("print", {"status": "waiting", "attempts": 1}),
     ]
     ref = RunRef("album", "a-1", 1)
-    late = reference_of(album.durable.store, ref, "task:1:1:media.resize")
-    assert not album.durable.operations.answer(late, values.encode_answer("8")).is_taken
+    late = reference_of(album.durable.internals.store, ref, "task:1:1:media.resize")
+    assert not album.durable.internals.operations.answer(late, values.encode_answer("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
 
 

@@ -83,7 +83,7 @@ def test_long_polls_count_as_streams_do(shop: Shop, order: str) -> None:
 
 
 def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
-    operations, looks, may_look = shop.durable.operations, list[str](), threading.Event()
+    operations, looks, may_look = shop.durable.internals.operations, list[str](), threading.Event()
     real = type(operations).read_with_tag
 
     class Counted(type(operations)):  # type: ignore[misc]
@@ -118,7 +118,7 @@ def test_followers_of_one_instance_share_a_look(shop: Shop, order: str) -> None:
 def test_the_database_sees_no_more_connections_than_the_docs_name(shop: Shop, order: str) -> None:
     """Every thread that uses the database is held in it, by a lock on a table that they all read."""
     app = asgi(shop.durable, allow_anonymous=True)
-    store = shop.durable.store
+    store = shop.durable.internals.store
     is_postgresql = store.engine.dialect.name == "postgresql"
     name = store.tables.instance.name
     admin = sa.create_engine(store.engine.url, poolclass=sa.NullPool)

@@ -188,7 +188,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
         seen.append((shown.kind, shown.workflow, shown.instance_id, shown.name))
         return "***"
 
-    shop.durable.redact, guarded = redact, shop.client()
+    shop.durable.internals.redact, guarded = redact, shop.client()
     texts = [
         guarded.get(order).text,
         guarded.get(f"{order}/history", params={"includeLogs": True}).text,
@@ -208,7 +208,7 @@ def test_every_value_that_is_shown_passes_the_redaction_hook(shop: Shop, api: Te
         ("data", "order", "o-1", "payments"), ("data", "order", "o-1", "workflow"),
         ("error", "bad", "b-1", None), ("error", "bad", "b-1", "print"),
     }  # fmt: skip
-    shop.durable.redact = None
+    shop.durable.internals.redact = None
     assert api.get(order).json()["details"]["output"] == "shipped"  # what is stored stays as it is
 
 
@@ -216,7 +216,7 @@ def test_where_the_redaction_hook_fails_nothing_is_shown(shop: Shop, api: TestCl
     def redact(value: Any, shown: RedactionContext) -> Any:
         return value["card"] if shown.kind == "params" else 5 if shown.kind == "message" else value
 
-    shop.durable.redact = redact
+    shop.durable.internals.redact = redact
     body = api.get(order).json()
     assert body["meta"]["params"] == "[redacted]"
     lines = api.get(f"{order}/history?includeLogs=1").json()["logs"]

@@ -86,7 +86,7 @@ def test_values_of_labels_pass_the_redaction_hook(shop: Shop, api: TestClient) -
         seen.append((shown.kind, shown.name))
         return None if shown.name == "tenant" else value
 
-    shop.durable.redact, guarded = redact, shop.client()
+    shop.durable.internals.redact, guarded = redact, shop.client()
     wanted = {"stage": "new", "tenant": "[redacted]"}
     assert guarded.get(f"{ECHO}/e-1").json()["meta"]["labels"] == wanted
     assert guarded.get(ECHO).json()["instances"][0]["labels"] == wanted

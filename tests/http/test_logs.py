@@ -53,7 +53,7 @@ def test_names_of_hostile_requests_do_not_fill_the_log(
     api = TestClient(shop.client().app, raise_server_exceptions=False)
     named = list(routes(api))
     if fault == "unavailable":
-        with shop.durable.store.engine.begin() as connection:
+        with shop.durable.internals.store.engine.begin() as connection:
             for table in ("workflow_step", "workflow_instance"):
                 connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO gone_{table}")
     elif fault == "unforeseen":

@@ -106,7 +106,7 @@ def test_values_pass_the_redaction_hook(shop: Shop, packing: Packing) -> None:
             seen.append(shown)
         return "[secret]" if shown.name == "box no" else value
 
-    shop.durable.redact, client = redact, shop.client()
+    shop.durable.internals.redact, client = redact, shop.client()
     found = client.get(f"{PATH}/published").json()["published"]
     assert {key: each["value"] for key, each in found.items()} == {"progress": HALF["value"], "box no": "[secret]"}
     assert sorted(seen, key=lambda each: each.name) == [
@@ -123,7 +123,7 @@ def test_the_stream_tells_each_value_as_it_comes(shop: Shop, packing: Packing, a
             (packing.goes_on if value["done"] == 5 else packing.may_end).set()
         return value
 
-    shop.durable.redact = go_on_when_it_is_shown
+    shop.durable.internals.redact = go_on_when_it_is_shown
     text = shop.client().get(f"{PATH}/stream").text
     values = [data for _, kind, data in messages(text) if kind == "published"]
     at = HALF["updatedAt"]

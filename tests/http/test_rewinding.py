@@ -182,7 +182,7 @@ def test_who_it_was_is_what_the_application_knows_whatever_the_client_says(shop:
 
 
 def test_the_audit_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
-    shop.durable.redact, api = (lambda value, shown: f"[{shown.kind}]"), shop.client()
+    shop.durable.internals.redact, api = (lambda value, shown: f"[{shown.kind}]"), shop.client()
     api.post(BAD, json={"id": "b-1"})
     shop.work()
     api.post(f"{BAD}/b-1/skip", json={"step": "print", "by": "eve", "reason": "secret"})
@@ -232,7 +232,7 @@ def test_an_instance_is_explained(shop: Shop, api: TestClient, order: str) -> No
 
 
 def test_an_explanation_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
-    shop.durable.redact = lambda value, shown: "[secret]" if shown.kind == "error" else value
+    shop.durable.internals.redact = lambda value, shown: "[secret]" if shown.kind == "error" else value
     api = shop.client()
     api.post(BAD, json={"id": "b-1"})
     shop.work()

@@ -369,7 +369,7 @@ def test_a_cursor_belongs_to_its_list_its_order_and_its_run(shop: Shop, api: Tes
 
 def test_health_and_readiness(shop: Shop, api: TestClient) -> None:
     assert api.get("/healthz").json() == api.get("/readyz").json() == {"status": "ok"}
-    with shop.durable.store.engine.begin() as connection:
+    with shop.durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE workflow_schema_version")
     assert api.get("/healthz").status_code == 200
     message = refused(api.get("/readyz"), 503, "NOT_READY")
@@ -405,7 +405,7 @@ def test_the_history_of_a_run_tells_what_it_was_given_and_how_it_ended(shop: Sho
     }
     assert api.get(f"{order}/history", params={"includeRun": True}).json()["run"]["details"] == {"status": "active"}
     assert "run" not in api.get(f"{order}/history").json()
-    shop.durable.redact = lambda *_: "[redacted]"
+    shop.durable.internals.redact = lambda *_: "[redacted]"
     shown = api.get(f"{order}/history?includeRun=1").json()
     assert shown["run"]["params"] == "[redacted]"
 
@@ -423,7 +423,7 @@ def test_a_pause_that_has_not_happened_yet_is_shown(shop: Shop, api: TestClient)
         step.do("look", look)
         step.do("go on", lambda: None)
 
-    shop.durable.operations.create("busy", id="b-1")
+    shop.durable.internals.operations.create("busy", id="b-1")
     shop.work()
     body = api.get("/workflows/busy/instances/b-1").json()
     assert seen == [("active", True)]

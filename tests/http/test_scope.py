@@ -67,13 +67,13 @@ def tenants(shop: Shop, kind: str) -> dict[str, TestClient]:
             assert made.status_code == 201, made.text
         found[tenant] = api
     shop.work()
-    assert len(shop.durable.operations.waiters("news").items) == 2
+    assert len(shop.durable.internals.operations.waiters("news").items) == 2
     return found
 
 
 def rows_of_globex(shop: Shop) -> str:
     """All that is stored of the other tenant."""
-    store = shop.durable.store
+    store = shop.durable.internals.store
     with store.engine.connect() as conn:
         i = store.tables.instance
         keys = conn.execute(sa.select(i.c.id).where(i.c.instance_id.in_(["acXe-1"]))).scalars().all()
@@ -124,7 +124,7 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         other = next(each for each in tenants if each != tenant)
         assert api.get("/workflows/listen/instances", params={"label": f"tenant={other}"}).json()["instances"] == []
         scope = Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
-        mine = shop.durable.operations.restrict_to(scope)
+        mine = shop.durable.internals.operations.restrict_to(scope)
         assert sorted(count for *_, count in mine.stats().counts) == [1, 1]
         assert [ref.ref.instance_id for ref in mine.waits()] == []
         assert mine.count_ended(older_than="0 seconds") == 1
@@ -165,18 +165,18 @@ def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
         return step.wait_for_topic("news", "news", timeout="1 day").payload
 
     for tenant, id_ in IDS.items():
-        shop.durable.operations.create("listen", id=id_, labels={"tenant": tenant})
+        shop.durable.internals.operations.create("listen", id=id_, labels={"tenant": tenant})
     shop.work()
     scope = Scope({"tenant": "acme"}, "ac")
-    lease = shop.durable.settings.lease
+    lease = shop.durable.internals.settings.lease
     options: dict[str, Any] = {"topic": "news", "payload": '"late"', "lease": lease, "scope": scope}
-    assert shop.durable.store.transact(lambda tx: emissions.begin(tx, emission_id="e-9", **options))
-    table = shop.durable.store.tables.emission
-    with shop.durable.store.engine.begin() as conn:
+    assert shop.durable.internals.store.transact(lambda tx: emissions.begin(tx, emission_id="e-9", **options))
+    table = shop.durable.internals.store.tables.emission
+    with shop.durable.internals.store.engine.begin() as conn:
         conn.execute(sa.update(table).values(poll_at=0))
-    assert continue_abandoned_emission(shop.durable.store)
+    assert continue_abandoned_emission(shop.durable.internals.store)
     shop.work()
-    found = {item.id: item.status.value for item in shop.durable.operations.list("listen").items}
+    found = {item.id: item.status.value for item in shop.durable.internals.operations.list("listen").items}
     assert found == {"ac_e-1": "complete", "acXe-1": "waiting"}
 
 
@@ -205,7 +205,7 @@ def test_links_to_instances_of_others_are_left_out(shop: Shop, kind: str) -> Non
     def parent(event: WorkflowEvent[Any], step: Step) -> Any:
         return step.child("child", shop.durable.workflows["echo"], event.payload, id="acXe-child")
 
-    operations = shop.durable.operations
+    operations = shop.durable.internals.operations
     operations.create("parent", 1, id="ac_e-p", labels={"tenant": "acme"})
     shop.work()
     api = shop.client(authorize=lambda access: scope_of(access, kind))
@@ -219,7 +219,7 @@ def test_links_to_instances_of_others_are_left_out(shop: Shop, kind: str) -> Non
 
 def test_scopes_of_several_hooks_narrow_each_other(shop: Shop) -> None:
     for id_, labels in (("a-1", {"team": "x"}), ("a-2", {"team": "y"}), ("b-1", {"team": "x"})):
-        shop.durable.operations.create("echo", id=id_, labels=labels)
+        shop.durable.internals.operations.create("echo", id=id_, labels=labels)
 
     def ask(request: Any, reading: Any) -> Any:
         hooks = Authorize(lambda _: request, reading=lambda _: reading)

@@ -188,7 +188,7 @@ def test_those_who_wait_hold_neither_a_thread_nor_a_connection(shop: Shop, site:
             await client.post(f"{order}/terminate")
             return [(await poll).status_code for poll in polls]
 
-    pool = shop.durable.store.engine.pool
+    pool = shop.durable.internals.store.engine.pool
     before = pool.checkedout()
     assert asyncio.run(crowd()) == [200] * 60
     assert pool.checkedout() == before
@@ -219,7 +219,7 @@ def test_followers_leave_the_threads_to_all_other_requests(shop: Shop, api: Test
         held.wait(60)
         return value
 
-    shop.durable.redact, app = redact, asgi(shop.durable, allow_anonymous=True)
+    shop.durable.internals.redact, app = redact, asgi(shop.durable, allow_anonymous=True)
 
     async def crowd() -> list[int]:
         transport = httpx2.ASGITransport(app)

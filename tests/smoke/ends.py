@@ -187,6 +187,6 @@ if "DURABLE_SMOKE" in os.environ:
     app = build(config)
     app.set_current()
     if config.role != "none":
-        migrate.upgrade(vars(app)["durable"].store)
+        migrate.upgrade(vars(app)["durable"].internals.store)
     if config.role == "worker":
         signals.worker_process_init.connect(flows.become_child)

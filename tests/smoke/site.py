@@ -55,7 +55,7 @@ class Site:
         self.durable: Durable = vars(self.app)["durable"]
         # No pool: the database may have been restarted between two questions.
         self.engine = sa.create_engine(direct, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-        migrate.upgrade(self.durable.store)
+        migrate.upgrade(self.durable.internals.store)
         flows.drop_tables(self.engine)  # another ring of tests may have left its own on this server
         flows.create_tables(self.engine)
         self.procs: list[Proc] = []
@@ -202,7 +202,7 @@ class Site:
         if reruns is not None and sum(again.values()) - len(again) != reruns:
             broken.append(f"I9 bodies that ran again within their attempt: {again}, expected {reruns}")
         known = {(instance.workflow.name, instance.id) for instance in self.instances}
-        i = self.durable.store.tables.instance.c
+        i = self.durable.internals.store.tables.instance.c
         with self.engine.connect() as connection:
             recorded = {tuple(row) for row in connection.execute(sa.select(i.workflow, i.instance_id))}
         return broken + [f"I12 create was answered, and is gone: {each}" for each in known - recorded]
@@ -215,7 +215,7 @@ class Site:
             return [(row.step, row.attempt) for row in connection.execute(query)]
 
     def rows(self) -> list[Any]:
-        i = self.durable.store.tables.instance
+        i = self.durable.internals.store.tables.instance
         with self.engine.connect() as connection:
             return list(connection.execute(sa.select(i).limit(5)).mappings())
 

@@ -118,7 +118,7 @@ class Script:
         self.procs["beat"] = start_beat(self.config)
         if self.database_url is not None:  # Durable is in use, so that it holds what it ever holds
             durable = vars(self.app)["durable"]
-            migrate.upgrade(durable.store)
+            migrate.upgrade(durable.internals.store)
             assert durable.workflows["errand"].create(21).result("60 seconds") == 42
         else:
             assert self.app.tasks["double"].delay(21).get(timeout=60) == 42

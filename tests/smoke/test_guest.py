@@ -42,7 +42,7 @@ def test_late_acknowledged_tasks_run_once_where_redis_closes_idle_connections(
     config = HostConfig("host", str(tmp_path), impatient_redis.url, store_url if with_durable else None)
     app = build(config)
     if with_durable:
-        migrate.upgrade(vars(app)["durable"].store)
+        migrate.upgrade(vars(app)["durable"].internals.store)
     worker = start_worker(config, "--concurrency=1")
     try:
         sent = [app.tasks["late"].delay(3 * IDLE_SECONDS).id for _ in range(3)]
@@ -78,7 +78,7 @@ def test_a_worker_on_another_pool_does_its_own_tasks_and_answers_for_steps(
     config = HostConfig("host", str(tmp_path), own_redis.url, store_url)
     app = build(config)
     durable = vars(app)["durable"]
-    migrate.upgrade(durable.store)
+    migrate.upgrade(durable.internals.store)
     other = start_worker(config, f"--pool={pool}", "--concurrency=4", name="other")
     procs.append(other)
     sent = app.tasks["late"].delay(0.1).id

@@ -23,7 +23,7 @@ WANTED: dict[str, Any] = {"is held": 42, "is held and raises": ["LookupError", "
 @contextmanager
 def locked(site: EndsSite, instance: Any) -> Iterator[Callable[[], set[int]]]:
     """Hold the row of an instance; who waits for it."""
-    i = site.durable.store.tables.instance
+    i = site.durable.internals.store.tables.instance
     here = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
     waiting = sa.text(f"{here} AND wait_event_type = 'Lock'")
 

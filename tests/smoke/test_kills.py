@@ -31,7 +31,7 @@ def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_it
     site: Site, record_property: Callable[[str, object], None]
 ) -> None:
     """The worker's parent sees its child die and releases the claim; nobody waits for the lease."""
-    assert site.durable.settings.lease_seconds == LEASE_SECONDS
+    assert site.durable.internals.settings.lease_seconds == LEASE_SECONDS
     site.beat(wait=False)
     worker = site.worker()
     seconds = []

@@ -80,7 +80,7 @@ def test_instances_are_accepted_without_a_broker_and_run_when_it_is_back(
     site.order("child.after-body")
     site.create("chain", {"steps": 2})
     site.wait_until_done("child.after-body")
-    site.finish(site.durable.settings.lease_seconds - 5)
+    site.finish(site.durable.internals.settings.lease_seconds - 5)
     assert worker.is_running
     assert beat.is_running
 

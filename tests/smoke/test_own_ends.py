@@ -99,9 +99,9 @@ def test_a_soft_time_limit_is_no_attempt_and_a_hard_one_is_a_crash(
 ) -> None:
     site.beat(wait=False)
     with monkeypatch.context() as quiet:
-        quiet.setattr(site.durable.dispatch_publisher, "publish", lambda due_runs: None)
+        quiet.setattr(site.durable.internals.dispatch_publisher, "publish", lambda due_runs: None)
         instance = site.create("chain", {"steps": 2, "hold": 1})
-    options: Any = {"queue": site.durable.settings.queue, limit: 2}
+    options: Any = {"queue": site.durable.internals.settings.queue, limit: 2}
     site.app.tasks[ADVANCE].apply_async(args=("chain", instance.id, 1), **options)
     site.worker()
     site.wait_for_body(instance, "plain 1")

@@ -97,7 +97,7 @@ def test_a_redis_that_loads_its_data_is_named_and_waited_for(
 
 
 def errors(site: Site) -> list[str]:
-    heartbeat = site.durable.store.tables.heartbeat.c
+    heartbeat = site.durable.internals.store.tables.heartbeat.c
     with site.engine.connect() as connection:
         return list(connection.execute(sa.select(heartbeat.error).where(heartbeat.error.is_not(None))).scalars())
 
@@ -221,4 +221,4 @@ def test_a_disk_that_is_full_is_named_and_waited_for(
     site.finish(reruns=None)
     assert worker.is_running
     assert beat.is_running
-    assert not server_info.read_server_info(site.durable.store).is_read_only
+    assert not server_info.read_server_info(site.durable.internals.store).is_read_only

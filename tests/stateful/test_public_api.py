@@ -36,7 +36,7 @@ class PublicApi(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.harness = DurableHarness([order])
-        self.api = self.harness.durable.operations
+        self.api = self.harness.durable.internals.operations
         self.model = Model()
         self.crashes: dict[str, int] = {}
         self.create("i-1")

@@ -79,8 +79,8 @@ def test_the_http_api_shows_a_linear_instance(store_url: str) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.durable_database_url = store_url
     durable = Durable(app)
-    durable.registry.add(parcel.definition)
-    rows.create_all(durable.store.engine)
+    durable.internals.registry.add(parcel.definition)
+    rows.create_all(durable.internals.store.engine)
     api = TestClient(asgi(durable, allow_anonymous=True, tick=True))
     assert api.post("/workflows/parcel/instances", json={"id": "p-1", "params": {}}).status_code == 201
     durable.tick()
@@ -102,8 +102,8 @@ def test_the_http_api_goes_on_with_a_linear_instance_from_its_step(store_url: st
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.durable_database_url = store_url
     durable = Durable(app)
-    durable.registry.add(parcel.definition)
-    rows.create_all(durable.store.engine)
+    durable.internals.registry.add(parcel.definition)
+    rows.create_all(durable.internals.store.engine)
     api = TestClient(asgi(durable, allow_anonymous=True, tick=True))
     path = "/workflows/parcel/instances/p-1"
     api.post("/workflows/parcel/instances", json={"id": "p-1", "params": {}})

@@ -46,7 +46,7 @@ def told(seed: int) -> tuple[list[str], dict[str, list[tuple]]]:
         harness.run_concurrently()
         harness.crash_at(dice.randrange(60))
         harness.advance("3 days")
-        tables = harness.durable.store.tables.metadata.sorted_tables
+        tables = harness.durable.internals.store.tables.metadata.sorted_tables
         with harness.session() as session:
             dump = {
                 t.name: [tuple(row) for row in session.execute(sa.select(t).order_by(*t.primary_key))] for t in tables

@@ -207,7 +207,7 @@ def test_leases_are_renewed_in_virtual_time(harness) -> None:
     gate = harness.hold("book hotel")
     harness.create(trip)
     harness.tick()
-    table = harness.durable.store.tables.instance
+    table = harness.durable.internals.store.tables.instance
     harness.clock.advance("61 seconds")
     with harness.session() as session:
         until = session.scalar(sa.select(table.c.lease_until))

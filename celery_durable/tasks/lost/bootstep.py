@@ -13,18 +13,18 @@ class InventoryStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
-        self._durable: Any = parent.app.durable
+        self._internals: Any = parent.app.durable.internals
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        self._durable.start_inventories(lambda: _find_consumer(parent))
+        self._internals.processes.start_inventories(lambda: _find_consumer(parent))
 
     def stop(self, parent: Any) -> None:
         """Do nothing: this bootstep stops before the pool, which still works on the tasks that it holds."""
 
     def terminate(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
         """Stop answering: Celery kills the pool next, and sends no signal when the worker has ended."""
-        self._durable.stop_inventories()
+        self._internals.processes.stop_inventories()
 
 
 def _find_consumer(worker: Any) -> Any:

@@ -1,0 +1,338 @@
+"""`Durable`, which adds durable workflows to a Celery app."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, Unpack, overload
+
+import sqlalchemy as sa
+from celery import Celery, current_app
+from sqlalchemy.orm import Session
+
+from celery_durable import tasks
+from celery_durable.app.internals import Internals
+from celery_durable.app.workflows import Workflows
+from celery_durable.definitions import WorkflowOptions, define
+from celery_durable.errors import ConfigInvalid, DefinitionInvalid, NotConfigured
+from celery_durable.handles import Workflow, WorkflowDecorator
+from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
+from celery_durable.operations.service import Service, WorkflowService
+from celery_durable.packages import RequiredWorkflows, from_entry_points, from_packages
+from celery_durable.redaction import Redact
+from celery_durable.runtime import Runtime
+from celery_durable.step import Step
+from celery_durable.store import migrate
+from celery_durable.tasks.lost.bootstep import InventoryStep
+from celery_durable.tasks.outbox import Handler
+from celery_durable.tasks.queues import install_queue
+from celery_durable.tasks.worker import DurableStep
+from celery_durable.values import Retries, check_text_name
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_attached: weakref.WeakSet[Durable] = weakref.WeakSet()
+_overrides: list[Durable] = []
+
+
+class Durable:
+    """Durable workflows for one Celery app.
+
+    Write ``Durable(app)``, or ``Durable()`` and later ``init_app(app)``. The settings ``app.conf.durable_*`` are read
+    when they are first needed.
+
+    Args:
+        app: The Celery app. None: call `init_app` later.
+        engine: The application's SQLAlchemy engine, to share its connections. None: the ``durable_database_url``
+            setting decides.
+        session_factory: The application's factory of sessions, for steps that write with a session. None: one for
+            the engine.
+        redact: Decides what the HTTP API and the commands show of values. A function of a value and a
+            `RedactionContext` that returns what is shown.
+        runtime: For tests of this package.
+
+    Raises:
+        ConfigInvalid: ``redact`` is not a function, or ``app`` has a Durable already.
+    """
+
+    def __init__(
+        self,
+        app: Celery | None = None,
+        *,
+        engine: sa.Engine | None = None,
+        session_factory: Callable[[], Session] | None = None,
+        redact: Redact | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if not (redact is None or callable(redact)):
+            raise ConfigInvalid(
+                "Durable(redact=)", redact, "give a function of a value and a RedactionContext, or None"
+            )
+        self.internals = Internals(engine=engine, session_factory=session_factory, redact=redact, runtime=runtime)
+        """The parts that do the work. Not for applications: they change without notice."""
+        self.workflows = Workflows(self.internals, functools.partial(_overridden, self))
+        """The workflows that the app knows: ``durable.workflows["order"]``."""
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Celery) -> None:
+        """Attach this Durable to a Celery app.
+
+        The app gets the internal tasks, the queue for workflows and a beat entry. Its beat and its workers start the
+        threads that workflows need.
+
+        Args:
+            app: The app. Attaching it a second time does nothing.
+
+        Raises:
+            ConfigInvalid: The app has another Durable.
+        """
+        present = vars(app).get("durable")
+        if present is self:
+            return
+        if present is not None:
+            raise ConfigInvalid("app.durable", present, "the app has a Durable already; its tasks serve only one")
+        self.internals.celery_app = app
+        vars(app)["durable"] = self
+        _attached.add(self)
+        tasks.install_tasks(app, self.internals)
+        install_queue(app)
+        app.steps["worker"].update((DurableStep, InventoryStep))
+        self.internals.processes.connect(app)
+
+    @property
+    def app(self) -> Celery:
+        """The Celery app.
+
+        Raises:
+            NotConfigured: No app is attached yet.
+        """
+        return self.internals.app
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The SQLAlchemy engine of the database with the workflows.
+
+        Raises:
+            ConfigInvalid: No database is configured.
+        """
+        return self.internals.store.engine
+
+    def close(self) -> None:
+        """Stop the threads of this process, and close the connections to the broker and the database."""
+        self.internals.close()
+
+    def migrate(self, connection: sa.Connection | None = None) -> tuple[str | None, str]:
+        """Create the tables or bring them up to date, as the command ``durable migrate`` does.
+
+        Args:
+            connection: Migrate in the transaction of this connection, for example ``op.get_bind()`` in a migration of
+                the application. The caller commits. MariaDB commits at every statement that changes tables. None: in
+                a transaction of its own.
+
+        Returns:
+            The revision before, None if there were no tables, and the revision after.
+
+        Raises:
+            ConfigInvalid: No database is configured.
+            UnsupportedDatabase: The database is too old, or of another kind.
+        """
+        store = self.internals.store
+        if connection is None:
+            return migrate.upgrade(store)
+        return migrate.upgrade_connection(connection, schema=store.schema, prefix=store.prefix)
+
+    # --- definitions ----------------------------------------------------------------------------
+
+    @overload
+    def workflow(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
+    @overload
+    def workflow(self, /, **options: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
+    def workflow(self, fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> Any:
+        """Define a workflow of this app alone; otherwise as `durable_workflow`.
+
+        Args:
+            fn: The function, if the decorator is written without parentheses.
+            options: As for `durable_workflow`.
+
+        Returns:
+            The handle of the workflow.
+
+        Raises:
+            DefinitionInvalid: The function or an option cannot be used.
+            WorkflowNameTaken: Another workflow of this app has the name.
+        """
+
+        def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:
+            definition = define(fn, **options)
+            self.internals.registry.add(definition)
+            return Workflow(definition, functools.partial(_overridden, self))
+
+        return decorate if fn is None else decorate(fn)
+
+    def outbound(
+        self, name: str, *, retries: Retries | int | None = None
+    ) -> Callable[[Callable[[OutboundEvent], R]], Callable[[OutboundEvent], R]]:
+        """Register a function as the handler of outbound events of this name.
+
+        A worker calls it at least once for each event. It should end within 5 minutes. If it raises, the worker calls
+        it again later. After the last retry the event stays in the outbox, and is not sent again without help.
+
+        Args:
+            name: The name that steps give to the event.
+            retries: How often and when the handler is called again. None: 10 times, after 10 seconds at first, then
+                exponentially later up to every 10 minutes.
+
+        Returns:
+            A decorator that returns the function unchanged.
+
+        Raises:
+            DefinitionInvalid: The name cannot be used, or another function handles it.
+        """
+
+        def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
+            check_text_name("Outbound event", name, 255)
+            handlers = self.internals.handlers
+            handler, present = Handler.of(fn, retries), handlers.get(name)
+            if present is not None and present.qualified_name != handler.qualified_name:
+                raise DefinitionInvalid(
+                    f"Outbound event {name!r} has a handler already, {present.qualified_name}: call "
+                    f"{handler.qualified_name} from it, or send another event."
+                )
+            handlers[name] = handler
+            return fn
+
+        return register
+
+    def register(self, required: RequiredWorkflows) -> None:
+        """Register the workflows of a package: all of them, or none if one cannot be registered.
+
+        Args:
+            required: The package's ``required_workflows``, a dict of binding keys and workflows. Under the key
+                ``ORDER``, ``durable.workflows.ORDER`` is the workflow.
+
+        Raises:
+            WorkflowNameTaken: Another workflow has one of the names; the message says where.
+            BindingKeyTaken: Another workflow has one of the keys; the message says where.
+            DefinitionInvalid: A value is not a workflow, or a key is not an identifier.
+        """
+        self.internals.bindings.add(required, reserved=dir(Workflows))
+
+    def autodiscover(
+        self, packages: Iterable[str] = (), *, related_name: str = "workflows", with_entry_points: bool = True
+    ) -> None:
+        """Import modules with workflows, and register the ``required_workflows`` in them.
+
+        Args:
+            packages: The packages to look in, by import name.
+            related_name: The module to import from each package, as in ``<package>.workflows``.
+            with_entry_points: Also register what installed packages announce as entry points of the group
+                ``celery_durable.workflows``.
+
+        Raises:
+            WorkflowNameTaken: As in `register`.
+            BindingKeyTaken: As in `register`.
+            DefinitionInvalid: As in `register`.
+        """
+        for required in from_packages(packages, related_name):
+            self.register(required)
+        for required in from_entry_points() if with_entry_points else ():
+            self.register(required)
+
+    @property
+    def service(self) -> WorkflowService:
+        """The interface to pass to packages that bring workflows."""
+        return Service(lambda: _overridden(self).internals.operations)
+
+    # --- topics, and work without Celery --------------------------------------------------------
+
+    def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
+        """Send a payload to all instances that wait on a topic now, in `Step.wait_for_topic`.
+
+        An instance that begins to wait later does not get it.
+
+        Args:
+            topic: The name of the topic.
+            payload: JSON data.
+            id: Makes it safe to repeat the call: no run gets two payloads with the same id.
+
+        Returns:
+            The number of waits that got the payload.
+
+        Raises:
+            InvalidTopic: The topic's name breaks the rules.
+            NameInvalid: ``id`` breaks the rules.
+            NotSerializable: ``payload`` is not JSON data.
+            PayloadTooLarge: ``payload`` is too large.
+            EmissionMismatch: An emission with this id has another topic or payload.
+        """
+        return self.internals.operations.emit(topic, payload, id=id)
+
+    def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
+        """List the waits on a topic, oldest instances first.
+
+        Args:
+            topic: The name of the topic.
+            cursor: ``cursor`` of the page before. None: the first page.
+            limit: The number of waits on a page.
+
+        Returns:
+            A page of waits. Its ``cursor`` is None on the last page.
+
+        Raises:
+            InvalidTopic: The topic's name breaks the rules.
+            CursorInvalid: ``cursor`` is not of a page of this topic.
+            ValueRefused: ``limit`` is not between 1 and 1000.
+        """
+        return self.internals.operations.waiters(topic, cursor=cursor, limit=limit)
+
+    def tick(self, *, max_instances: int = 10, max_steps: int | None = None) -> int:
+        """Advance due runs in this process without Celery, for example from cron.
+
+        Ticks and workers may run at the same time.
+
+        Args:
+            max_instances: The largest number of passes.
+            max_steps: The largest number of steps in one pass. None: no limit.
+
+        Returns:
+            The number of passes.
+
+        Raises:
+            ConfigInvalid: No database is configured.
+        """
+        return self.internals.ticker.tick(max_instances=max_instances, max_steps=max_steps)
+
+
+def current_durable(what: str) -> Durable:
+    """Return the Durable of the current Celery app, else the only Durable of this process.
+
+    ``what`` needs it, and is named in the error. Raises NotConfigured.
+    """
+    if _overrides:
+        return _overrides[-1]
+    found = getattr(current_app, "durable", None)
+    if isinstance(found, Durable):
+        return found
+    attached = list(_attached)
+    if len(attached) == 1:
+        return attached[0]
+    raise NotConfigured(what)
+
+
+def _overridden(durable: Durable) -> Durable:
+    """Return the Durable that `override_durable` put in place of this one, else this one."""
+    return _overrides[-1] if _overrides and durable not in _overrides else durable
+
+
+@contextmanager
+def override_durable(durable: Durable) -> Iterator[None]:
+    """Make the handles of all workflows act on ``durable`` inside the block, whatever app they belong to. For tests."""
+    _overrides.append(durable)
+    try:
+        yield
+    finally:
+        _overrides.remove(durable)
