@@ -106,11 +106,11 @@ def _find_broken_invariants(row: Any) -> Iterator[str]:
     is_claimed, is_live = row.claim_token is not None, row.status in _RUNNABLE
     is_over = row.status != Status.PAUSED.value and not is_live
     if is_claimed != (row.lease_until is not None) or is_claimed != (row.claimed_by is not None):
-        yield "half of a claim"
+        yield "an incomplete claim"
     if is_claimed and row.status != Status.ACTIVE.value:
         yield f"claimed while {row.status}"
     if is_live and (row.run_at is None or row.poll_at is None):
-        yield f"{row.status}, and nobody will look after it"
+        yield f"{row.status}, but no sweep will find it"
     if is_over != (row.completed_at is not None):
         yield f"{row.status}, but its run ended at {row.completed_at}"
     if (row.output is not None) != (row.status == Status.COMPLETE.value):

@@ -20,7 +20,7 @@ from celery_durable import (
 from celery_durable.errors import DefinitionInvalid, InstanceTerminal
 from celery_durable.linear import Completed
 from tests.engine.world import Worker, World, on_one_database
-from tests.store.cuts import cut_commit
+from tests.store.lost_connections import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 

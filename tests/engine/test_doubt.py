@@ -7,7 +7,7 @@ import pytest
 from celery_durable import CreateOptions, OutboundEvent, Step, WorkflowEvent, signals
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer
 from tests.engine.world import World
-from tests.store.cuts import cut_commit
+from tests.store.lost_connections import cut_commit
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 cuts = pytest.mark.parametrize("when", ["before", "after"])

@@ -16,7 +16,7 @@ from celery_durable import Completed, Dead, LinearContext, LinearStep, Step, Wor
 from celery_durable.definitions import define_linear
 from celery_durable.model import OutboxMessage
 from tests.engine.world import FlowControl, SerializationFailure, World
-from tests.store.cuts import cut_commit
+from tests.store.lost_connections import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

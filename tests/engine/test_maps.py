@@ -13,7 +13,7 @@ from celery_durable.errors import NotSerializable, TaskRefused, ValueRefused
 from celery_durable.model import AnswerResult, OutboxMessage
 from tests.engine.test_tasks import answer, answered
 from tests.engine.world import World, on_one_database
-from tests.store.cuts import cut_commit
+from tests.store.lost_connections import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 

@@ -18,7 +18,7 @@ from celery_durable.runtime import steady
 from celery_durable.store.engine import Store
 from tests.engine.world import World, on_one_database
 from tests.smoke.fault_proxy import FaultProxy, Mode
-from tests.store.cuts import cut_commit
+from tests.store.lost_connections import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 

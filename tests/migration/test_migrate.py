@@ -144,7 +144,7 @@ def test_importing_the_store_does_not_import_alembic() -> None:
 # --- upgrade ------------------------------------------------------------------------------------
 
 
-def test_an_upgrade_tells_the_revisions_before_and_after(empty: Store) -> None:
+def test_an_upgrade_returns_the_revisions_before_and_after(empty: Store) -> None:
     assert migrate.read_revision(empty) is None
     assert migrate.upgrade(empty) == (None, REVISION)
     assert migrate.read_revision(empty) == REVISION
@@ -157,7 +157,7 @@ def test_a_second_upgrade_changes_nothing(empty: Store) -> None:
     assert described(empty.engine) == before
 
 
-def test_a_database_that_is_ahead_is_left_alone(empty: Store) -> None:
+def test_a_newer_database_stays_unchanged(empty: Store) -> None:
     migrate.upgrade(empty)
     with empty.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
@@ -166,7 +166,7 @@ def test_a_database_that_is_ahead_is_left_alone(empty: Store) -> None:
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_an_upgrade_that_broke_off_halfway_is_taken_up_again(empty: Store) -> None:
+def test_an_interrupted_upgrade_can_be_repeated(empty: Store) -> None:
     migrate.upgrade(empty)
     complete = described(empty.engine)
     with empty.engine.begin() as connection:  # MariaDB commits table by table
@@ -178,7 +178,7 @@ def test_an_upgrade_that_broke_off_halfway_is_taken_up_again(empty: Store) -> No
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-def test_somebody_elses_table_of_the_same_name_stops_the_upgrade_and_leaves_nothing(empty: Store) -> None:
+def test_a_foreign_table_of_the_same_name_stops_the_upgrade_without_changes(empty: Store) -> None:
     with empty.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE workflow_log (id INTEGER)")
     with pytest.raises(sa.exc.DBAPIError, match="already exists"):
@@ -187,7 +187,7 @@ def test_somebody_elses_table_of_the_same_name_stops_the_upgrade_and_leaves_noth
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_processes_that_upgrade_at_the_same_time_do_not_hurt_each_other(empty: Store) -> None:
+def test_simultaneous_upgrades_do_not_disturb_each_other(empty: Store) -> None:
     url = empty.engine.url.render_as_string(hide_password=False)
     empty.close()
     fork = multiprocessing.get_context("fork")
@@ -249,9 +249,7 @@ def test_the_callers_lock_timeout_is_left_as_it_was(empty: Store, store_url: str
     engine.dispose()
 
 
-def test_an_applications_own_migration_goes_on_with_its_op_afterwards(
-    empty: Store, store_url: str, tmp_path: Any
-) -> None:
+def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, store_url: str, tmp_path: Any) -> None:
     """The usual way to call us: `upgrade_connection(op.get_bind())` in a revision of the application's own."""
     from alembic import command
     from alembic.config import Config
@@ -388,7 +386,7 @@ def _is_usable(store: Store) -> None:
 # --- check --------------------------------------------------------------------------------------
 
 
-def test_a_database_without_tables_is_told_how_to_get_them(empty: Store) -> None:
+def test_the_error_for_missing_tables_names_the_command(empty: Store) -> None:
     with pytest.raises(SchemaOutdated) as caught:
         migrate.check_revision(empty)
     assert str(caught.value) == (
@@ -397,7 +395,7 @@ def test_a_database_without_tables_is_told_how_to_get_them(empty: Store) -> None
     )
 
 
-def test_a_database_that_is_behind_is_told_so(empty: Store) -> None:
+def test_the_error_for_an_older_database_names_both_revisions(empty: Store) -> None:
     migrate.upgrade(empty)
     with empty.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))

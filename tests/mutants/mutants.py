@@ -43,7 +43,7 @@ _OUTBOX = "tests/store/test_outbox.py::"
 _ATTACHING = "tests/celery/test_attaching.py::"
 _WORKERS = "tests/celery/test_workers.py::"
 _ORDER = "tests/pairs/test_order.py::test_rows_of_two_instances_are_locked_in_one_order"
-_PAIR = "tests/pairs/test_pairs.py::test_whatever_meets_nothing_is_lost_and_nothing_is_done_twice"
+_PAIR = "tests/pairs/test_pairs.py::test_two_concurrent_operations_lose_nothing_and_repeat_nothing"
 _TASKS = "tests/engine/test_tasks.py::"
 _LEASES = "tests/engine/test_leases.py::"
 _BOUNDS = "tests/publishing/test_bounds.py::"
@@ -77,7 +77,7 @@ MUTANTS = (
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + '
             'param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
         ),
-        caught_by="tests/store/test_claims.py::test_a_runner_that_lost_its_claim_changes_nothing[postgresql-restarted]",
+        caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
     _m("a restart keeps the token", ("store.instances:restart", "**RELEASED,", "")),
     _m("terminating keeps the claim", ("store.instances:terminate", "**RELEASED,", "")),
@@ -167,8 +167,7 @@ MUTANTS = (
     _m(
         "a claim of just now makes the hints before it lost",
         ("store.queues:read_claimed", "row.noted_at <= row.now_us - duration_us(SLACK)", "True"),
-        caught_by="tests/store/test_queues.py::"
-        "test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old[sqlite]",
+        caught_by="tests/store/test_queues.py::test_a_dispatch_message_counts_as_claimed_after_three_seconds[sqlite]",
     ),
     _m(
         "a queue that refuses is offered everything each time",
@@ -816,7 +815,7 @@ MUTANTS = (
             "False for wait in waits",
         ),
         caught_by="tests/store/test_claims.py::"
-        "test_a_wait_may_look_for_itself_under_the_lock[sqlite-True-ReleaseOutcome.DUE]",
+        "test_a_wait_may_check_a_condition_under_the_lock[sqlite-True-ReleaseOutcome.DUE]",
     ),
     _m(
         "a run that goes on beyond a map has no items",
@@ -1074,7 +1073,7 @@ MUTANTS = (
         "a boundary locks its own row twice, by two indexes",
         (_IN_ORDER, "if pk <= self.claim.pk:", "if pk < self.claim.pk:"),
         caught_by="tests/pairs/test_order.py::"
-        "test_a_step_that_sends_its_own_instance_an_event_does_not_wait_for_another_sender[mariadb-lock]",
+        "test_a_step_that_sends_an_event_to_its_own_instance_does_not_deadlock[mariadb-lock]",
     ),
     _m(
         "the end of a child locks the child before its parent",
@@ -1099,7 +1098,7 @@ MUTANTS = (
             "claims.guard(tx, self.claim, lease=self._lease.length)\n        row = instances.lock(",
         ),
         caught_by="tests/pairs/test_order.py::"
-        "test_the_end_of_a_run_that_overstays_and_an_event_for_it_do_not_wait_for_each_other[mariadb-lock]",
+        "test_a_run_that_exceeds_its_duration_does_not_deadlock_with_an_event[mariadb-lock]",
     ),
     # --- outbound events ------------------------------------------------------------------------
     _m(
@@ -1120,7 +1119,7 @@ MUTANTS = (
     _m(
         "an outbound event is free again for the dispatcher alone when its worker dies",
         ("store.outbox:begin_delivery", "run_at=until, poll_at=until", "poll_at=until"),
-        caught_by=_OUTBOX + "test_an_event_is_in_one_pair_of_hands[sqlite]",
+        caught_by=_OUTBOX + "test_only_one_worker_delivers_an_event[sqlite]",
     ),
     _m(
         "anybody finds the delivery that another began",
@@ -1252,7 +1251,7 @@ MUTANTS = (
     _m(
         "the watchdog cuts what has ended",
         ("store.watchdog:WatchedSocket.disarm", "self._deadlines.pop()", "self._deadlines[0]"),
-        caught_by="tests/store/test_watchdog.py::test_what_has_ended_is_never_cut[postgresql]",
+        caught_by="tests/store/test_watchdog.py::test_a_statement_that_has_ended_is_never_cut[postgresql]",
     ),
     _m(
         "a task waits for a silent database as loops do",

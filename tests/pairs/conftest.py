@@ -1,4 +1,4 @@
-"""A stage for each database, made when first wanted."""
+"""One environment for each database, made at its first use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.pairs.stage import Stage
+from tests.pairs.environment import Environment
 
 
 @pytest.fixture(scope="module")
-def stages(request: pytest.FixtureRequest) -> Iterator[dict[str, Stage]]:
-    made: dict[str, Stage] = {}
+def environments(request: pytest.FixtureRequest) -> Iterator[dict[str, Environment]]:
+    made: dict[str, Environment] = {}
     yield made
-    for stage in made.values():
-        stage.close()
+    for environment in made.values():
+        environment.close()
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -23,8 +23,8 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def stage(database: str, stages: dict[str, Stage], request: pytest.FixtureRequest) -> Stage:
-    if database not in stages:
+def environment(database: str, environments: dict[str, Environment], request: pytest.FixtureRequest) -> Environment:
+    if database not in environments:
         caretaker = request.getfixturevalue(f"{database}_database")
-        stages[database] = Stage(caretaker.engine.url.render_as_string(hide_password=False))
-    return stages[database]
+        environments[database] = Environment(caretaker.engine.url.render_as_string(hide_password=False))
+    return environments[database]

@@ -1,7 +1,7 @@
-"""A pair: the first operation is held open while it has a lock, the second begins, the first ends, then the second.
+"""A pair of operations: the first is stopped while it has a lock, the second starts, then both end.
 
-Whatever became of it: what holds of every database holds, nothing that was promised is lost, nobody had to begin again,
-and the instance can be brought to its end.
+Whatever their outcome: the invariants hold, no accepted event, answer or pause is lost, no transaction had to be
+repeated, and the instance can still run to its end.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from celery_durable.model import Claim, OutboxMessage, RunRef, Status, TaskRefer
 from celery_durable.store import outbox
 from tests.engine import invariants
 from tests.engine.world import Instance
-from tests.pairs.acts import Act, HoldAt, RolledBack
+from tests.pairs.environment import Environment, PairProcess
 from tests.pairs.operations import OPERATIONS, Operation
-from tests.pairs.stage import Party, Stage
+from tests.pairs.pausable_job import HoldAt, PausableJob, RolledBack
 
 _SECONDS = 30.0
 _ROUNDS = 12
@@ -25,7 +25,7 @@ _ROUNDS = 12
 
 @dataclass(frozen=True)
 class Pair:
-    """``at``: where the first one is held. ``rolls_back``: it then comes to nothing."""
+    """Two operations. ``at`` is where the first one is stopped. If ``rolls_back``, it then rolls back."""
 
     first: Operation
     second: Operation
@@ -37,97 +37,97 @@ class Pair:
         return f"{self.first.name}, held at its {self.at}, {end} before {self.second.name}"
 
 
-def _makes_sense(first: Operation, second: Operation) -> bool:
+def _is_possible(first: Operation, second: Operation) -> bool:
     flows = {operation.flow for operation in (first, second)} - {None}
     return len(flows) < 2
 
 
-_MEETINGS = [(first, second) for first in OPERATIONS for second in OPERATIONS if _makes_sense(first, second)]
-_WAYS = ((HoldAt.LOCK, False), (HoldAt.COMMIT, False), (HoldAt.COMMIT, True))
+_COMBINATIONS = [(first, second) for first in OPERATIONS for second in OPERATIONS if _is_possible(first, second)]
+_HOLDS = ((HoldAt.LOCK, False), (HoldAt.COMMIT, False), (HoldAt.COMMIT, True))
 DATABASES = ("postgresql", "mariadb")
-PAIRS = tuple(Pair(first, second, *way) for first, second in _MEETINGS for way in _WAYS)
+PAIRS = tuple(Pair(first, second, *way) for first, second in _COMBINATIONS for way in _HOLDS)
 SMOKE = frozenset(
-    (DATABASES[nth % len(DATABASES)], Pair(first, second, *_WAYS[nth % len(_WAYS)]))
-    for nth, (first, second) in enumerate(_MEETINGS)
+    (DATABASES[nth % len(DATABASES)], Pair(first, second, *_HOLDS[nth % len(_HOLDS)]))
+    for nth, (first, second) in enumerate(_COMBINATIONS)
 )
-"""Each meeting once, on one of the databases, in one of the ways."""
+"""Each combination once, on one of the databases and with one of the holds."""
 
 
 @dataclass
-class Role:
-    """An operation in the hands of a process, on the instance of a scene."""
+class Participant:
+    """One process with its operation in a pair."""
 
-    scene: Scene
+    pair_run: PairRun
     operation: Operation
-    party: Party
+    process: PairProcess
     message: OutboxMessage | None = None
-    act: Act | None = None
+    job: PausableJob | None = None
     outcome: Any = None
     error: BaseException | None = None
 
     @property
     def ref(self) -> RunRef:
-        return self.scene.ref
+        return self.pair_run.ref
 
     @property
     def is_done(self) -> bool:
-        """Whether it came to an end of its own, and nothing was in its way."""
+        """Whether the operation returned without an error."""
         return self.error is None
 
     def verb(self, name: str, *args: Any, **options: Any) -> Any:
-        return getattr(self.party.operations, name)(self.ref.workflow, self.ref.instance_id, *args, **options)
+        return getattr(self.process.operations, name)(self.ref.workflow, self.ref.instance_id, *args, **options)
 
     def answer(self, task: str) -> bool:
-        message = self.message or next(each for each in self.scene.messages if each.name == task)
-        return self.scene.stage.answer(self.party, message)
+        message = self.message or next(each for each in self.pair_run.messages if each.name == task)
+        return self.pair_run.environment.answer(self.process, message)
 
     def lose(self, task: str) -> int:
-        message = next(each for each in self.scene.messages if each.name == task)
+        message = next(each for each in self.pair_run.messages if each.name == task)
         reference = TaskReference.read(message.content["answers"])
         assert reference is not None
-        return self.party.operations.report_lost([(reference, None)], why="its worker has died")
+        return self.process.operations.report_lost([(reference, None)], why="its worker has died")
 
     def send_event(self) -> bool:
-        id_ = f"event of the {self.party.name}"
+        id_ = f"event of the {self.process.name}"
         is_new: bool = self.verb("send_event", "ok", "sent", id=id_)
-        self.scene.stage.world.accepted_events.append(id_)
+        self.pair_run.environment.world.accepted_events.append(id_)
         return is_new
 
     def restart(self) -> int:
-        """The run that it ended is not to change any more."""
+        """Restart the instance and return the new run's number."""
         number: int = self.verb("restart")
         return number
 
     def end(self) -> None:
-        """Wait for the act, and keep what came of it."""
-        assert self.act is not None
+        """Wait for the job and keep its result or its error."""
+        assert self.job is not None
         try:
-            self.outcome = self.act.future.result(_SECONDS)
+            self.outcome = self.job.future.result(_SECONDS)
         except BaseException as error:
             self.error = error
 
 
 @dataclass
-class Scene:
-    """An instance, prepared for a pair."""
+class PairRun:
+    """One run of a pair: the instance, the participants, and the checks afterwards."""
 
-    stage: Stage
+    environment: Environment
     pair: Pair
     instance: Instance = field(init=False)
-    roles: tuple[Role, Role] = field(init=False)
-    owner: Party = field(init=False)
+    participants: tuple[Participant, Participant] = field(init=False)
+    owner: PairProcess = field(init=False)
     claim: Claim | None = None
     messages: list[OutboxMessage] = field(default_factory=list)
-    bystander: Act | None = None
+    bystander: PausableJob | None = None
     has_waited: bool = False
-    """Whether the second one waited for a lock of the first one."""
+    """Whether the second operation waited for a lock of the first one."""
 
     def __post_init__(self) -> None:
-        self.roles = (
-            Role(self, self.pair.first, self.stage.first),
-            Role(self, self.pair.second, self.stage.second),
+        self.participants = (
+            Participant(self, self.pair.first, self.environment.first),
+            Participant(self, self.pair.second, self.environment.second),
         )
-        self.owner = self.stage.first
+        self.owner = self.environment.first
         self._prepare()
 
     @property
@@ -136,7 +136,7 @@ class Scene:
 
     @property
     def operations(self) -> list[Operation]:
-        return [role.operation for role in self.roles]
+        return [participant.operation for participant in self.participants]
 
     @property
     def names(self) -> set[str]:
@@ -145,141 +145,147 @@ class Scene:
     # --- before ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        stage, world = self.stage, self.stage.world
+        environment, world = self.environment, self.environment.world
         flow = next((operation.flow for operation in self.operations if operation.flow), "gather")
         world.operations.create(flow, id="i-1")
         world.accepted.append((flow, "i-1"))
         self.instance = Instance(world, flow, "i-1")
-        self._set_off()
-        self.messages = stage.messages()
-        self._deal_answers()
+        self._advance_to_start()
+        self.messages = environment.messages()
+        self._assign_answers()
         if any(operation.needs_sent for operation in self.operations):
-            left = [message.id for message in stage.messages()]
+            left = [message.id for message in environment.messages()]
             world.store.transact(lambda tx: outbox.delete_unsent(tx, left))
         if "resume" in self.names:
             self.instance.pause()
-        for role in self.roles:
-            if role.operation.gate is not None and not role.operation.is_pass:
-                role.act = self._begin(role)
+        for participant in self.participants:
+            if participant.operation.gate is not None and not participant.operation.is_pass:
+                participant.job = self._begin(participant)
 
-    def _set_off(self) -> None:
-        """Bring the instance to where both operations find something to do."""
-        stage = self.stage
-        passes = [role for role in reversed(self.roles) if role.operation.is_pass]
+    def _advance_to_start(self) -> None:
+        """Advance the instance to a state in which both operations have something to do."""
+        environment = self.environment
+        passes = [participant for participant in reversed(self.participants) if participant.operation.is_pass]
         if not passes and any(operation.needs_claim for operation in self.operations):
             ref = self.ref
-            self.bystander = stage.start(lambda: stage.first.advance(ref), gate="book")
-        for role in passes:  # of two, the first one's has taken over from the second one's
-            role.act, self.owner = self._begin(role), role.party
-            stage.advance(31)
+            self.bystander = environment.start(lambda: environment.first.advance(ref), gate="book")
+        for participant in passes:  # if both are passes, the first one takes over the claim of the second one
+            participant.job, self.owner = self._begin(participant), participant.process
+            environment.advance(31)
         if not passes and self.bystander is None:
-            stage.second.advance(self.ref)
+            environment.second.advance(self.ref)
             is_due = any(operation.needs_due for operation in self.operations)
-            stage.advance(101 if is_due else 5)
+            environment.advance(101 if is_due else 5)
         elif self.bystander is not None:
-            stage.advance(31)
-        self.claim = stage.claim_of(self.instance)
-        for party in stage.parties:
-            party.wakes.clear()
+            environment.advance(31)
+        self.claim = environment.claim_of(self.instance)
+        for process in environment.processes:
+            process.wakes.clear()
 
-    def _begin(self, role: Role) -> Act:
-        assert role.operation.gate is not None
-        return self.stage.start(lambda: role.operation.work(role), gate=role.operation.gate)
+    def _begin(self, participant: Participant) -> PausableJob:
+        assert participant.operation.gate is not None
+        return self.environment.start(lambda: participant.operation.work(participant), gate=participant.operation.gate)
 
-    def _deal_answers(self) -> None:
-        """Which item each of them answers, and which are answered before."""
-        stage, world = self.stage, self.stage.world
-        answering = [role for role in self.roles if role.operation.answers]
+    def _assign_answers(self) -> None:
+        """Assign a message to each operation that answers one, and answer the others before."""
+        environment, world = self.environment, self.environment.world
+        answering = [participant for participant in self.participants if participant.operation.answers]
         pages = [message for message in self.messages if message.name == "pairs.page"]
-        if any(role.operation.answers == "last" for role in answering):
-            stage.answer(world, pages[0])
-            pages = [message for message in stage.messages() if message.name == "pairs.page"][1:]
+        if any(participant.operation.answers == "last" for participant in answering):
+            environment.answer(world, pages[0])
+            pages = [message for message in environment.messages() if message.name == "pairs.page"][1:]
             if len(answering) == 1:
-                stage.answer(world, pages.pop())
-        for role, message in zip(answering, pages, strict=False):
-            role.message = message
+                environment.answer(world, pages.pop())
+        for participant, message in zip(answering, pages, strict=False):
+            participant.message = message
 
     # --- the pair -------------------------------------------------------------------------------
 
-    def play(self) -> None:
-        """Both, and what must hold after them."""
-        first, second = self.roles
-        first_act, second_act = self._ready(first), self._ready(second)
-        first_act.hold(self.pair.at, rolls_back=self.pair.rolls_back)
-        first_act.go()
-        first_act.wait()
-        second_act.go()
-        self.has_waited = self.stage.let_meet(second_act)
-        first_act.go()
+    def run(self) -> None:
+        """Run both operations and check what must hold afterwards."""
+        first, second = self.participants
+        first_job, second_job = self._ready(first), self._ready(second)
+        first_job.hold(self.pair.at, rolls_back=self.pair.rolls_back)
+        first_job.proceed()
+        first_job.wait()
+        second_job.proceed()
+        self.has_waited = self.environment.wait_until_blocked(second_job)
+        first_job.proceed()
         first.end()
         second.end()
         if self.bystander is not None:
-            self.bystander.go()
+            self.bystander.proceed()
             self.bystander.future.result(_SECONDS)
-        self._judge()
+        self._check()
         self._finish()
 
-    def _ready(self, role: Role) -> Act:
-        if role.act is None:
-            role.act = self.stage.start(lambda: role.operation.work(role))
-        return role.act
+    def _ready(self, participant: Participant) -> PausableJob:
+        if participant.job is None:
+            participant.job = self.environment.start(lambda: participant.operation.work(participant))
+        return participant.job
 
     # --- after ----------------------------------------------------------------------------------
 
-    def _judge(self) -> None:
-        first, second = self.roles
+    def _check(self) -> None:
+        first, second = self.participants
         if not (self.pair.rolls_back and _is_by(first.error, RolledBack)):
             assert first.error is None or isinstance(first.error, DurableError), repr(first.error)
         assert second.error is None or isinstance(second.error, DurableError), repr(second.error)
-        assert self.stage.repeats() == 0, "a deadlock: a transaction had to begin again"
-        invariants.check(self.stage.world)
-        self._judge_pause()
-        self._judge_answers()
-        sent = [message.id for party in self.stage.parties for message in party.sent]
+        assert self.environment.repeats() == 0, "a deadlock: a transaction was repeated"
+        invariants.check(self.environment.world)
+        self._check_pause()
+        self._check_answers()
+        sent = [message.id for process in self.environment.processes for message in process.sent]
         assert len(set(sent)) == len(sent), "a message was sent twice"
 
-    def _judge_pause(self) -> None:
+    def _check_pause(self) -> None:
         if self._has_done("pause") and not self.names & {"resume", "restart"}:
             row = self.instance.row
             is_kept = row.status == "paused" or row.pause_requested or Status(row.status).is_terminal
             assert is_kept, f"the pause is lost: {row.status}"
 
-    def _judge_answers(self) -> None:
-        answered = [role for role in self.roles if role.operation.answers and role.error is None]
-        if len(answered) < len([role for role in self.roles if role.operation.answers]):
+    def _check_answers(self) -> None:
+        answered = [
+            participant
+            for participant in self.participants
+            if participant.operation.answers and participant.error is None
+        ]
+        if len(answered) < len([participant for participant in self.participants if participant.operation.answers]):
             return
         if not self.names & {"terminate", "restart", "race", "settle"}:
-            assert all(role.outcome is True for role in answered), "an answer was not taken"
+            assert all(participant.outcome is True for participant in answered), "an answer was not taken"
         if self.names == {"last answer"}:
-            wakes = [due for party in self.stage.parties for due in party.wakes]
+            wakes = [due for process in self.environment.processes for due in process.wakes]
             assert len(wakes) == 1, f"there was not one last answer: {wakes}"
 
     def _has_done(self, name: str) -> bool:
-        return any(role.operation.name == name and role.error is None for role in self.roles)
+        return any(
+            participant.operation.name == name and participant.error is None for participant in self.participants
+        )
 
     # --- the end --------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Do all that the instance waits for; it ends as its code says."""
-        stage, world, instance = self.stage, self.stage.world, self.instance
+        """Deliver everything that the instance waits for, and check its end."""
+        environment, world, instance = self.environment, self.environment.world, self.instance
         for _ in range(_ROUNDS):
             if instance.status.is_terminal:
                 break
             instance.resume()
             with contextlib.suppress(InstanceTerminal):
                 world.operations.send_event(instance.workflow, instance.id, "ok", "at the end", id="at the end")
-            for message in self._all_letters():
-                stage.answer(world, message)
-            stage.advance(61)
+            for message in self._all_messages():
+                environment.answer(world, message)
+            environment.advance(61)
             world.run_until_idle()
-        self._judge_end()
+        self._check_end()
         invariants.check(world)
 
-    def _all_letters(self) -> list[OutboxMessage]:
-        found = [*self.messages, *self.stage.messages(), *self.stage.world.sent]
-        return found + [message for party in self.stage.parties for message in party.sent]
+    def _all_messages(self) -> list[OutboxMessage]:
+        found = [*self.messages, *self.environment.messages(), *self.environment.world.sent]
+        return found + [message for process in self.environment.processes for message in process.sent]
 
-    def _judge_end(self) -> None:
+    def _check_end(self) -> None:
         instance = self.instance
         if self._has_done("terminate") and (instance.status is Status.TERMINATED or "restart" not in self.names):
             assert instance.status is Status.TERMINATED
@@ -295,7 +301,7 @@ class Scene:
 
 
 def _is_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error is of a kind, or was raised because of one."""
+    """Return whether an error, or one of its causes, is of this kind."""
     while error is not None:
         if isinstance(error, kind):
             return True
@@ -303,9 +309,9 @@ def _is_by(error: BaseException | None, kind: type[BaseException]) -> bool:
     return False
 
 
-def play(stage: Stage, pair: Pair) -> Scene:
-    """Play a pair on a cleared stage; raises AssertionError with what is broken."""
-    stage.clear()
-    scene = Scene(stage, pair)
-    scene.play()
-    return scene
+def run(environment: Environment, pair: Pair) -> PairRun:
+    """Run a pair in a cleared environment; raises AssertionError for the first check that fails."""
+    environment.clear()
+    pair_run = PairRun(environment, pair)
+    pair_run.run()
+    return pair_run

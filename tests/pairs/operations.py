@@ -1,4 +1,4 @@
-"""What may happen to an instance at any time: the table from which pairs are made. A new verb needs its line."""
+"""All operations on an instance, from which the pairs are made. Add a line for each new operation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 from celery_durable.store import sweeps
 
 if TYPE_CHECKING:
-    from tests.pairs.matrix import Role
+    from tests.pairs.matrix import Participant
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``work`` is done by a process of its own; a ``gate`` is where it stands before the pair begins.
+    """An operation that its own process runs by ``work``. It waits at ``gate`` before the pair starts.
 
-    ``is_pass``: it is what a pass commits after its gate, in workflow ``flow``. ``needs_claim``: a pass is under way.
-    ``needs_due``: the instance's timer has fired. ``needs_sent``: the messages have left the outbox.
-    ``answers``: "item" or "last", of the map.
+    ``is_pass``: the operation is the commit of a pass after the gate, in workflow ``flow``. The others describe the
+    state that it needs. ``needs_claim``: a worker holds a claim. ``needs_due``: the instance's timer has fired.
+    ``needs_sent``: the messages have left the outbox. ``answers``: which item of the map step it answers, any ("item")
+    or the last open one ("last").
     """
 
     name: str
-    work: Callable[[Role], Any]
+    work: Callable[[Participant], Any]
     gate: str | None = None
     flow: str | None = None
     is_pass: bool = False
@@ -36,16 +37,18 @@ def _pass(name: str, gate: str, flow: str) -> Operation:
     return Operation(name, _advance, gate=gate, flow=flow, is_pass=True)
 
 
-def _advance(role: Role) -> str:
-    return role.party.advance(role.ref)
+def _advance(participant: Participant) -> str:
+    return participant.process.advance(participant.ref)
 
 
-def _release_dead(role: Role) -> Any:
-    claim = role.scene.claim
+def _release_dead(participant: Participant) -> Any:
+    claim = participant.pair_run.claim
     assert claim is not None
-    grace = role.party.settings.grace
-    task_id = "task@" + role.scene.owner.name
-    return role.party.store.transact(lambda tx: sweeps.release_dead_claim(tx, role.ref, task_id=task_id, grace=grace))
+    grace = participant.process.settings.grace
+    task_id = "task@" + participant.pair_run.owner.name
+    return participant.process.store.transact(
+        lambda tx: sweeps.release_dead_claim(tx, participant.ref, task_id=task_id, grace=grace)
+    )
 
 
 OPERATIONS = (
@@ -55,20 +58,20 @@ OPERATIONS = (
     _pass("suspend", "unwound", "gather"),
     _pass("race", "charge", "race"),
     _pass("settle", "end", "race"),
-    Operation("answer task", lambda role: role.answer("pairs.ship")),
-    Operation("answer item", lambda role: role.answer("pairs.page"), answers="item"),
-    Operation("last answer", lambda role: role.answer("pairs.page"), answers="last"),
-    Operation("loss of a task", lambda role: role.lose("pairs.ship"), needs_sent=True),
-    Operation("loss of an item", lambda role: role.lose("pairs.page"), needs_sent=True),
-    Operation("send_event", lambda role: role.send_event()),
-    Operation("pause", lambda role: role.verb("pause")),
-    Operation("resume", lambda role: role.verb("resume")),
-    Operation("set_result", lambda role: role.verb("set_result", "ok", "by hand", by="eve")),
-    Operation("terminate", lambda role: role.verb("terminate")),
-    Operation("restart", lambda role: role.restart()),
-    Operation("renewal", lambda role: role.scene.owner.renew(), needs_claim=True),
-    Operation("sweep", lambda role: role.party.sweeper.sweep(), needs_due=True),
+    Operation("answer task", lambda participant: participant.answer("pairs.ship")),
+    Operation("answer item", lambda participant: participant.answer("pairs.page"), answers="item"),
+    Operation("last answer", lambda participant: participant.answer("pairs.page"), answers="last"),
+    Operation("loss of a task", lambda participant: participant.lose("pairs.ship"), needs_sent=True),
+    Operation("loss of an item", lambda participant: participant.lose("pairs.page"), needs_sent=True),
+    Operation("send_event", lambda participant: participant.send_event()),
+    Operation("pause", lambda participant: participant.verb("pause")),
+    Operation("resume", lambda participant: participant.verb("resume")),
+    Operation("set_result", lambda participant: participant.verb("set_result", "ok", "by hand", by="eve")),
+    Operation("terminate", lambda participant: participant.verb("terminate")),
+    Operation("restart", lambda participant: participant.restart()),
+    Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),
+    Operation("sweep", lambda participant: participant.process.sweeper.sweep(), needs_due=True),
     Operation("release_dead_claim", _release_dead, needs_claim=True),
-    Operation("outbox take", lambda role: role.party.outbox.sweep()),
-    Operation("outbox finish", lambda role: role.party.outbox.sweep(), gate="sent"),
+    Operation("outbox take", lambda participant: participant.process.outbox.sweep()),
+    Operation("outbox finish", lambda participant: participant.process.outbox.sweep(), gate="sent"),
 )

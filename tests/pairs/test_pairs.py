@@ -1,17 +1,18 @@
-"""Two operations at once on one instance, every one with every other, on the databases that lock rows.
+"""Two operations at once on one instance, each with each other, on the databases that lock rows.
 
     pytest tests/pairs -k "postgresql and suspend and pause"
 
-The simulation has one writer, so that it cannot see what two transactions do to each other: here one of them is held
-open while it has a lock, and the other one meets it. `make test` plays each meeting once, `make test-all` all of them.
+The simulation has one writer, so it cannot show how two transactions affect each other. Here one transaction is held
+open while it has a lock, and the other one waits for it. `make test` runs each combination once, `make test-all` runs
+it on each database with each kind of hold.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.pairs.matrix import DATABASES, PAIRS, SMOKE, Pair, play
-from tests.pairs.stage import Stage
+from tests.pairs.environment import Environment
+from tests.pairs.matrix import DATABASES, PAIRS, SMOKE, Pair, run
 
 ONLY_SLOW = (pytest.mark.slow, pytest.mark.bulk)
 CASES = [
@@ -22,5 +23,5 @@ CASES = [
 
 
 @pytest.mark.parametrize(("database", "pair"), CASES, indirect=["database"])
-def test_whatever_meets_nothing_is_lost_and_nothing_is_done_twice(stage: Stage, pair: Pair) -> None:
-    play(stage, pair)
+def test_two_concurrent_operations_lose_nothing_and_repeat_nothing(environment: Environment, pair: Pair) -> None:
+    run(environment, pair)

@@ -10,7 +10,7 @@ from tests.store.world import World
 
 @pytest.fixture
 def world(clocked_store: Store) -> Iterator[World]:
-    """A world whose time stands still until the test moves it."""
+    """A world with a clock that only the test moves."""
     world = World(clocked_store)
     yield world
     world.close()
@@ -18,7 +18,7 @@ def world(clocked_store: Store) -> Iterator[World]:
 
 @pytest.fixture
 def live(store: Store) -> Iterator[World]:
-    """A world with the database's own time."""
+    """A world with the database's own clock."""
     world = World(store)
     yield world
     world.close()

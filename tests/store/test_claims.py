@@ -66,7 +66,7 @@ def test_a_paused_instance_cannot_be_claimed(world: World) -> None:
     assert world.try_claim(ref) is None
 
 
-def test_an_instance_that_is_asked_to_pause_cannot_be_taken_over(world: World) -> None:
+def test_an_instance_with_a_pause_request_cannot_be_taken_over(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.pause(ref)
@@ -77,7 +77,7 @@ def test_an_instance_that_is_asked_to_pause_cannot_be_taken_over(world: World) -
 @pytest.mark.parametrize("status", [Status.COMPLETE, Status.ERRORED])
 def test_an_instance_that_has_ended_cannot_be_claimed(world: World, status: Status) -> None:
     ref = world.create()
-    world.settle(world.claim(ref), RunOutcome(status, output="1"))
+    world.end_run(world.claim(ref), RunOutcome(status, output="1"))
     world.advance(3600)
     assert world.try_claim(ref) is None
 
@@ -90,7 +90,7 @@ def test_a_message_for_another_run_claims_nothing(world: World) -> None:
     assert world.try_claim(RunRef("order", "o-1", 2)) is not None
 
 
-def test_a_second_claim_under_a_live_lease_gets_nothing(world: World) -> None:
+def test_a_second_claim_under_a_live_lease_returns_none(world: World) -> None:
     ref = world.create()
     first = world.claim(ref)
     world.advance(29)
@@ -109,7 +109,7 @@ def test_taking_over_an_expired_claim_counts_a_crash(world: World) -> None:
     assert world.claim(ref).crash_count == 2
 
 
-def test_the_claim_that_a_token_made_can_be_found_again(world: World) -> None:
+def test_a_claim_can_be_found_by_its_token(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
 
@@ -120,13 +120,13 @@ def test_the_claim_that_a_token_made_can_be_found_again(world: World) -> None:
     assert find("another") is None
 
 
-def test_an_instance_of_an_unknown_workflow_is_looked_at_again_later(world: World) -> None:
+def test_a_run_of_an_unknown_workflow_is_postponed(world: World) -> None:
     ref = world.create()
     world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
     assert world.row(ref).poll_at == world.now + seconds(5)
 
 
-def test_a_late_message_for_an_unknown_workflow_leaves_a_sleeper_its_alarm(world: World) -> None:
+def test_a_late_postponement_does_not_move_the_timer_of_a_suspended_run(world: World) -> None:
     ref = world.create()
     world.wait(world.claim(ref), for_=86400)
     world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
@@ -136,7 +136,7 @@ def test_a_late_message_for_an_unknown_workflow_leaves_a_sleeper_its_alarm(world
 # --- guard --------------------------------------------------------------------------------------
 
 
-def test_the_guard_renews_the_lease_and_forgets_crashes(world: World) -> None:
+def test_the_guard_renews_the_lease_and_resets_the_crash_count(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.advance(30)
@@ -151,7 +151,7 @@ def test_the_guard_renews_the_lease_and_forgets_crashes(world: World) -> None:
 
 
 @pytest.mark.parametrize("status", StepStatus)
-def test_only_a_step_that_gets_further_forgets_crashes(world: World, status: StepStatus) -> None:
+def test_only_progress_resets_the_crash_count(world: World, status: StepStatus) -> None:
     ref = world.create()
     world.claim(ref)
     world.advance(30)
@@ -160,14 +160,14 @@ def test_only_a_step_that_gets_further_forgets_crashes(world: World, status: Ste
     assert world.row(ref).crash_count == (1 if status in {StepStatus.PENDING, StepStatus.RUNNING} else 0)
 
 
-def test_the_guard_tells_that_a_pause_is_wanted(world: World) -> None:
+def test_the_guard_returns_a_pause_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.pause(ref)
     assert world.store.transact(lambda tx: claims.guard(tx, claim, lease=LEASE)).pause_requested is True
 
 
-def test_an_expired_claim_that_nobody_took_over_may_still_write(world: World) -> None:
+def test_an_expired_claim_that_was_not_taken_over_may_still_write(world: World) -> None:
     claim = world.claim(world.create())
     world.advance(3600)
     world.commit(claim, step())
@@ -192,12 +192,12 @@ LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
     "wait": lambda w, c: w.wait(c, "late"),
     "suspend": lambda w, c: w.suspend(c, OpenWait(w.now + seconds(9))),
     "release": lambda w, c: w.release(c),
-    "settle": lambda w, c: w.settle(c, RunOutcome(Status.COMPLETE, output="1")),
+    "settle": lambda w, c: w.end_run(c, RunOutcome(Status.COMPLETE, output="1")),
 }
 
 
 @pytest.mark.parametrize("loss", ["taken over", "restarted", "terminated", "released by the sweep"])
-def test_a_runner_that_lost_its_claim_changes_nothing(world: World, loss: str) -> None:
+def test_a_superseded_worker_changes_nothing(world: World, loss: str) -> None:
     ref = world.create()
     slow = world.claim(ref)
     world.commit(slow, step("charge", result="1"))
@@ -211,12 +211,12 @@ def test_a_runner_that_lost_its_claim_changes_nothing(world: World, loss: str) -
             world.terminate(ref)
         case _:
             assert world.sweep()
-    before = world.everything()
+    before = world.read_all_rows()
     for name, late_write in LATE_WRITES.items():
         with pytest.raises(Superseded) as caught:
             late_write(world, slow)
         assert str(caught.value) == "order/o-1#1"
-        assert world.everything() == before, name
+        assert world.read_all_rows() == before, name
 
 
 # --- renew --------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def _renew(world: World, *held: Claim) -> Renewal:
     return world.store.transact(lambda tx: claims.renew(tx, held, lease=LEASE))
 
 
-def test_renewing_moves_the_leases_and_tells_which_claims_still_hold(world: World) -> None:
+def test_renewing_extends_the_leases_and_returns_the_claims_that_still_hold(world: World) -> None:
     kept, ended, lost = (world.claim(world.create(f"o-{n}")) for n in range(3))
-    world.settle(ended, RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(ended, RunOutcome(Status.COMPLETE, output="1"))
     world.restart(lost.ref)
     world.advance(10)
     assert _renew(world, kept, ended, lost) == Renewal(renewed=frozenset({kept.token}), held=frozenset({kept.token}))
@@ -247,7 +247,7 @@ def test_renewing_leaves_version_and_crash_count_alone(world: World) -> None:
     assert (after.version, after.crash_count) == (before.version, 1)
 
 
-def test_a_claim_knows_whether_it_is_held(world: World) -> None:
+def test_is_held_is_true_until_the_claim_is_lost(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     assert world.store.transact(lambda tx: claims.is_held(tx, claim)) is True
@@ -286,20 +286,20 @@ def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: Worl
 
 
 @pytest.mark.parametrize(("has_come", "after"), [(True, ReleaseOutcome.DUE), (False, ReleaseOutcome.WAITING)])
-def test_a_wait_may_look_for_itself_under_the_lock(world: World, has_come: bool, after: ReleaseOutcome) -> None:
+def test_a_wait_may_check_a_condition_under_the_lock(world: World, is_satisfied: bool, after: ReleaseOutcome) -> None:
     claim = world.claim(world.create())
     seen = []
 
     def look(_: Any, now: Any) -> bool:
         seen.append(now)
-        return has_come
+        return is_satisfied
 
     assert world.suspend(claim, OpenWait(world.now + seconds(60), is_satisfied=look)) is after
     assert seen == [world.now]
 
 
 @pytest.mark.parametrize("other", ["another type", "consumed", "too late"])
-def test_an_event_that_cannot_serve_the_wait_lets_the_instance_sleep(world: World, other: str) -> None:
+def test_an_event_that_does_not_match_the_wait_does_not_wake_the_instance(world: World, other: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
     deadline = world.now + seconds(60)
@@ -325,12 +325,12 @@ def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
 
 
 @pytest.mark.parametrize("let_go", ["suspend", "release"])
-def test_letting_go_turns_a_pause_request_into_a_pause(world: World, let_go: str) -> None:
+def test_a_release_turns_a_pause_request_into_a_pause(world: World, release: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.pause(ref)
     assert world.row(ref).status is Status.ACTIVE
-    after = world.wait(claim) if let_go == "suspend" else world.release(claim)
+    after = world.wait(claim) if release == "suspend" else world.release(claim)
     assert after is ReleaseOutcome.PAUSED
     row = world.row(ref)
     assert (row.status, row.poll_at, row.pause_requested, row.claim_token) == (Status.PAUSED, None, False, None)
@@ -356,11 +356,11 @@ def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) ->
     ],
     ids=lambda run_outcome: run_outcome.status,
 )
-def test_settling_records_the_outcome_and_frees_the_instance(world: World, run_outcome: RunOutcome) -> None:
+def test_ending_a_run_records_the_outcome_and_releases_the_instance(world: World, run_outcome: RunOutcome) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(5)
-    world.settle(claim, run_outcome)
+    world.end_run(claim, run_outcome)
     row = world.row(ref)
     assert (row.status, row.run_at, row.poll_at) == (run_outcome.status, None, None)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
@@ -373,11 +373,11 @@ def test_settling_records_the_outcome_and_frees_the_instance(world: World, run_o
     assert (run.started_at, run.completed_at) == (claim.claimed_at, world.now)
 
 
-def test_settling_wins_over_a_pause_request(world: World) -> None:
+def test_the_end_of_a_run_overrides_a_pause_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.pause(ref)
-    world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(claim, RunOutcome(Status.COMPLETE, output="1"))
     row = world.row(ref)
     assert (row.status, row.pause_requested) == (Status.COMPLETE, False)
 
@@ -390,7 +390,7 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
     world.advance(60)
     second = world.claim(ref)
     world.store.transact(lambda tx: claims.mark_started(tx, second))
-    world.settle(second, RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(second, RunOutcome(Status.COMPLETE, output="1"))
     run = world.store.read(lambda tx: history.read_run(tx, first.pk, 1))
     assert run.started_at == first.claimed_at
 
@@ -421,15 +421,15 @@ def test_only_the_claim_of_the_dead_task_itself_is_released(world: World) -> Non
     assert world.row(ref).claim_token == claim.token
 
 
-def test_a_dead_task_that_had_let_go_of_its_claim_releases_nothing(world: World) -> None:
+def test_a_dead_task_that_had_released_its_claim_releases_nothing(world: World) -> None:
     ref = world.create()
     world.release(world.claim(ref))
-    before = world.everything()
+    before = world.read_all_rows()
     assert _release_dead(world, ref) is None
-    assert world.everything() == before
+    assert world.read_all_rows() == before
 
 
-def test_a_dead_task_whose_instance_is_to_pause_leaves_it_paused(world: World) -> None:
+def test_a_dead_task_with_a_pause_request_leaves_its_instance_paused(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.pause(ref)
@@ -438,7 +438,7 @@ def test_a_dead_task_whose_instance_is_to_pause_leaves_it_paused(world: World) -
     assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
 
 
-def test_repeated_deaths_make_an_instance_rest_longer(world: World) -> None:
+def test_repeated_crashes_delay_an_instance_longer(world: World) -> None:
     ref = world.create()
     for crash, rest in enumerate([0, 1, 2, 4], start=1):
         world.claim(ref)
@@ -449,7 +449,7 @@ def test_repeated_deaths_make_an_instance_rest_longer(world: World) -> None:
         world.advance(rest)
 
 
-def test_the_rest_after_crashes_doubles_up_to_a_minute() -> None:
+def test_the_delay_after_crashes_doubles_up_to_a_minute() -> None:
     delays = [sweeps.crash_delay(count) // timedelta(seconds=1) for count in range(10)]
     assert delays == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert sweeps.crash_delay(10**6) == timedelta(minutes=1)

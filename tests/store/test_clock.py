@@ -62,7 +62,7 @@ def test_the_clock_moves_inside_a_transaction(live: World) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_what_is_stamped_after_a_wait_for_the_lock_bears_the_time_after_it(live: World) -> None:
+def test_a_timestamp_written_after_a_lock_wait_is_later_than_the_wait(live: World) -> None:
     ref = live.create()
 
     def send(tx: Tx) -> Any:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery_durable.runtime import steady
 from celery_durable.store.connections import IDLE_SECONDS
 from celery_durable.store.engine import Store, Tx
-from tests.store.cuts import session_id
+from tests.store.lost_connections import session_id
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 
@@ -21,7 +21,7 @@ def one(tx: Tx) -> int:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_thread_that_advances_does_everything_over_one_connection(store: Store) -> None:
+def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     """Single statements, transactions, reads, and the sessions of its steps; the second is for renewing leases."""
     ids = {
         store.transact(one, is_single_statement=True),
@@ -71,7 +71,7 @@ def has_ended(store: Store, session: int) -> bool:
 
 @on_servers
 @pytest.mark.parametrize("single", [True, False])
-def test_what_is_idle_for_a_minute_is_closed_and_made_again_when_it_is_needed(store: Store, single: bool) -> None:
+def test_a_connection_that_is_idle_for_a_minute_is_closed_and_reopened_on_demand(store: Store, single: bool) -> None:
     before = store.transact(one, is_single_statement=single)
     store._connections.close_idle(steady())
     assert store.transact(one, is_single_statement=single) == before
@@ -81,7 +81,7 @@ def test_what_is_idle_for_a_minute_is_closed_and_made_again_when_it_is_needed(st
 
 
 @on_servers
-def test_what_is_in_use_while_the_rest_is_closed_is_closed_when_it_is_given_back(store: Store) -> None:
+def test_a_connection_in_use_is_closed_when_it_is_returned_to_a_disposed_pool(store: Store) -> None:
     ids: list[int] = []
 
     def work(tx: Tx) -> None:
@@ -94,7 +94,7 @@ def test_what_is_in_use_while_the_rest_is_closed_is_closed_when_it_is_given_back
 
 
 @on_servers
-def test_the_connections_of_an_engine_of_the_applications_are_its_own(store: Store) -> None:
+def test_connections_of_the_applications_engine_are_not_closed(store: Store) -> None:
     engine = sa.create_engine(store.engine.url, pool_size=1, max_overflow=0)
     with ExitStack() as stack:
         stack.callback(engine.dispose)

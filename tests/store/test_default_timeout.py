@@ -20,7 +20,7 @@ def default_timeout() -> Iterator[None]:
 
 @pytest.mark.usefixtures("default_timeout")
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"], indirect=True)
-def test_connections_are_read_as_ever(store_url: str, database: str) -> None:
+def test_connections_stay_blocking(store_url: str, database: str) -> None:
     store = Store(store_url)
     try:
         with store.engine.connect() as connection:

@@ -50,20 +50,20 @@ def driven(url: sa.URL) -> Iterator[Store]:
 
 
 @DRIVERS
-def test_the_age_of_a_hint_with_many_copies_is_compared_in_full(driven: Store) -> None:
+def test_the_age_of_a_message_with_many_copies_is_compared_in_64_bits(driven: Store) -> None:
     """psycopg2 writes a bare number, and PostgreSQL shifts 5,000,000 in 32 bits: no age at all, with ten copies."""
     world, i = World(driven), driven.tables.instance
     ref = world.create()
     sent = {"sent_at": to_us(world.now - seconds(60)), "dispatches": COPIES}
     with driven.engine.begin() as connection:
         connection.execute(sa.update(i).where(i.c.instance_id == ref.instance_id).values(**sent))
-    assert world.lost(empty=world.now - seconds(3)) == []
+    assert world.take_lost_runs(empty=world.now - seconds(3)) == []
     world.close()
 
 
 @DRIVERS
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_leaves_the_connections_in_its_parents_pool_alone(driven: Store) -> None:
+def test_a_forked_child_does_not_close_the_connections_of_its_parents_pool(driven: Store) -> None:
     """mysqlclient sends QUIT for what is collected, and the parent's next statement found the server gone."""
     with driven.engine.connect() as connection:
         held = weakref.ref(connection.connection.driver_connection)
@@ -82,7 +82,7 @@ def test_a_child_leaves_the_connections_in_its_parents_pool_alone(driven: Store)
 
 
 @DRIVERS
-def test_a_server_that_says_nothing_more_is_given_up(driven: Store, url: sa.URL) -> None:
+def test_a_statement_to_a_silent_server_times_out(driven: Store, url: sa.URL) -> None:
     assert url.host is not None
     proxy = FaultProxy((url.host, url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=Runtime())
@@ -101,7 +101,7 @@ def test_a_server_that_says_nothing_more_is_given_up(driven: Store, url: sa.URL)
 
 
 @pytest.mark.parametrize(("database", "driver"), ON_POSTGRESQL, indirect=["database"])
-def test_a_server_that_takes_no_writes_is_named_in_one_line(driven: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_only_server_is_logged_in_one_line(driven: Store, caplog: pytest.LogCaptureFixture) -> None:
     world = World(driven)
     with read_only(driven.engine.url.set(drivername="postgresql+psycopg")), caplog.at_level(logging.WARNING):
         driven._connections.reconnect()

@@ -30,7 +30,7 @@ def read(world: World) -> tuple[Heartbeat, ...]:
     return found
 
 
-def test_a_process_says_what_it_is_and_says_so_again(world: World) -> None:
+def test_a_heartbeat_writes_the_facts_of_a_process_and_renews_them(world: World) -> None:
     started = world.now
     beat(world, WORKER)
     world.advance(10)
@@ -76,7 +76,7 @@ def test_outages_are_read_by_the_clock_of_the_database_until_they_are_over(world
     assert world.store.read(lambda tx: tx.execute(row).scalar_one()) is None
 
 
-def test_what_is_known_is_read_as_it_was_written(world: World) -> None:
+def test_heartbeat_facts_read_back_as_written(world: World) -> None:
     beat(world, WORKER)
     (found,) = read(world)
     assert (found.queues, found.workflows) == (("celery", "durable"), ("order", "größe"))
@@ -95,7 +95,7 @@ def test_a_process_is_live_until_it_has_missed_three_heartbeats(world: World) ->
     assert not found.is_live(world.now)
 
 
-def test_a_process_that_ends_takes_its_row_with_it(world: World) -> None:
+def test_a_process_that_ends_deletes_its_row(world: World) -> None:
     beat(world, WORKER)
     beat(world, DISPATCHER)
     world.store.transact_once(lambda tx: heartbeats.delete(tx, "id-1"))

@@ -54,7 +54,7 @@ def test_a_list_shows_the_current_run(world: World) -> None:
     ref = world.create()
     began = world.now
     world.advance(1)
-    world.settle(world.claim(ref), RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no"))
+    world.end_run(world.claim(ref), RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no"))
     ((_, summary),) = _list(world)
     assert summary == InstanceSummary(
         "o-1", "order", 1, Status.ERRORED, ErrorInfo("ValueError", "no"), None, began, world.now
@@ -73,7 +73,7 @@ def test_the_status_of_a_prior_run_is_what_became_of_it(world: World) -> None:
     ref = world.create()
     endings = [RunOutcome(Status.COMPLETE, output="null"), RunOutcome(Status.ERRORED, error_name="E", error_message="")]
     for run_outcome in endings:
-        world.settle(world.claim(ref), run_outcome)
+        world.end_run(world.claim(ref), run_outcome)
         ref = world.restart(ref).ref
     ref = world.restart(ref).ref
     row = world.row(ref)

@@ -63,13 +63,13 @@ def test_an_instance_remembers_the_step_that_created_it(world: World) -> None:
 
 def test_a_taken_id_changes_nothing_and_leaves_the_transaction_usable(world: World) -> None:
     world.create("o-1", params='"first"')
-    before = world.everything()
+    before = world.read_all_rows()
 
     def work(tx: Any) -> tuple[bool, bool]:
         return _insert(world, "o-1", params='"second"')(tx), _insert(world, "o-2")(tx)
 
     assert world.store.transact(work) == (False, True)
-    after = world.everything()
+    after = world.read_all_rows()
     assert after["workflow_instance"][:1] == before["workflow_instance"]
     assert after["workflow_run"][:1] == before["workflow_run"]
     assert world.row(RunRef("order", "o-2", 1)).status is Status.ACTIVE
@@ -114,7 +114,7 @@ def test_pausing_an_idle_instance_takes_effect_at_once_and_keeps_its_time(world:
     assert row.version == before.version + 1
 
 
-def test_pausing_a_claimed_instance_only_asks_its_runner(world: World) -> None:
+def test_pausing_a_claimed_instance_only_requests_the_pause(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.pause(ref)
@@ -127,12 +127,12 @@ def test_pausing_a_claimed_instance_only_asks_its_runner(world: World) -> None:
 def test_pausing_twice_changes_nothing(world: World) -> None:
     ref = world.create()
     world.pause(ref)
-    before = world.everything()
+    before = world.read_all_rows()
     world.pause(ref)
-    assert world.everything() == before
+    assert world.read_all_rows() == before
 
 
-def test_a_resumed_instance_is_due_now_before_all_that_only_start(world: World) -> None:
+def test_a_resumed_instance_is_due_now_before_new_instances(world: World) -> None:
     ref = world.create(queue="slow")
     world.pause(ref)
     world.advance(60)
@@ -143,7 +143,7 @@ def test_a_resumed_instance_is_due_now_before_all_that_only_start(world: World) 
     assert row.updated_at == world.now
 
 
-def test_terminating_takes_the_claim_and_closes_what_is_open(world: World) -> None:
+def test_terminating_removes_the_claim_and_cancels_open_steps(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.commit(claim, step("done", seq=1))
@@ -173,10 +173,10 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
             world.release(claim)
             world.pause(ref)
         case "complete":
-            world.settle(claim, RunOutcome(Status.COMPLETE, output='"done"'))
+            world.end_run(claim, RunOutcome(Status.COMPLETE, output='"done"'))
         case "terminated":
             world.terminate(ref, reason="by hand")
-    before = world.everything()
+    before = world.read_all_rows()
     world.advance(60)
     assert world.restart(ref, reason="again") == DueRun(RunRef("order", "o-1", 2), "slow")
 
@@ -184,7 +184,7 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
     assert (row.run_number, row.status, row.wake, row.priority) == (2, Status.ACTIVE, Wake.RUN, STARTING)
     assert (row.run_at, row.poll_at, row.claim_token) == (world.now, world.now + GRACE, None)
     assert (row.dispatches, row.crash_count, row.pause_requested) == (0, 0, False)
-    after = world.everything()
+    after = world.read_all_rows()
     assert after["workflow_step"] == before["workflow_step"]
     assert after["workflow_event"] == before["workflow_event"]
     first, second = (world.store.read(lambda tx, n=n: history.read_run(tx, row.pk, n)) for n in (1, 2))
@@ -196,7 +196,7 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
 
 
 @pytest.mark.parametrize("end", ["terminate", "restart"])
-def test_why_a_run_began_is_kept_when_it_ends_without_a_reason(world: World, end: str) -> None:
+def test_the_reason_of_a_restart_is_kept_when_the_run_ends_without_one(world: World, end: str) -> None:
     ref = world.create()
     world.restart(ref, reason="the bug is fixed")
     {"terminate": world.terminate, "restart": world.restart}[end](ref)
@@ -213,7 +213,7 @@ def _runs(world: World, ref: RunRef, count: int) -> list[Any]:
     return [world.store.read(lambda tx, n=n: history.read_run(tx, pk, n)) for n in range(1, count + 1)]
 
 
-def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
+def test_a_run_is_identified_by_the_commit_id_that_started_it(world: World) -> None:
     ref = world.create()
     world.change(ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
     world.restart(ref)
@@ -224,7 +224,7 @@ def test_a_run_is_known_by_the_transaction_that_began_it(world: World) -> None:
     assert found == [1, 2, None]
 
 
-def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> None:
+def test_an_instance_of_another_transaction_is_not_taken_for_the_own_one(world: World) -> None:
     def insert(commit_id: str) -> bool:
         given = {"workflow": "order", "instance_id": "o-1", "params": "{}", "queue": "durable", "grace": GRACE}
         return world.store.transact(lambda tx: instances.insert(tx, **given, commit_id=commit_id))
@@ -232,7 +232,7 @@ def test_what_a_transaction_created_is_not_taken_for_itself(world: World) -> Non
     assert (insert("mine"), insert("mine"), insert("another")) == (True, True, False)
     world.restart(RunRef("order", "o-1", 1))
     assert (insert("mine"), insert("another")) == (True, False)
-    assert len(world.everything()["workflow_instance"]) == 1
+    assert len(world.read_all_rows()["workflow_instance"]) == 1
 
 
 # --- events -------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_look_alike_steps_are_different(world: World) -> None:
 
 
 @pytest.mark.parametrize("sent", ["Approval", "approval "])
-def test_a_look_alike_event_type_serves_no_wait(world: World, sent: str) -> None:
+def test_a_look_alike_event_type_does_not_end_a_wait(world: World, sent: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.send(ref, sent)
@@ -59,7 +59,7 @@ def test_look_alike_event_ids_are_different_events(world: World) -> None:
     assert [send(name) for name in LOOK_ALIKES] == [False] * len(LOOK_ALIKES)
 
 
-def test_a_claim_is_only_held_by_its_very_token(world: World) -> None:
+def test_a_claim_is_held_only_by_exactly_its_token(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     i = world.store.tables.instance

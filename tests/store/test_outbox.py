@@ -67,7 +67,7 @@ def due_at(world: World) -> int:
 # --- outbound events ----------------------------------------------------------------------------
 
 
-def test_an_event_is_in_one_pair_of_hands(world: World) -> None:
+def test_only_one_worker_delivers_an_event(world: World) -> None:
     insert(world, message())
     assert started(world, "first").attempt == 1
     assert begin(world, "second") is None
@@ -88,7 +88,7 @@ def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> 
     assert [(row.token, row.attempts) for row in rows(world)] == [("first" if got is None else "second", 1)]
 
 
-def test_an_event_that_is_to_be_tried_again_later_is_not_tried_before(world: World) -> None:
+def test_a_retry_of_an_event_does_not_start_early(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=seconds(60), error="OSError: away")
     assert [row.token for row in rows(world)] == [None]
@@ -98,14 +98,14 @@ def test_an_event_that_is_to_be_tried_again_later_is_not_tried_before(world: Wor
     assert started(world, "in time").attempt == 2
 
 
-def test_an_event_that_was_given_up_is_delivered_to_nobody(world: World) -> None:
+def test_an_event_that_was_given_up_is_not_delivered(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
     world.advance(86_400)
     assert (begin(world, "second"), take(world)) == (None, [])
 
 
-def test_a_task_is_no_event(world: World) -> None:
+def test_a_task_in_the_outbox_is_not_delivered_as_an_event(world: World) -> None:
     insert(world, message(kind=OutboxKind.TASK))
     assert begin(world, "first") is None
 
@@ -121,7 +121,7 @@ def test_only_the_token_that_began_finds_its_delivery(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [finish, give_back])
-def test_a_worker_that_overslept_does_not_end_what_another_has_in_hand(world: World, end: Any) -> None:
+def test_a_worker_whose_lease_expired_does_not_end_the_delivery_of_another(world: World, end: Any) -> None:
     insert(world, message())
     late = started(world, "late")
     world.advance(LEASE.total_seconds())
@@ -137,7 +137,7 @@ def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, 
     insert(world, message())
     late = started(world, "late")
     world.advance(LEASE.total_seconds())
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         assert begin_in(tx, "other") is not None
         run_outcome = world.start_blocked(end, world, late)
     run_outcome.result()
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, 
 
 @SERVERS
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
-def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: World, first: str) -> None:
+def test_a_takeover_of_a_delivery_that_is_just_finishing_finds_no_row(world: World, first: str) -> None:
     insert(world, message())
     late = started(world, "late")
     world.advance(LEASE.total_seconds())
@@ -158,13 +158,13 @@ def test_whoever_takes_over_what_is_just_being_finished_finds_it_gone(world: Wor
     assert (taking.result() is None) == (first == "commits")
 
 
-def test_what_was_no_attempt_is_not_counted(world: World) -> None:
+def test_a_delivery_that_was_given_back_does_not_count_as_an_attempt(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), counts=False)
     assert started(world, "second").attempt == 1
 
 
-def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> None:
+def test_an_event_that_an_operator_retries_has_all_its_attempts(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
     world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
@@ -172,7 +172,7 @@ def test_an_event_that_people_try_again_has_all_its_attempts(world: World) -> No
     assert started(world, "second").attempt == 1
 
 
-def test_an_event_that_people_try_again_is_taken_from_the_worker_that_has_it(world: World) -> None:
+def test_an_event_that_an_operator_retries_is_taken_from_its_worker(world: World) -> None:
     insert(world, message())
     late = started(world, "late")
     world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
@@ -183,7 +183,7 @@ def test_an_event_that_people_try_again_is_taken_from_the_worker_that_has_it(wor
 # --- sending ------------------------------------------------------------------------------------
 
 
-def test_nothing_is_taken_before_its_grace_is_over(world: World) -> None:
+def test_no_message_is_taken_before_its_grace_time_is_over(world: World) -> None:
     insert(world, message())
     world.advance(1.9)
     assert take(world) == []
@@ -199,7 +199,7 @@ def test_the_oldest_messages_are_taken_first(world: World) -> None:
     assert [take(world, limit=1) for _ in range(4)] == [["m-2"], ["m-0"], ["m-1"], []]
 
 
-def test_what_was_taken_and_not_sent_is_taken_again_ever_more_rarely(world: World) -> None:
+def test_a_message_that_was_taken_but_not_sent_is_taken_again_after_longer_and_longer_times(world: World) -> None:
     insert(world, message())
     pauses = []
     for _ in range(10):
@@ -226,7 +226,7 @@ def test_two_sweeps_at_once_take_different_messages(world: World, first: str) ->
     assert set(take(world)) == (set() if first == "commits" else ids)
 
 
-def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> None:
+def test_messages_that_the_broker_did_not_accept_are_offered_again_soon(world: World) -> None:
     insert(world, message())
     world.advance(3)
     take(world)
@@ -235,7 +235,7 @@ def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> Non
     assert take(world) == ["m-1"]
 
 
-def test_what_was_given_up_meanwhile_is_not_offered_again(world: World) -> None:
+def test_a_message_that_was_given_up_meanwhile_is_not_offered_again(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
     world.store.transact(lambda tx: outbox.postpone(tx, [message()], delay=seconds(1)))
@@ -243,7 +243,7 @@ def test_what_was_given_up_meanwhile_is_not_offered_again(world: World) -> None:
     assert take(world) == []
 
 
-def test_what_is_forgotten_is_what_is_named(world: World) -> None:
+def test_only_the_named_messages_are_deleted(world: World) -> None:
     insert(world, *(message(f"m-{n}") for n in range(3)))
     world.store.transact(lambda tx: outbox.delete_unsent(tx, ["m-0", "m-2"]))
     assert [row.id for row in rows(world)] == ["m-1"]
@@ -251,7 +251,7 @@ def test_what_is_forgotten_is_what_is_named(world: World) -> None:
     assert rows(world) == []
 
 
-def test_what_is_there_is_known(world: World) -> None:
+def test_the_messages_that_exist_are_found(world: World) -> None:
     insert(world, message("m-0"), message("m-1"))
     present = world.store.read(lambda tx: outbox.find_existing(tx, ["m-1", "m-7"]))
     counted = world.store.read(lambda tx: outbox.count_by_step(tx, 1, 1, ["announce", "charge"]))

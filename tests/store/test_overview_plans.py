@@ -25,7 +25,7 @@ _ROWS = SLEEPERS // 20
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("question", ASKED)
-def test_no_sleeper_is_read(live: World, question: str) -> None:
+def test_the_queries_read_no_suspended_instance(live: World, question: str) -> None:
     fill(live)
     live.claim(live.create("o-1"), by="task-1 w@here")
     live.create("o-2")
@@ -63,7 +63,7 @@ def _read_by_mariadb(connection: sa.Connection, ask: Callable[[], Any]) -> int:
     return handled() - before
 
 
-def test_what_is_overdue_is_counted_whether_its_hint_is_new_old_or_none(world: World) -> None:
+def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: World) -> None:
     """A hint that was sent again moves the next look far ahead; the instance is due all the same."""
     sent, again, unsent, claimed = (world.create(name) for name in ("o-1", "o-2", "o-3", "o-4"))
     world.create("o-5", run_at=world.now + timedelta(seconds=30))

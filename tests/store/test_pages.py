@@ -48,7 +48,7 @@ def test_events_come_page_by_page_in_both_orders(world: World) -> None:
     assert ids(after=third.seq) == ids(newest_first=True, after=first.seq) == []
 
 
-def test_a_run_stands_at_the_open_step_that_is_due_first(world: World) -> None:
+def test_the_current_step_is_the_open_step_that_is_due_first(world: World) -> None:
     claim = world.claim(world.create())
 
     def current() -> str | None:

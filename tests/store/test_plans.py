@@ -21,7 +21,7 @@ KEY = {"workflow": "order", "instance": "s-777"}
 HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "sweep, resuming": (sweeps._select_due, {"priority": RESUMING, "queue": "durable", "limit": 500}),
     "sweep, starting": (sweeps._select_due, {"priority": STARTING, "queue": "durable", "limit": 500}),
-    "lost hints": (
+    "lost dispatch messages": (
         sweeps._select_lost,
         {
             "queue": "durable",
@@ -137,7 +137,7 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
                 assert all("Using index for group-by" in extra for extra in loose), rows
             if name.startswith(("sweep", "lost")):
                 used = {row["key"] for row in rows if row["table"]}
-                wanted = "sent" if name == "lost hints" else "due"
+                wanted = "sent" if name == "lost dispatch messages" else "due"
                 assert used == {f"ix_workflow_instance_{wanted}"}, name
                 assert not any("filesort" in (row["Extra"] or "") for row in rows), name
 
@@ -152,8 +152,8 @@ def test_a_list_of_one_workflow_reads_only_its_own_rows(live: World, is_first: b
     query = history.build_list_query(live.store.tables, workflow="refund", status=None, before_pk=before, limit=26)
     compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
     with live.store.engine.begin() as connection:
-        told = connection.exec_driver_sql(f"EXPLAIN {compiled}".replace("%", "%%")).all()
-    text = "\n".join(" ".join(map(str, row)) for row in told)
+        explained = connection.exec_driver_sql(f"EXPLAIN {compiled}".replace("%", "%%")).all()
+    text = "\n".join(" ".join(map(str, row)) for row in explained)
     assert "ix_workflow_instance_list" in text, text
     assert not re.search("Seq Scan|Sort|filesort", text), text
 
@@ -176,9 +176,9 @@ def test_a_list_of_a_rare_label_among_many_scans_nothing(live: World) -> None:
             query = history.build_list_query(live.store.tables, **given)
             compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
             with live.store.engine.begin() as connection:
-                told = connection.exec_driver_sql(f"{verb} {compiled}".replace("%", "%%")).all()
+                explained = connection.exec_driver_sql(f"{verb} {compiled}".replace("%", "%%")).all()
                 found = connection.execute(query).all()
-            lines = [" ".join(map(str, row)) for row in told]
+            lines = [" ".join(map(str, row)) for row in explained]
             text = "\n".join([name, *lines])
             assert not re.search(r"Seq Scan|SCAN |^\d \S+ \S+ (ALL|index) ", text, re.MULTILINE), text
             first = next(line for line in lines if "workflow_" in line)  # the others are looked up for what it finds
@@ -187,7 +187,7 @@ def test_a_list_of_a_rare_label_among_many_scans_nothing(live: World) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_sleepers_cost_the_sweep_and_the_claim_no_time(world: World) -> None:
+def test_suspended_instances_do_not_slow_down_the_sweep_and_the_claim(world: World) -> None:
     fill(world)
     due = [world.create(f"o-{n}") for n in range(3)]
     world.undo_dispatch(*due)

@@ -19,7 +19,7 @@ def _advance(world: World, sent_at: datetime) -> None:
     world.store.transact(lambda tx: queues.record_claimed(tx, "durable", sent_at=sent_at))
 
 
-def test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old(world: World) -> None:
+def test_a_dispatch_message_counts_as_claimed_after_three_seconds(world: World) -> None:
     first = world.now
     world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=first))
     world.advance(2.999999)
@@ -36,7 +36,7 @@ def test_a_hint_counts_as_claimed_when_its_claim_is_three_seconds_old(world: Wor
     assert _claimed(world) == second
 
 
-def test_a_hint_that_was_sent_earlier_changes_nothing(world: World) -> None:
+def test_a_dispatch_message_that_was_sent_earlier_changes_nothing(world: World) -> None:
     sent_at = world.now
     world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=sent_at))
     world.advance(10)
@@ -46,7 +46,7 @@ def test_a_hint_that_was_sent_earlier_changes_nothing(world: World) -> None:
     assert _claimed(world) == sent_at
 
 
-def test_a_database_whose_clock_was_set_back_makes_no_hint_lost(world: World) -> None:
+def test_setting_the_database_clock_back_makes_no_dispatch_message_lost(world: World) -> None:
     """Else each would be sent again and again until that time has come a second time."""
     world.advance(3600)
     world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=world.now))
@@ -60,11 +60,11 @@ def test_a_database_whose_clock_was_set_back_makes_no_hint_lost(world: World) ->
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_of_two_processes_that_report_at_once_one_is_heard(world: World) -> None:
+def test_of_two_simultaneous_reports_one_is_stored(world: World) -> None:
     world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=world.now))
     world.advance(10)
     sent_at = world.now - seconds(1)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         queues.record_claimed(tx, "durable", sent_at=sent_at)
         rival = world.start_blocked(_advance, world, world.now)
     rival.result()
@@ -98,7 +98,7 @@ def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) ->
     assert _claimed(world) == second + seconds(3)
 
 
-def test_a_claim_without_a_hint_says_nothing_of_the_queue(world: World) -> None:
+def test_a_claim_without_a_dispatch_message_reports_nothing(world: World) -> None:
     ref = world.create()
     world.undo_dispatch(ref)
     Watermark(world.store, world.store.runtime).record_claim(world.claim(ref))
@@ -106,7 +106,7 @@ def test_a_claim_without_a_hint_says_nothing_of_the_queue(world: World) -> None:
     assert world.store.read(queues.read_claimed) == {}
 
 
-def test_a_report_that_fails_hurts_no_pass(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_report_does_not_fail_the_pass(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "celery_durable.runner")
     claim = world.claim(world.create())
     with world.store.engine.begin() as connection:

@@ -34,7 +34,7 @@ def claim_in(tx: Tx, ref: RunRef, token: str) -> Claim | None:
 def test_a_wait_that_comes_second_finds_the_event(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         assert send_in(tx, ref) is False
         runner = world.start_blocked(world.wait, claim)
     assert runner.result() is ReleaseOutcome.DUE
@@ -44,7 +44,7 @@ def test_a_wait_that_comes_second_finds_the_event(world: World) -> None:
 def test_an_event_that_comes_second_finds_the_wait(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         assert wait_in(tx, claim, WAIT) is ReleaseOutcome.WAITING
         sender = world.start_blocked(world.send, ref)
     assert sender.result() is True
@@ -69,7 +69,7 @@ def test_no_wake_up_is_ever_lost(live: World) -> None:
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_no_wake_up_is_lost_in_a_session_that_reads_the_past(world: World) -> None:
+def test_no_wake_up_is_lost_in_a_repeatable_read_session(world: World) -> None:
     """MariaDB's default isolation: what the caller's session read first is what it goes on seeing."""
     ref = world.create()
     claim = world.claim(ref)
@@ -87,7 +87,7 @@ def test_no_wake_up_is_lost_in_a_session_that_reads_the_past(world: World) -> No
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("meanwhile", ["wait", "event"])
-def test_a_repeatable_read_session_is_told_to_try_again(world: World, meanwhile: str) -> None:
+def test_a_repeatable_read_session_gets_a_serialization_error(world: World, meanwhile: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
     engine = sa.create_engine(world.store.engine.url, isolation_level="REPEATABLE READ")
@@ -104,16 +104,16 @@ def test_a_repeatable_read_session_is_told_to_try_again(world: World, meanwhile:
 
 def test_two_senders_of_one_event_id_add_one_event(world: World) -> None:
     ref = world.create()
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         send_in(tx, ref, id="e-1")
         rival = world.start_blocked(world.send, ref, "approval", "{}", "e-1")
     rival.result()
-    assert len(world.everything()["workflow_event"]) == 1
+    assert len(world.read_all_rows()["workflow_event"]) == 1
 
 
 def test_events_are_numbered_in_the_order_of_their_locks(world: World) -> None:
     ref = world.create()
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         send_in(tx, ref, payload='"first"')
         rival = world.start_blocked(world.send, ref, "approval", '"second"')
         send_in(tx, ref, payload='"still first"')
@@ -126,20 +126,20 @@ def test_events_are_numbered_in_the_order_of_their_locks(world: World) -> None:
 # --- pause against the runner -------------------------------------------------------------------
 
 
-def test_a_boundary_that_comes_after_a_pause_learns_of_it(world: World) -> None:
+def test_a_step_commit_after_a_pause_reads_the_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         instances.pause(tx, lock(tx, ref))
         runner = world.start_blocked(world.commit, claim, step())
     assert runner.result().pause_requested is True
     assert [row.step_key for row in world.steps(claim)] == ["charge"]
 
 
-def test_a_pause_that_comes_after_a_boundary_finds_its_runner_still_there(world: World) -> None:
+def test_a_pause_after_a_step_commit_finds_the_claim(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         write_in(tx, claim, step())
         rival = world.start_blocked(world.pause, ref)
     rival.result()
@@ -148,10 +148,10 @@ def test_a_pause_that_comes_after_a_boundary_finds_its_runner_still_there(world:
     assert world.release(claim) is ReleaseOutcome.PAUSED
 
 
-def test_a_pause_that_comes_after_the_runner_let_go_takes_effect_at_once(world: World) -> None:
+def test_a_pause_after_the_release_takes_effect_at_once(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         wait_in(tx, claim, WAIT)
         rival = world.start_blocked(world.pause, ref)
     rival.result()
@@ -159,10 +159,10 @@ def test_a_pause_that_comes_after_the_runner_let_go_takes_effect_at_once(world: 
     assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
 
 
-def test_a_runner_that_lets_go_after_a_pause_obeys_it(world: World) -> None:
+def test_a_release_after_a_pause_obeys_it(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         instances.pause(tx, lock(tx, ref))
         runner = world.start_blocked(world.wait, claim)
     assert runner.result() is ReleaseOutcome.PAUSED
@@ -181,26 +181,26 @@ def _terminate(tx: Tx, ref: RunRef) -> None:
 
 @pytest.mark.parametrize("end", [_restart, _terminate], ids=["restart", "terminate"])
 @pytest.mark.parametrize("form", ["plain", "in order", "settle"])
-def test_a_boundary_that_comes_second_leaves_nothing(world: World, end: Any, form: str) -> None:
+def test_a_step_commit_after_the_end_writes_nothing(world: World, end: Any, form: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         end(tx, ref)
         runner = {
             "plain": lambda: world.start_blocked(world.commit, claim, step()),
             "in order": lambda: world.start_blocked(world.write, claim, step()),
-            "settle": lambda: world.start_blocked(world.settle, claim, RunOutcome(Status.COMPLETE, output="1")),
+            "settle": lambda: world.start_blocked(world.end_run, claim, RunOutcome(Status.COMPLETE, output="1")),
         }[form]()
     with pytest.raises(Superseded):
         runner.result()
-    assert world.everything()["workflow_step"] == []
+    assert world.read_all_rows()["workflow_step"] == []
     assert world.row(ref).status in (Status.ACTIVE, Status.TERMINATED)
 
 
-def test_a_restart_that_comes_after_a_boundary_leaves_it_to_the_old_run(world: World) -> None:
+def test_a_restart_after_a_step_commit_leaves_the_step_to_the_old_run(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         write_in(tx, claim, step())
         rival = world.start_blocked(world.restart, ref)
     assert rival.result().ref.run_number == 2
@@ -208,10 +208,10 @@ def test_a_restart_that_comes_after_a_boundary_leaves_it_to_the_old_run(world: W
     assert world.steps(world.claim(rival.result().ref)) == ()
 
 
-def test_a_sender_that_waited_for_the_end_sees_it(world: World) -> None:
+def test_a_sender_that_waited_for_the_lock_sees_the_end(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         claims.end_run(tx, claim, RunOutcome(Status.COMPLETE, output="1"))
         sender = world.start_blocked(world.change, ref, lambda tx, row: row.status)
     assert sender.result() is Status.COMPLETE
@@ -222,7 +222,7 @@ def test_a_sender_that_waited_for_the_end_sees_it(world: World) -> None:
 
 def test_of_two_messages_at_once_one_gets_the_claim(world: World) -> None:
     ref = world.create()
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         assert claim_in(tx, ref, "mine") is not None
         rival = world.start_blocked(world.try_claim, ref)
     assert rival.result() is None
@@ -240,7 +240,7 @@ def test_a_message_that_waited_for_a_claim_that_failed_gets_it(world: World) -> 
 
 
 @pytest.mark.parametrize("end", ["commits", "rolls back"])
-def test_looking_for_a_claim_waits_for_whoever_may_still_commit_it(world: World, end: str) -> None:
+def test_find_claim_waits_for_a_transaction_that_may_still_commit(world: World, end: str) -> None:
     ref = world.create()
 
     def find(tx: Tx) -> Claim | None:
@@ -254,11 +254,11 @@ def test_looking_for_a_claim_waits_for_whoever_may_still_commit_it(world: World,
     assert looking.result() == (made if end == "commits" else None)
 
 
-def test_of_two_that_take_over_an_expired_claim_one_succeeds(world: World) -> None:
+def test_of_two_takeovers_of_an_expired_claim_one_succeeds(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.advance(31)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         assert claim_in(tx, ref, "mine") is not None
         rival = world.start_blocked(world.try_claim, ref)
     assert rival.result() is None
@@ -269,7 +269,7 @@ def test_an_expired_claim_that_writes_first_keeps_its_instance(world: World) -> 
     ref = world.create()
     claim = world.claim(ref)
     world.advance(31)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         write_in(tx, claim, step())
         rival = world.start_blocked(world.try_claim, ref)
     assert rival.result() is None
@@ -283,7 +283,7 @@ def test_an_expired_claim_that_writes_second_has_lost_it(world: World, rival: st
     ref = world.create()
     claim = world.claim(ref)
     world.advance(31)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         if rival == "claim":
             assert claim_in(tx, ref, "mine") is not None
         else:
@@ -291,7 +291,7 @@ def test_an_expired_claim_that_writes_second_has_lost_it(world: World, rival: st
         runner = world.start_blocked(world.commit, claim, step())
     with pytest.raises(Superseded):
         runner.result()
-    assert world.everything()["workflow_step"] == []
+    assert world.read_all_rows()["workflow_step"] == []
 
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
@@ -299,17 +299,17 @@ def test_a_sweep_does_not_expire_a_claim_that_is_writing(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(31)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         write_in(tx, claim, step())
         assert world.sweep() == []
     assert world.row(ref).claim_token == claim.token
 
 
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
-def test_renewing_skips_what_somebody_has_locked_and_tells_that_it_is_held_but_not_renewed(world: World) -> None:
+def test_renewing_skips_locked_rows_and_returns_them_as_held_but_not_renewed(world: World) -> None:
     busy, idle = world.claim(world.create("busy")), world.claim(world.create("idle"))
     world.advance(10)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         lock(tx, busy.ref)
         found = world.store.transact(lambda tx: claims.renew(tx, [busy, idle], lease=LEASE))
     assert (found.renewed, found.held) == ({idle.token}, {busy.token, idle.token})
@@ -321,7 +321,7 @@ def test_renewing_skips_what_somebody_has_locked_and_tells_that_it_is_held_but_n
 
 
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
-def test_of_two_that_create_one_id_the_second_waits_for_the_first(world: World, first: str) -> None:
+def test_of_two_creations_of_one_id_the_second_waits_for_the_first(world: World, first: str) -> None:
     given = {"workflow": "order", "instance_id": "o-1", "queue": "durable", "grace": GRACE}
 
     def create(tx: Tx, params: str) -> bool:

@@ -16,7 +16,7 @@ REMEDY = (
 )
 
 
-def test_tables_that_are_not_there_are_named_with_the_remedy(store_url: str) -> None:
+def test_missing_tables_are_named_with_the_remedy(store_url: str) -> None:
     store = Store(store_url, prefix="other_")
     try:
         with pytest.raises(SchemaOutdated) as written:
@@ -28,13 +28,13 @@ def test_tables_that_are_not_there_are_named_with_the_remedy(store_url: str) -> 
     assert (str(written.value), str(read.value)) == (REMEDY, REMEDY)
 
 
-def test_a_missing_table_of_the_author_is_his_own_error(live: World) -> None:
+def test_a_missing_table_of_the_author_keeps_the_drivers_error(live: World) -> None:
     with pytest.raises(sa.exc.DBAPIError):
         live.store.transact(lambda tx: tx.execute(sa.text("SELECT * FROM shop_order")))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
-def test_a_database_in_memory_is_refused(url: str) -> None:
+def test_a_database_in_memory_is_rejected(url: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         Store(url)
     assert str(refused.value) == (
@@ -44,7 +44,7 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_what_a_body_still_holds_when_the_store_is_closed_is_closed_when_it_comes_back(store_url: str) -> None:
+def test_a_connection_that_a_body_holds_while_the_store_closes_is_closed_at_its_return(store_url: str) -> None:
     store = Store(store_url)
     session = store.open_session()
     session.execute(sa.text("SELECT 1"))

@@ -17,7 +17,7 @@ from celery_durable.store.schedule import QueueAgenda
 from tests.store.world import GRACE, LEASE, REDISPATCH, World, seconds, step, sweep_in
 
 
-def test_a_hint_under_way_is_left_alone_for_as_long_as_nothing_is_known_of_its_queue(world: World) -> None:
+def test_a_dispatch_message_is_not_resent_while_nothing_is_known_about_its_queue(world: World) -> None:
     """The longest queue in the world gets no second copy: the first waits in it."""
     ref = world.create(queue="slow")
     sent_at = world.now
@@ -27,7 +27,7 @@ def test_a_hint_under_way_is_left_alone_for_as_long_as_nothing_is_known_of_its_q
     row = world.row(ref)
     assert (row.dispatches, row.sent_at, row.poll_at) == (0, sent_at, sent_at + REDISPATCH.longest)
     world.advance(597.999999)
-    assert (world.sweep(), world.lost("slow")) == ([], [])
+    assert (world.sweep(), world.take_lost_runs("slow")) == ([], [])
     world.advance(0.000001)
     assert world.sweep() == [DueRun(ref, "slow")]
     row = world.row(ref)
@@ -35,26 +35,26 @@ def test_a_hint_under_way_is_left_alone_for_as_long_as_nothing_is_known_of_its_q
     assert (row.status, row.run_at) == (Status.ACTIVE, sent_at)
 
 
-def test_a_hint_is_lost_if_one_that_was_sent_later_has_been_claimed(world: World) -> None:
+def test_a_dispatch_message_is_lost_if_a_later_one_was_claimed(world: World) -> None:
     early = world.create("early")
     world.advance(1)
     late = world.create("late")
-    assert world.lost(claimed=world.row(early).sent_at) == []
-    assert world.lost(claimed=world.row(late).sent_at) == [DueRun(early, "durable")]
-    assert world.lost(claimed=world.row(late).sent_at) == []  # its copy is under way
+    assert world.take_lost_runs(claimed=world.row(early).sent_at) == []
+    assert world.take_lost_runs(claimed=world.row(late).sent_at) == [DueRun(early, "durable")]
+    assert world.take_lost_runs(claimed=world.row(late).sent_at) == []  # its copy is under way
     assert (world.row(early).dispatches, world.row(early).sent_at) == (1, world.now)
 
 
-def test_a_hint_in_a_queue_that_was_seen_empty_since_is_lost_when_it_is_five_seconds_old(world: World) -> None:
+def test_a_dispatch_message_is_lost_after_five_seconds_if_its_queue_was_empty_since(world: World) -> None:
     ref = world.create()
     world.advance(4.999999)
-    assert world.lost(empty=world.now - seconds(4.999999)) == []  # at the moment at which it was sent
-    assert world.lost(empty=world.now) == []
+    assert world.take_lost_runs(empty=world.now - seconds(4.999999)) == []  # at the moment at which it was sent
+    assert world.take_lost_runs(empty=world.now) == []
     world.advance(0.000001)
-    assert world.lost(empty=world.now - seconds(3)) == [DueRun(ref, "durable")]
+    assert world.take_lost_runs(empty=world.now - seconds(3)) == [DueRun(ref, "durable")]
 
 
-def test_a_row_in_an_empty_queue_is_looked_at_again_when_it_counts_as_lost(world: World) -> None:
+def test_a_row_of_an_empty_queue_is_checked_again_when_its_message_counts_as_lost(world: World) -> None:
     """Where no thread looks all the time: a task of beat, a test that moves its clock."""
     ref = world.create()
     world.advance(2)
@@ -65,13 +65,13 @@ def test_a_row_in_an_empty_queue_is_looked_at_again_when_it_counts_as_lost(world
     assert world.sweep(progress=QueueProgress(empty=empty_at)) == [DueRun(ref, "durable")]
 
 
-def test_what_an_empty_queue_says_is_believed_ever_more_rarely(world: World) -> None:
+def test_an_empty_queue_proves_a_loss_after_ever_longer_times(world: World) -> None:
     """A worker that prefetches without a limit has emptied the queue, and is busy."""
     ref = world.create()
     gaps = []
     for _ in range(9):
         started = world.now
-        while not world.lost(empty=world.now):
+        while not world.take_lost_runs(empty=world.now):
             world.advance(5)
         gaps.append((world.now - started).total_seconds())
     assert gaps == [5, 5, 10, 20, 40, 80, 160, 320, 600]
@@ -79,7 +79,7 @@ def test_what_an_empty_queue_says_is_believed_ever_more_rarely(world: World) -> 
 
 
 @pytest.mark.parametrize("state", ["claimed", "asleep", "paused", "complete", "terminated", "not sent", "elsewhere"])
-def test_only_hints_that_wait_for_a_worker_can_be_lost(world: World, state: str) -> None:
+def test_only_dispatch_messages_of_due_unclaimed_runs_can_be_lost(world: World, state: str) -> None:
     ref = world.create(queue="elsewhere" if state == "elsewhere" else "durable")
     match state:
         case "claimed":
@@ -89,22 +89,22 @@ def test_only_hints_that_wait_for_a_worker_can_be_lost(world: World, state: str)
         case "paused":
             world.pause(ref)
         case "complete":
-            world.settle(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
+            world.end_run(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
         case "terminated":
             world.terminate(ref)
         case "not sent":
             world.undo_dispatch(ref)
     world.advance(3600)
-    assert world.lost(claimed=world.now, empty=world.now) == []
+    assert world.take_lost_runs(claimed=world.now, empty=world.now) == []
 
 
-def test_lost_hints_are_found_oldest_first_and_as_many_as_are_wanted(world: World) -> None:
+def test_lost_dispatch_messages_are_found_oldest_first_up_to_the_limit(world: World) -> None:
     refs = []
     for number in range(4):
         refs.append(world.create(f"o-{number}"))
         world.advance(1)
-    assert world.lost(limit=3, claimed=world.now) == [DueRun(ref, "durable") for ref in refs[:3]]
-    assert world.lost(limit=3, claimed=world.now) == [DueRun(refs[3], "durable")]
+    assert world.take_lost_runs(limit=3, claimed=world.now) == [DueRun(ref, "durable") for ref in refs[:3]]
+    assert world.take_lost_runs(limit=3, claimed=world.now) == [DueRun(refs[3], "durable")]
 
 
 _MINUTES = st.integers(0, 700)
@@ -112,19 +112,19 @@ _MINUTES = st.integers(0, 700)
 
 @hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
-    hints=st.lists(st.tuples(_MINUTES, st.integers(0, 14)), min_size=1, max_size=8),
+    sent_messages=st.lists(st.tuples(_MINUTES, st.integers(0, 14)), min_size=1, max_size=8),
     claimed=st.none() | _MINUTES,
     empty=st.none() | _MINUTES,
 )
-def test_the_statement_finds_what_the_rule_says(
-    world: World, hints: list[tuple[int, int]], claimed: int | None, empty: int | None
+def test_the_statement_finds_the_same_messages_as_the_python_rule(
+    world: World, sent_messages: list[tuple[int, int]], claimed: int | None, empty: int | None
 ) -> None:
     now, i = world.now, world.store.tables.instance
     known = {"claimed": claimed, "empty": empty}
     progress = {name: None if age is None else now - seconds(age) for name, age in known.items()}
     with world.store.engine.begin() as connection:
         connection.execute(sa.delete(i))
-    for number, (age, dispatches) in enumerate(hints):
+    for number, (age, dispatches) in enumerate(sent_messages):
         ref = world.create(f"o-{number}")
         sent = {"sent_at": to_us(now - seconds(age)), "dispatches": dispatches}
         with world.store.engine.begin() as connection:
@@ -134,19 +134,19 @@ def test_the_statement_finds_what_the_rule_says(
     rule = QueueProgress(**progress)
     lost = {
         f"o-{number}"
-        for number, (age, dispatches) in enumerate(hints)
+        for number, (age, dispatches) in enumerate(sent_messages)
         if REDISPATCH.is_lost(now - seconds(age), dispatches, rule, now)
     }
-    assert {due.ref.instance_id for due in world.lost(**progress)} == lost
+    assert {due.ref.instance_id for due in world.take_lost_runs(**progress)} == lost
 
 
-def test_work_that_nobody_was_told_of_is_published_at_once(world: World) -> None:
+def test_a_due_run_without_a_dispatch_message_is_published_at_once(world: World) -> None:
     ref = world.create()
     world.undo_dispatch(ref)
     assert world.sweep() == [DueRun(ref, "durable")]
 
 
-def test_a_claim_starts_the_count_of_offers_anew(world: World) -> None:
+def test_a_claim_resets_the_count_of_dispatches(world: World) -> None:
     ref = world.create()
     world.undo_dispatch(ref)
     world.sweep()
@@ -154,7 +154,7 @@ def test_a_claim_starts_the_count_of_offers_anew(world: World) -> None:
     assert (world.row(ref).dispatches, world.row(ref).sent_at) == (0, world.now)
 
 
-def test_a_sleeper_is_found_when_its_time_has_come(world: World) -> None:
+def test_a_suspended_run_is_found_when_its_timer_is_due(world: World) -> None:
     ref = world.create()
     world.wait(world.claim(ref), event=None, for_=60)
     world.advance(59)
@@ -163,7 +163,7 @@ def test_a_sleeper_is_found_when_its_time_has_come(world: World) -> None:
     assert world.sweep(priority=RESUMING) == [DueRun(ref, "durable")]
 
 
-def test_a_sweep_that_comes_too_early_to_a_sleeper_publishes_nothing_and_sets_its_alarm_again(world: World) -> None:
+def test_a_sweep_before_a_run_is_due_publishes_nothing_and_postpones_it(world: World) -> None:
     ref = world.create(run_at=world.now + seconds(60))
     i = world.store.tables.instance
     world.store.transact(lambda tx: tx.execute(i.update().values(poll_at=world.store.runtime.clock())))
@@ -172,7 +172,7 @@ def test_a_sweep_that_comes_too_early_to_a_sleeper_publishes_nothing_and_sets_it
     assert (row.poll_at, row.dispatches) == (world.now + seconds(60), 0)
 
 
-def test_a_live_claim_is_looked_at_again_when_it_ends(world: World) -> None:
+def test_a_live_claim_is_checked_again_when_its_lease_ends(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(20)
@@ -199,7 +199,7 @@ def test_an_expired_claim_is_released_as_a_crash(world: World) -> None:
     assert world.claim(ref).crash_count == 1
 
 
-def test_an_instance_that_crashed_before_rests_before_it_is_published(world: World) -> None:
+def test_a_run_that_crashed_before_is_published_after_a_delay(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.advance(30)
@@ -214,7 +214,7 @@ def test_an_instance_that_crashed_before_rests_before_it_is_published(world: Wor
     assert world.claim(ref).crash_count == 2
 
 
-def test_an_expired_claim_that_was_asked_to_pause_leaves_the_instance_paused(world: World) -> None:
+def test_an_expired_claim_with_a_pause_request_leaves_the_instance_paused(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.pause(ref)
@@ -226,7 +226,7 @@ def test_an_expired_claim_that_was_asked_to_pause_leaves_the_instance_paused(wor
     assert (row.version, row.updated_at) == (before.version + 1, world.now)
 
 
-def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
+def test_a_sweep_after_an_outage_releases_no_expired_claim(world: World) -> None:
     claimed, waiting = world.create("claimed"), world.create("waiting")
     claim = world.claim(claimed)
     world.undo_dispatch(waiting)
@@ -237,7 +237,7 @@ def test_after_an_outage_a_sweep_expires_no_claim(world: World) -> None:
     world.commit(claim, step())  # the heartbeat that the outage held up
 
 
-def test_a_claim_that_stays_expired_for_a_lease_is_released_by_a_sweep_that_knows_of_no_outage(world: World) -> None:
+def test_a_claim_that_stays_expired_for_one_lease_is_released_even_after_an_outage(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(30)
@@ -267,20 +267,20 @@ def test_a_sweep_of_one_queue_leaves_the_others_alone(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["paused", "complete", "terminated"])
-def test_what_is_at_rest_costs_a_sweep_nothing(world: World, state: str) -> None:
+def test_a_sweep_reads_no_rows_without_work(world: World, state: str) -> None:
     ref = world.create()
     match state:
         case "paused":
             world.pause(ref)
         case "complete":
-            world.settle(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
+            world.end_run(world.claim(ref), RunOutcome(Status.COMPLETE, output="1"))
         case _:
             world.terminate(ref)
     world.advance(86400)
     assert [world.store.transact(lambda tx, p=p: sweep_in(tx, priority=p, limit=9)) for p in (0, 1)] == [([], 0)] * 2
 
 
-def test_a_sweep_looks_at_one_priority(world: World) -> None:
+def test_a_sweep_reads_one_priority(world: World) -> None:
     started, resumed = world.create("started"), world.create("resumed")
     world.release(world.claim(resumed))
     world.advance(3600)
@@ -310,7 +310,7 @@ def test_two_sweeps_at_once_take_different_instances(world: World) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_sweep_passes_over_an_instance_that_somebody_works_on(world: World) -> None:
+def test_a_sweep_skips_a_locked_instance(world: World) -> None:
     busy, idle = world.create("busy"), world.create("idle")
     world.advance(3600)
     with world.store.engine.begin() as connection:
@@ -340,7 +340,7 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
     world.create("sooner", queue="b", run_at=now + seconds(5))
     world.release(world.claim(world.create("resumed", queue="b")))
     world.create("sent", queue="c")
-    world.settle(world.claim(world.create("over", queue="d")), RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(world.claim(world.create("over", queue="d")), RunOutcome(Status.COMPLETE, output="1"))
     found = world.store.read(schedule.read)
     assert (found.now, found.next_emission_at, found.next_outbox_at) == (now, None, None)
     assert found.queues == {
@@ -353,7 +353,7 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
 # --- unsend -------------------------------------------------------------------------------------
 
 
-def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> None:
+def test_messages_that_the_broker_did_not_accept_are_offered_again_soon(world: World) -> None:
     ref = world.create()
     for _ in range(3):
         world.undo_dispatch(ref, delay=1)
@@ -364,31 +364,31 @@ def test_what_the_broker_did_not_take_is_offered_again_soon(world: World) -> Non
         assert world.sweep() == [DueRun(ref, "durable")]
 
 
-def test_what_was_claimed_in_spite_of_the_broker_is_left_alone(world: World) -> None:
+def test_undo_dispatch_does_not_change_claimed_runs(world: World) -> None:
     claimed, paused, asleep = (world.create(name) for name in ("claimed", "paused", "asleep"))
     world.claim(claimed)
     world.pause(paused)
     world.wait(world.claim(asleep), event=None, for_=86400)
-    before = world.everything()
+    before = world.read_all_rows()
     world.undo_dispatch(claimed, paused, asleep, delay=1)
-    assert world.everything() == before
+    assert world.read_all_rows() == before
 
 
-def test_a_run_that_was_restarted_meanwhile_is_left_alone(world: World) -> None:
+def test_undo_dispatch_does_not_change_a_restarted_run(world: World) -> None:
     ref = world.create()
     world.restart(ref)
-    before = world.everything()
+    before = world.read_all_rows()
     world.undo_dispatch(ref, delay=1)
-    assert world.everything() == before
+    assert world.read_all_rows() == before
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_what_somebody_has_locked_is_neither_waited_for_nor_changed(world: World) -> None:
+def test_undo_dispatch_skips_locked_rows(world: World) -> None:
     free, busy = world.create("free"), world.create("busy")
     world.advance(3600)
     assert len(world.sweep()) == 2
     before = world.row(busy)
-    with world.holding() as tx:
+    with world.hold_transaction() as tx:
         instances.lock(tx, busy.workflow, busy.instance_id)
         world.undo_dispatch(busy, free, delay=1)
     assert (world.row(free).dispatches, world.row(free).poll_at) == (0, world.now + seconds(1))

@@ -17,7 +17,7 @@ from celery_durable.errors import StoreMismatch, Superseded
 from celery_durable.model import RunRef
 from celery_durable.store import claims, instances, step_rows
 from celery_durable.store.engine import Store, Tx
-from tests.store.cuts import cut_commit, kill, session_id
+from tests.store.lost_connections import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
 
 SERVERS = ["postgresql", "mariadb"]
@@ -28,7 +28,7 @@ servers_only = pytest.mark.parametrize("database", SERVERS, indirect=True)
 
 
 @servers_only
-def test_the_loser_of_a_deadlock_is_repeated(world: World) -> None:
+def test_a_transaction_that_lost_a_deadlock_is_repeated(world: World) -> None:
     refs = [world.create("o-1"), world.create("o-2")]
     both_hold_one, tries = threading.Barrier(2, timeout=10), []
 
@@ -44,7 +44,7 @@ def test_the_loser_of_a_deadlock_is_repeated(world: World) -> None:
     rivals = [world.start(world.store.transact, lambda tx, o=o: work(tx, o)) for o in (refs, refs[::-1])]
     assert [rival.result() for rival in rivals] == ["done", "done"]
     assert len(tries) >= 3  # row locks are not fair: the loser may be first again, and lose again
-    assert len(world.everything()["workflow_event"]) == 4
+    assert len(world.read_all_rows()["workflow_event"]) == 4
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -65,7 +65,7 @@ def test_a_serialization_failure_is_repeated(world: World) -> None:
 
 
 @servers_only
-def test_a_lock_that_is_not_had_in_time_is_waited_for_again(world: World) -> None:
+def test_a_transaction_whose_lock_wait_timed_out_is_repeated(world: World) -> None:
     ref = world.create()
     tries: list[int] = []
     min_age = {"postgresql": "SET LOCAL lock_timeout = 10", "mariadb": "SET innodb_lock_wait_timeout = 0"}
@@ -89,7 +89,7 @@ def test_a_lock_that_is_not_had_in_time_is_waited_for_again(world: World) -> Non
 
 
 @servers_only
-def test_a_transaction_that_never_succeeds_is_given_up(world: World) -> None:
+def test_a_transaction_that_never_succeeds_raises_after_the_last_try(world: World) -> None:
     tries: list[int] = []
 
     def work(tx: Tx) -> None:
@@ -118,7 +118,7 @@ def test_other_errors_are_raised_at_once_and_leave_nothing(world: World) -> None
     with pytest.raises(sa.exc.DBAPIError):
         world.store.transact(work)
     assert len(tries) == 1
-    assert world.everything()["workflow_instance"] == []
+    assert world.read_all_rows()["workflow_instance"] == []
 
 
 # --- lost connections ---------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_work_whose_connection_is_killed_is_repeated_on_another(world: World) ->
 
     assert world.store.transact(work) is True
     assert len(set(ids)) == 2
-    assert len(world.everything()["workflow_event"]) == 1
+    assert len(world.read_all_rows()["workflow_event"]) == 1
 
 
 @servers_only
@@ -197,30 +197,30 @@ def _resolve(ref: RunRef, calls: list[str]) -> Callable[[Tx], str | None]:
     ("when", "result", "expected"),
     [("after", "found", ["work", "resolve"]), ("before", "worked", ["work", "resolve", "work"])],
 )
-def test_a_commit_in_doubt_is_looked_up(world: World, when: str, result: str, expected: list[str]) -> None:
+def test_a_commit_in_doubt_is_resolved(world: World, when: str, result: str, expected: list[str]) -> None:
     ref = world.create()
     calls: list[str] = []
     with cut_commit(world.store, when=when) as cuts:
         assert world.store.transact(_send(ref, calls), resolve=_resolve(ref, calls)) == result
     assert cuts == [when]
     assert calls == expected
-    assert len(world.everything()["workflow_event"]) == 1
+    assert len(world.read_all_rows()["workflow_event"]) == 1
 
 
 @servers_only
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sessions_commit_in_doubt_is_known_to_be_in_doubt(world: World, when: str) -> None:
+def test_a_sessions_commit_in_doubt_is_recognized(world: World, when: str) -> None:
     ref = world.create()
     session = world.store.open_session()
     with cut_commit(world.store, when=when), pytest.raises(Exception) as caught:
         world.store.transact_session(session, _send(ref, []))
     world.store.close_session(session)
     assert world.store.is_commit_in_doubt(caught.value)
-    assert len(world.everything()["workflow_event"]) == (when == "after")
+    assert len(world.read_all_rows()["workflow_event"]) == (when == "after")
 
 
 @servers_only
-def test_a_server_that_cannot_be_reached_is_tried_again_and_then_named(world: World) -> None:
+def test_an_unreachable_server_is_tried_again_and_then_named_in_the_error(world: World) -> None:
     store = Store(world.store.engine.url.set(port=1), runtime=world.store.runtime)
     with pytest.raises(sa.exc.OperationalError) as caught:
         store.transact(lambda tx: None)
@@ -258,7 +258,7 @@ def test_a_kept_connection_that_was_killed_is_replaced_at_the_next_use(world: Wo
 
 @postgresql_only
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_single_statement_in_doubt_is_looked_up(world: World, when: str) -> None:
+def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> None:
     claim = world.claim(world.create())
     write = step(result="1")
     calls: list[str] = []
@@ -290,7 +290,7 @@ def test_a_single_statement_in_doubt_is_looked_up(world: World, when: str) -> No
 
 
 @postgresql_only
-def test_work_that_is_interrupted_gives_its_kept_connection_back(world: World) -> None:
+def test_interrupted_work_returns_its_kept_connection_to_the_pool(world: World) -> None:
     def work(tx: Tx) -> None:
         raise KeyboardInterrupt
 
@@ -312,7 +312,7 @@ def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(store: Store) -> None:
+def test_after_a_fork_parent_and_child_use_separate_connections(store: Store) -> None:
     world = World(store)  # no thread of it has been started
     ref = world.create()
     with store.kept_connection() as tx:
@@ -326,12 +326,12 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(store
         with store.kept_connection() as tx:
             assert tx.conn.exec_driver_sql("SELECT 41 + 1").scalar_one() == 42
         world.send(ref, id=f"parent {n}")
-    assert len(world.everything()["workflow_event"]) == 6
+    assert len(world.read_all_rows()["workflow_event"]) == 6
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_child_says_nothing_over_its_parents_connections(store: Store) -> None:
+def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store) -> None:
     def questions() -> int:
         with store.kept_connection() as tx:
             return int(tx.conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
@@ -373,10 +373,10 @@ def _create(tx: Tx, id: str) -> bool:
     return instances.insert(tx, workflow="order", instance_id=id, params="{}", queue="q", grace=GRACE, commit_id="c")
 
 
-def test_what_is_done_in_a_joined_session_commits_with_it(world: World, session: Session) -> None:
+def test_operations_in_a_joined_session_commit_with_it(world: World, session: Session) -> None:
     assert _create(world.store.join(session), "o-1") is True
     session.rollback()
-    assert world.everything()["workflow_instance"] == []
+    assert world.read_all_rows()["workflow_instance"] == []
     assert _create(world.store.join(session), "o-1") is True
     session.commit()
     assert world.row(RunRef("order", "o-1", 1)).instance_id == "o-1"
@@ -391,7 +391,7 @@ def test_a_taken_id_leaves_a_joined_session_usable(world: World, session: Sessio
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_joined_session_may_speak_to_another_driver(world: World, store_url: str) -> None:
+def test_a_joined_session_may_use_another_driver(world: World, store_url: str) -> None:
     engine = sa.create_engine(store_url, paramstyle="named")
     with Session(engine) as session:
         assert _create(world.store.join(session), "o-1") is True
@@ -409,7 +409,7 @@ def test_a_joined_session_may_speak_to_another_driver(world: World, store_url: s
         ("sqlite:////tmp/a.sqlite3", "sqlite:////tmp/b.sqlite3"),
     ],
 )
-def test_a_session_of_another_database_is_refused_without_telling_passwords(session_url: str, store_url: str) -> None:
+def test_a_session_of_another_database_is_rejected_without_showing_passwords(session_url: str, store_url: str) -> None:
     store = Store(store_url)
     with Session(sa.create_engine(session_url)) as session, pytest.raises(StoreMismatch) as caught:
         store.join(session)
@@ -428,7 +428,7 @@ def test_a_session_of_another_database_is_refused_without_telling_passwords(sess
         ("sqlite:///shop.sqlite3", "sqlite:///./shop.sqlite3"),
     ],
 )
-def test_a_session_of_the_same_database_under_another_name_is_welcome(session_url: str, store_url: str) -> None:
+def test_a_session_of_the_same_database_under_another_name_is_accepted(session_url: str, store_url: str) -> None:
     if store_url.startswith("postgresql:"):
         store_url = store_url.replace("postgresql:", "postgresql+psycopg:")
     store = Store(store_url)
@@ -439,81 +439,81 @@ def test_a_session_of_the_same_database_under_another_name_is_welcome(session_ur
 # --- after_commit -------------------------------------------------------------------------------
 
 
-def _tell(store: Store, session: Session, told: list[str], what: str = "told") -> None:
-    store.after_commit(session, lambda: told.append(what))
+def _register_callback(store: Store, session: Session, calls: list[str], what: str = "calls") -> None:
+    store.after_commit(session, lambda: calls.append(what))
 
 
-def test_the_callers_commit_is_told_once(store: Store, session: Session) -> None:
-    told: list[str] = []
+def test_callbacks_run_once_after_the_callers_commit(store: Store, session: Session) -> None:
+    calls: list[str] = []
     for what in ("one", "two"):
         session.execute(sa.text("SELECT 1"))
-        _tell(store, session, told, what)
-    assert told == []
+        _register_callback(store, session, calls, what)
+    assert calls == []
     session.commit()
-    assert told == ["one", "two"]
+    assert calls == ["one", "two"]
     session.execute(sa.text("SELECT 1"))
     session.commit()
-    assert told == ["one", "two"]
+    assert calls == ["one", "two"]
 
 
-def test_every_transaction_of_a_session_tells_its_own(store: Store, session: Session) -> None:
-    told: list[str] = []
+def test_each_transaction_of_a_session_runs_its_own_callbacks(store: Store, session: Session) -> None:
+    calls: list[str] = []
     for what in ("one", "two", "three"):
         session.execute(sa.text("SELECT 1"))
-        _tell(store, session, told, what)
+        _register_callback(store, session, calls, what)
         session.rollback() if what == "two" else session.commit()
-    assert told == ["one", "three"]
+    assert calls == ["one", "three"]
 
 
 def test_other_listeners_of_the_session_are_not_disturbed(store: Store, session: Session) -> None:
-    told: list[str] = []
-    event.listen(session, "after_commit", lambda _: told.append("before"))
+    calls: list[str] = []
+    event.listen(session, "after_commit", lambda _: calls.append("before"))
     session.execute(sa.text("SELECT 1"))
-    _tell(store, session, told)
-    event.listen(session, "after_commit", lambda _: told.append("after"))
+    _register_callback(store, session, calls)
+    event.listen(session, "after_commit", lambda _: calls.append("after"))
     session.commit()
-    assert told == ["before", "told", "after"]
+    assert calls == ["before", "calls", "after"]
 
 
-def test_the_release_of_a_savepoint_is_no_commit(store: Store, session: Session) -> None:
-    told: list[str] = []
+def test_releasing_a_savepoint_runs_no_callbacks(store: Store, session: Session) -> None:
+    calls: list[str] = []
     with session.begin_nested():
         session.execute(sa.text("SELECT 1"))
         with session.begin_nested():
-            _tell(store, session, told)
-    assert told == []
+            _register_callback(store, session, calls)
+    assert calls == []
     session.commit()
-    assert told == ["told"]
+    assert calls == ["calls"]
 
 
-def test_a_savepoint_that_is_rolled_back_does_not_silence_the_rest(store: Store, session: Session) -> None:
-    told: list[str] = []
+def test_rolling_back_a_savepoint_keeps_the_callbacks(store: Store, session: Session) -> None:
+    calls: list[str] = []
     session.execute(sa.text("SELECT 1"))
-    _tell(store, session, told)
+    _register_callback(store, session, calls)
     session.begin_nested().rollback()
     session.commit()
-    assert told == ["told"]
+    assert calls == ["calls"]
 
 
-def test_a_rollback_tells_nothing(store: Store, session: Session) -> None:
-    told: list[str] = []
+def test_a_rollback_discards_the_callbacks(store: Store, session: Session) -> None:
+    calls: list[str] = []
     session.execute(sa.text("SELECT 1"))
-    _tell(store, session, told)
+    _register_callback(store, session, calls)
     session.rollback()
     session.execute(sa.text("SELECT 1"))
     session.commit()
-    assert told == []
+    assert calls == []
 
 
-def test_a_session_that_is_closed_tells_nothing(store: Store, app_engine: sa.Engine) -> None:
-    told: list[str] = []
+def test_closing_a_session_discards_the_callbacks(store: Store, app_engine: sa.Engine) -> None:
+    calls: list[str] = []
     with Session(app_engine) as session:
         session.execute(sa.text("SELECT 1"))
-        _tell(store, session, told)
+        _register_callback(store, session, calls)
     session.execute(sa.text("SELECT 1"))
     session.commit()
     session.close()
-    assert told == []
+    assert calls == []
 
 
 # --- step sessions ------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ def test_a_store_on_a_shared_engine_leaves_it_as_it_was(store_url: str, app_engi
 # --- losing a race ------------------------------------------------------------------------------
 
 
-def test_a_constraint_of_ours_that_is_violated_means_superseded(world: World) -> None:
+def test_a_violated_constraint_of_the_store_raises_superseded(world: World) -> None:
     claim = world.claim(world.create())
     world.commit(claim, step())
 
@@ -592,7 +592,7 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_connection_that_is_lost_when_it_is_given_back_costs_one_more_look(
+def test_a_connection_that_is_lost_at_its_return_costs_one_more_resolve(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MariaDB's isolation level is set back over the network, and SQLAlchemy lets the driver's error out of it."""
@@ -612,9 +612,7 @@ def test_a_connection_that_is_lost_when_it_is_given_back_costs_one_more_look(
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_step_s_session_that_is_lost_when_it_is_given_back_is_given_up(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_session_that_is_lost_at_its_return_is_closed(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sa.create_engine(store_url)
     store = Store(engine=engine, session_factory=sessionmaker(engine))
     session = store.open_session()

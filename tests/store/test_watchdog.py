@@ -19,7 +19,7 @@ from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.watchdog import Timeouts, limit_database_time, watch_socket_of
 from tests.smoke.fault_proxy import FaultProxy, Mode
-from tests.store.cuts import session_id
+from tests.store.lost_connections import session_id
 from tests.store.world import LEASE, World, step
 
 SHORT = Timeouts(2.0, 30.0)
@@ -79,9 +79,7 @@ def took(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("mode", [Mode.BLACKHOLE, Mode.MUTE, Mode.STALL])
 @pytest.mark.parametrize("single", [True, False])
-def test_a_statement_that_gets_no_answer_is_given_up(
-    detoured: Store, proxy: FaultProxy, mode: Mode, single: bool
-) -> None:
+def test_a_statement_without_an_answer_times_out(detoured: Store, proxy: FaultProxy, mode: Mode, single: bool) -> None:
     detoured.transact(one, is_single_statement=single)
     proxy.set(mode)
 
@@ -94,7 +92,7 @@ def test_a_statement_that_gets_no_answer_is_given_up(
     assert detoured.transact(one, is_single_statement=single) == 1
 
 
-def test_a_read_that_gets_no_answer_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
+def test_a_read_without_an_answer_times_out(detoured: Store, proxy: FaultProxy) -> None:
     detoured.read(one)
     proxy.set(Mode.BLACKHOLE)
 
@@ -105,7 +103,7 @@ def test_a_read_that_gets_no_answer_is_given_up(detoured: Store, proxy: FaultPro
     assert took(fails) < SLACK_SECONDS
 
 
-def test_after_a_fail_over_an_operation_goes_on_over_a_new_connection(detoured: Store, proxy: FaultProxy) -> None:
+def test_after_a_failover_an_operation_continues_on_a_new_connection(detoured: Store, proxy: FaultProxy) -> None:
     for single in (True, False):
         detoured.transact(one, is_single_statement=single)
         proxy.set(Mode.STALL_OLD)
@@ -118,7 +116,7 @@ def test_after_a_fail_over_an_operation_goes_on_over_a_new_connection(detoured: 
     assert took(lambda: detoured.read(one, timeouts=SHORT)) < SLACK_SECONDS
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up(detoured: Store, proxy: FaultProxy) -> None:
+def test_connecting_to_a_silent_server_times_out(detoured: Store, proxy: FaultProxy) -> None:
     """PyMySQL's own timeout ends before the server's greeting."""
     proxy.set(Mode.HANG)
 
@@ -129,7 +127,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up(detoured: Store, pro
     assert took(fails) < 3 + SLACK_SECONDS
 
 
-def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
+def test_a_commit_without_an_answer_is_resolved_by_its_id(
     detoured: Store, proxy: FaultProxy, runtime: Nudged, store: Store
 ) -> None:
     """The server has it: it must not be done again, nor be given up."""
@@ -163,7 +161,7 @@ def test_a_commit_that_gets_no_answer_is_looked_up_by_its_id(
 # --- what has no bound --------------------------------------------------------------------------
 
 
-def test_what_has_no_bound_waits_as_long_as_it_takes(detoured: Store, proxy: FaultProxy) -> None:
+def test_operations_without_timeouts_are_never_cut(detoured: Store, proxy: FaultProxy) -> None:
     """An author's statements, a migration, an export: longer than any bound of ours, and never cut."""
     ids = [detoured.transact(lambda tx: session_id(tx.conn), timeouts=None)]
     proxy.set(Mode.STALL)
@@ -192,7 +190,7 @@ def test_an_authors_session_is_never_cut(detoured: Store, proxy: FaultProxy) -> 
 # --- who waits for an answer --------------------------------------------------------------------
 
 
-def test_an_answer_that_comes_too_late_is_not_waited_for(detoured: Store, proxy: FaultProxy) -> None:
+def test_operations_end_at_the_callers_deadline(detoured: Store, proxy: FaultProxy) -> None:
     detoured.transact(one)
     proxy.set(Mode.BLACKHOLE)
 
@@ -209,7 +207,7 @@ def test_an_answer_that_comes_too_late_is_not_waited_for(detoured: Store, proxy:
 # --- the watchdog itself ------------------------------------------------------------------------
 
 
-def test_what_has_ended_is_never_cut(detoured: Store) -> None:
+def test_a_statement_that_has_ended_is_never_cut(detoured: Store) -> None:
     with detoured.engine.connect() as connection:
         watched_socket = watch_socket_of(connection.connection.driver_connection)
         assert watched_socket is not None
@@ -225,7 +223,7 @@ def test_what_has_ended_is_never_cut(detoured: Store) -> None:
         watched_socket.close()
 
 
-def test_closed_connections_leave_no_descriptor_behind(detoured: Store) -> None:
+def test_closed_connections_leak_no_descriptors(detoured: Store) -> None:
     def work() -> None:
         detoured.transact(one, is_single_statement=True)
         detoured.transact(one)
@@ -242,7 +240,7 @@ def test_closed_connections_leave_no_descriptor_behind(detoured: Store) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_has_a_watchdog_of_its_own(detoured: Store, proxy: FaultProxy) -> None:
+def test_a_forked_child_has_its_own_watchdog(detoured: Store, proxy: FaultProxy) -> None:
     detoured.transact(one, is_single_statement=True)
     (read, write), (silent, go) = os.pipe(), os.pipe()
 

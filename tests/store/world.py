@@ -1,4 +1,4 @@
-"""The store's functions, one transaction each, as a test wants to say them."""
+"""`World`: the store's functions for tests, each in its own transaction."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def seconds(number: float) -> timedelta:
 
 
 def step(key: str = "charge", status: StepStatus = StepStatus.COMPLETED, **given: Any) -> StepWrite:
-    """A boundary's step row, new and completed unless said otherwise."""
+    """Return the write of a step commit. By default the step is new and completed."""
     given = {"seq": 1, "type": StepType.DO, "replaces": None, "commit_id": f"commit-{key}"} | given
     return StepWrite(key=key, name=given.pop("name", key), status=status, **given)
 
 
 class World:
-    """One store, and everything that may happen to an instance of it."""
+    """One store, with a method for everything that can happen to an instance."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -66,7 +66,7 @@ class World:
         return self.store.read(lambda tx: instances.read(tx, ref.workflow, ref.instance_id))
 
     def change(self, ref: RunRef, work: Callable[[Tx, InstanceRow], Any]) -> Any:
-        """Lock the instance and do ``work`` with its row."""
+        """Lock the instance and call ``work`` with its row."""
         return self.store.transact(lambda tx: work(tx, instances.lock(tx, ref.workflow, ref.instance_id)))
 
     def pause(self, ref: RunRef) -> None:
@@ -85,7 +85,7 @@ class World:
         )
 
     def send(self, ref: RunRef, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
-        """Send an event; answers whether it woke the instance."""
+        """Send an event. Returns whether it woke the instance."""
         return self.store.transact(lambda tx: send_in(tx, ref, type_, payload, id))
 
     # --- under a claim --------------------------------------------------------------------------
@@ -108,19 +108,19 @@ class World:
         return self.load(claim).steps
 
     def commit(self, claim: Claim, write: StepWrite) -> WrittenStep:
-        """A plain boundary, in the form that is fastest on this database."""
+        """Commit a step in the form that is fastest on this database."""
         return self.store.transact(
             lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), is_single_statement=True
         )
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
-        """A boundary of several statements."""
+        """Commit steps in a transaction of several statements."""
         return self.store.transact(lambda tx: write_in(tx, claim, *writes))
 
     def wait(
         self, claim: Claim, key: str = "approved", *, event: str | None = "approval", for_: float = 3600
     ) -> ReleaseOutcome:
-        """Record a wait (``event`` None: a sleep) and let the instance go."""
+        """Record a wait (a sleep if ``event`` is None) and suspend the instance."""
         kind = StepType.SLEEP if event is None else StepType.WAIT
         write = step(key, StepStatus.WAITING, type=kind, event_type=event, wake_in=seconds(for_))
         return self.store.transact(lambda tx: wait_in(tx, claim, write))
@@ -137,7 +137,7 @@ class World:
             lambda tx: claims.release(tx, claim, claims.guard(tx, claim, lease=LEASE), grace=GRACE)
         )
 
-    def settle(self, claim: Claim, run_outcome: RunOutcome) -> None:
+    def end_run(self, claim: Claim, run_outcome: RunOutcome) -> None:
         self.store.transact(lambda tx: claims.end_run(tx, claim, run_outcome), is_single_statement=True)
 
     # --- the sweep ------------------------------------------------------------------------------
@@ -149,8 +149,8 @@ class World:
             lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
         )[0]
 
-    def lost(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[DueRun]:
-        """Hints of a queue that are lost, by this progress of it."""
+    def take_lost_runs(self, queue: str = "durable", *, limit: int = 100, **progress: Any) -> list[DueRun]:
+        """Return the runs of a queue whose dispatch message is lost, given this progress of the queue."""
         return self.store.transact(
             lambda tx: sweeps.take_lost_runs(
                 tx, queue=queue, limit=limit, redispatch=REDISPATCH, progress=QueueProgress(**progress), now=self.now
@@ -158,49 +158,49 @@ class World:
         )
 
     def undo_dispatch(self, *refs: RunRef, delay: float = 0.0) -> None:
-        """Their hints did not leave."""
+        """Undo the dispatch of these runs, as if the broker had not accepted their messages."""
         due_runs = [DueRun(ref, "durable") for ref in refs]
         self.store.transact(lambda tx: sweeps.undo_dispatch(tx, due_runs, delay=seconds(delay)))
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
-    def everything(self) -> dict[str, list[Any]]:
-        """All rows of all tables."""
+    def read_all_rows(self) -> dict[str, list[Any]]:
+        """Return all rows of all tables."""
         with self.store.engine.connect() as connection:
             tables = self.store.tables.metadata.sorted_tables
             return {table.name: [*map(tuple, connection.execute(sa.select(table)))] for table in tables}
 
-    # --- two at a time --------------------------------------------------------------------------
+    # --- concurrency ----------------------------------------------------------------------------
 
     @contextmanager
-    def holding(self) -> Iterator[Tx]:
-        """A transaction of this thread; its locks are held until the block ends, which commits."""
+    def hold_transaction(self) -> Iterator[Tx]:
+        """Open a transaction on this thread. It holds its locks until the block ends, and then commits."""
         with self.store.engine.begin() as connection:
             yield Tx(connection, self.store)
 
     def start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Begin ``work`` on another thread, and with that on another connection."""
+        """Start ``work`` on another thread, so on another connection."""
         return self.threads.submit(work, *args)
 
     def start_blocked(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Begin ``work`` on another thread; returns when the server says that it waits for a lock.
+        """Start ``work`` on another thread, and return when the server reports that it waits for a lock.
 
-        SQLite cannot be asked: there the rival may only be about to wait, and the outcome has to be the same.
+        SQLite does not report this. There the thread may not wait yet, and the outcome must be the same.
         """
         future = self.start(work, *args)
         if not self.store.database.has_one_writer:
             with self.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                while not somebody_waits(connection):
+                while not has_lock_wait(connection):
                     assert not future.done(), future.result()
         return future
 
 
-def somebody_waits(connection: sa.Connection) -> bool:
-    """Whether a session of this database waits for a lock."""
+def has_lock_wait(connection: sa.Connection) -> bool:
+    """Return whether a session of this database waits for a lock."""
     if connection.dialect.name == "postgresql":
         mine = "SELECT wait_event_type FROM pg_stat_activity WHERE datname = current_database()"
         return "Lock" in connection.exec_driver_sql(mine).scalars()
-    # information_schema.innodb_trx would show an ever older copy to whoever asks without pause.
+    # Not information_schema.innodb_trx: it is cached, and queries without pauses keep the cache from being renewed.
     mine = "SELECT id FROM information_schema.processlist WHERE db = database()"
     sessions = connection.exec_driver_sql(mine).scalars().all()
     transactions = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2].split("---TRANSACTION")
@@ -232,7 +232,7 @@ def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> ReleaseOutcome:
 
 
 def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[DueRun], int]:
-    """One look at every queue, or at the given ``queue``; returns what to publish, and how many rows were seen."""
+    """Sweep all queues, or the given ``queue``. Returns the runs to publish, and the number of rows read."""
     given = {"redispatch": REDISPATCH, "lease": LEASE, "may_expire": may_expire} | given
     names = [given.pop("queue")] if "queue" in given else schedule.read(tx).queues_by_due_time(priority)
     due_runs: list[DueRun] = []

@@ -1,4 +1,4 @@
-"""One side of a pair: work on a thread of its own, which can be made to wait at a gate, or while it holds a lock."""
+"""Work on its own thread, which a test can stop at a gate in its code, or while it holds a lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 START = "start"
-"""The gate before all work."""
+"""The gate before the work starts."""
 _SECONDS = 30.0
 _LOCKS = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b|.*\bFOR (NO KEY )?UPDATE\b", re.DOTALL)
 
@@ -19,63 +19,63 @@ class HoldAt(StrEnum):
     """Where the first transaction that takes a lock is held open."""
 
     LOCK = "lock"
-    """After the statement that took its first lock, so that it may still want others."""
+    """After the statement that took its first lock. It may still need other locks."""
     COMMIT = "commit"
-    """With all its locks, before it commits."""
+    """Before it commits, with all its locks."""
 
 
 class RolledBack(Exception):
-    """What ends a transaction that is to roll back."""
+    """Raised in the held transaction to make it roll back."""
 
 
-class Act:
-    """Work on a thread of its own, which first stops where its code calls `pass_gate(gate)`."""
+class PausableJob:
+    """Work on its own thread. It first stops where its code calls `pass_gate(gate)`."""
 
     def __init__(self, threads: ThreadPoolExecutor, work: Callable[[], Any], *, gate: str = START) -> None:
         self.is_held = False
-        """Whether it was held while it had a lock."""
+        """Whether it was stopped while it had a lock."""
         self._work, self._gate = work, gate
         self._hold_at: HoldAt | None = None
         self._rolls_back, self._after = False, 0
         self._is_locking = False
-        self._news, self._go = threading.Event(), threading.Event()
+        self._stopped, self._may_proceed = threading.Event(), threading.Event()
         self.future: Future[Any] = threads.submit(self._run)
 
     def _run(self) -> Any:
-        _here.act = self
+        _here.job = self
         try:
             self.at_gate(START)
             return self._work()
         finally:
-            _here.act = None
-            self._news.set()
+            _here.job = None
+            self._stopped.set()
 
     # --- from the test's thread -----------------------------------------------------------------
 
     def wait(self) -> None:
-        """Until it stands at its gate or in its hold, or has ended."""
-        assert self._news.wait(_SECONDS), "the act neither stops nor ends"
+        """Wait until it stops at its gate or with its lock, or has ended."""
+        assert self._stopped.wait(_SECONDS), "the job neither stops nor ends"
 
     @property
-    def is_resting(self) -> bool:
-        """Whether it stands at its gate or in its hold, or has ended."""
-        return self._news.is_set()
+    def is_stopped(self) -> bool:
+        """Whether it has stopped at its gate or with its lock, or has ended."""
+        return self._stopped.is_set()
 
     def hold(self, at: HoldAt, *, rolls_back: bool = False, after: int = 0) -> None:
-        """From now on: stop with the first lock that is taken; then `go` on, to roll back or to commit.
+        """Make the job stop with the first lock that it takes from now on. `proceed` then rolls back or commits.
 
-        ``after``: so many transactions with locks pass before.
+        ``after`` is how many transactions with locks are not stopped before.
         """
         self._hold_at, self._rolls_back, self._after, self._is_locking = at, rolls_back, after, False
 
-    def go(self) -> None:
-        """Go on from the gate, or from the hold."""
-        self._news.clear()
+    def proceed(self) -> None:
+        """Continue from the gate, or from the stop with a lock."""
+        self._stopped.clear()
         if self.future.done():
-            self._news.set()
-        self._go.set()
+            self._stopped.set()
+        self._may_proceed.set()
 
-    # --- from the act's thread ------------------------------------------------------------------
+    # --- from the job's thread ------------------------------------------------------------------
 
     def at_gate(self, name: str) -> None:
         if self._gate == name:
@@ -104,24 +104,24 @@ class Act:
             raise RolledBack
 
     def _stop(self) -> None:
-        self._go.clear()
-        self._news.set()
-        assert self._go.wait(_SECONDS), "nobody let the act go on"
+        self._may_proceed.clear()
+        self._stopped.set()
+        assert self._may_proceed.wait(_SECONDS), "the test did not call proceed()"
 
 
 class _Here(threading.local):
-    act: Act | None = None
+    job: PausableJob | None = None
 
 
 _here = _Here()
 
 
-def current_act() -> Act | None:
-    """The act whose thread this is."""
-    return _here.act
+def current_job() -> PausableJob | None:
+    """Return the job that runs on this thread, or None."""
+    return _here.job
 
 
 def pass_gate(name: str) -> None:
-    """A place in a workflow's code where an act may be made to stop."""
-    if (act := current_act()) is not None:
-        act.at_gate(name)
+    """Mark a place in a workflow's code where a test can stop the job."""
+    if (job := current_job()) is not None:
+        job.at_gate(name)

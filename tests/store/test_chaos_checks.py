@@ -20,25 +20,25 @@ def find_held_claims(world: World, node: str) -> list[HeldClaim]:
     return world.store.read(lambda tx: chaos_checks.find_held_claims(tx, node, lease=LEASE))
 
 
-def test_a_node_holds_what_it_has_claimed_and_nothing_of_others(world: World) -> None:
+def test_only_the_claims_of_the_node_are_found(world: World) -> None:
     mine, other = world.create("o-1"), world.create("o-2")
     world.create("o-3")
     claim = world.claim(mine, by="task-1 chaos-1@here")
     world.claim(other, by="task-2 other-chaos-1@here")
     assert find_held_claims(world, "chaos-1@here") == [HeldClaim(claim.pk, mine, 0, world.now)]
-    world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(claim, RunOutcome(Status.COMPLETE, output="1"))
     assert find_held_claims(world, "chaos-1@here") == []
 
 
-def test_what_is_soon_due_or_worked_on_is_found_with_its_queue(world: World) -> None:
+def test_runs_that_are_claimed_or_due_soon_are_found_with_their_queue(world: World) -> None:
     due, claimed, over = world.create("o-1", queue="slow"), world.create("o-2"), world.create("o-3")
     pk = world.claim(claimed).pk
-    world.settle(world.claim(over), RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(world.claim(over), RunOutcome(Status.COMPLETE, output="1"))
     found = world.store.read(lambda tx: chaos_checks.find_due_soon(tx, within=seconds(60), limit=10))
     assert found == {world.row(due).pk: DueRun(due, "slow"), pk: DueRun(claimed, "durable")}
 
 
-def test_progress_is_the_first_thing_recorded_after_that_moment(world: World) -> None:
+def test_progress_is_the_first_record_after_the_given_time(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.commit(claim, step("before"))
@@ -53,7 +53,7 @@ def test_progress_is_the_first_thing_recorded_after_that_moment(world: World) ->
     assert world.store.read(progress) == began
 
 
-def test_counts_are_those_of_the_instances_and_of_the_time(world: World) -> None:
+def test_counts_include_only_the_given_instances_and_the_time_since(world: World) -> None:
     first, second = world.create("o-1"), world.create("o-2")
     world.create("o-3")
     claim = world.claim(first)
@@ -61,16 +61,16 @@ def test_counts_are_those_of_the_instances_and_of_the_time(world: World) -> None
     world.advance(1)
     since = world.now
     world.commit(claim, step("after", seq=2))
-    world.settle(claim, RunOutcome(Status.COMPLETE, output="1"))
+    world.end_run(claim, RunOutcome(Status.COMPLETE, output="1"))
     pks = [world.row(first).pk, world.row(second).pk]
     found = world.store.read(lambda tx: chaos_checks.count_progress(tx, pks, since=since))
     assert found == (Counter(complete=1, active=1), 1)
 
 
 CONTRADICTIONS = [
-    ({"lease_until": 1}, "half of a claim"),
+    ({"lease_until": 1}, "an incomplete claim"),
     ({"status": "waiting", "claim_token": "t", "claimed_by": "me", "lease_until": 1}, "claimed while waiting"),
-    ({"poll_at": None}, "active, and nobody will look after it"),
+    ({"poll_at": None}, "active, but no sweep will find it"),
     ({"status": "terminated", "run_at": None}, "terminated, but its run ended at None"),
     ({"status": "paused", "output": "1"}, "paused, with an output"),
     ({"status": "paused", "error_name": "ValueError"}, "paused, with the error ValueError"),
@@ -93,7 +93,7 @@ def test_each_contradiction_is_a_sentence(world: World, changes: dict[str, Any],
     assert world.store.read(look) == [f"order/o-1: {sentence}"]
 
 
-def test_steps_that_contradict_each_other_are_sentences(world: World) -> None:
+def test_each_contradiction_between_steps_is_a_sentence(world: World) -> None:
     claim = world.claim(world.create())
     world.commit(claim, step("a", attempts=3, max_attempts=2))
     world.commit(claim, step("b"))

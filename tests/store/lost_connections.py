@@ -1,4 +1,4 @@
-"""Connections that break: sessions that the server ends, and commits of which nobody knows."""
+"""Lost connections: end a session of the server, or cut a connection during its commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_durable.store.engine import Store
 
 
 def session_id(connection: Any) -> int:
-    """The server's number for a connection."""
+    """Return the server's number of a connection."""
     query = "SELECT pg_backend_pid()" if connection.dialect.name == "postgresql" else "SELECT connection_id()"
     return int(connection.exec_driver_sql(query).scalar_one())
 
@@ -31,9 +31,9 @@ def kill(store: Store, session: int) -> None:
 def cut_commit(
     store: Store, *, when: str, then: Callable[[], object] = lambda: None, nth: int = 1
 ) -> Iterator[list[str]]:
-    """Kill the connection of the next transaction to commit, or the ``nth``, ``when`` before or after the server does.
+    """Kill the connection of the next (or ``nth``) transaction that commits, before or after the server does.
 
-    ``then``: what others do before anybody asks what has become of it.
+    ``then`` is called before the store finds out that the connection is lost.
     """
     cuts: list[str] = []
     spared = nth - 1
@@ -55,7 +55,7 @@ def cut_commit(
         cursor.close()
         kill(store, victim)
         then()
-        do_commit(dbapi_connection)  # nobody answers
+        do_commit(dbapi_connection)  # fails: the connection is lost
 
     store.engine.dialect.do_commit = commit
     try:

@@ -1,4 +1,4 @@
-"""The stage: one database, two processes that act at the same time, and a third that brings it to an end."""
+"""The environment of a pair: one database, two processes that run the pair, and a third that finishes the instance."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import RunnerProcess
 from tests.engine.test_tasks import answer
 from tests.engine.world import Instance, World, WorldRuntime, ledger, names
-from tests.pairs.acts import START, Act, current_act, pass_gate
-from tests.store.world import somebody_waits
+from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
+from tests.store.world import has_lock_wait
 
 _SECONDS = 30.0
 app = Celery("pairs", set_as_current=False)
@@ -32,16 +32,16 @@ app = Celery("pairs", set_as_current=False)
 
 @app.task(name="pairs.page", shared=False)
 def page(number: int) -> None:
-    """Never run here."""
+    """Is never executed here: the tests send its answers themselves."""
 
 
 @app.task(name="pairs.ship", shared=False)
 def ship() -> None:
-    """Never run here."""
+    """Is never executed here: the tests send its answers themselves."""
 
 
-class PartyRuntime(WorldRuntime):
-    """Counts what has to be done again, which is what a deadlock costs, and keeps the renewer for the test to call."""
+class PairRuntime(WorldRuntime):
+    """Counts repeated transactions, which show a deadlock, and keeps the lease renewal for the test to call."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -49,9 +49,9 @@ class PartyRuntime(WorldRuntime):
         self.renew: Callable[[], bool] = lambda: False
 
     def checkpoint(self, name: str) -> None:
-        act = current_act()
-        if name == "before-commit" and act is not None:
-            act.commits()
+        job = current_job()
+        if name == "before-commit" and job is not None:
+            job.commits()
 
     def back_off(self, times: int) -> None:
         self.repeats += 1
@@ -61,23 +61,25 @@ class PartyRuntime(WorldRuntime):
         self.renew = work
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
-        """One after the other on this thread, in the order of the calls."""
+        """Run the bodies one after the other on this thread, in the order of the calls."""
         for branch in branches:
             branch.on_done(branch.run())
 
 
-class Party(RunnerProcess):
-    """A process that does whatever a pair wants, on connections of its own."""
+class PairProcess(RunnerProcess):
+    """A process that runs one operation of a pair, on its own connections."""
 
-    def __init__(self, stage: Stage, name: str) -> None:
-        world = stage.world
+    runtime: PairRuntime
+
+    def __init__(self, environment: Environment, name: str) -> None:
+        world = environment.world
         self.wakes: list[DueRun] = []
         self.sent: list[OutboxMessage] = []
         self.settings = world.settings
         super().__init__(
             name,
             world.url,
-            PartyRuntime(world, name),
+            PairRuntime(world, name),
             world.settings,
             registry=world.registry,
             wake=self.wakes.extend,
@@ -86,13 +88,13 @@ class Party(RunnerProcess):
         self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.wakes.extend)
         self.sweeper = Sweeper(self.store, world.settings, self.runtime, self._publish, lambda _: None)
         self.outbox = Outbox(self.store, world.settings, self._send)
-        self.stage = stage
+        self.environment = environment
         self._stretch_statements()
-        event.listen(self.store.engine, "begin", lambda _: (act := current_act()) and act.started())
+        event.listen(self.store.engine, "begin", lambda _: (job := current_job()) and job.started())
         event.listen(self.store.engine, "after_cursor_execute", _executed)
 
     def _stretch_statements(self) -> None:
-        """What would be one statement in autocommit becomes a transaction, so that it can be held open after it."""
+        """Run single statements in transactions too, so that a test can hold them open after the statement."""
         transact = self.store.transact
 
         def stretched(work: Any, *, is_single_statement: bool = False, **options: Any) -> Any:
@@ -110,38 +112,38 @@ class Party(RunnerProcess):
         return PublishReport.of(len(messages), SendState.SENT)
 
     def renew(self) -> bool:
-        """What the thread of the lease renewer does every third of a lease."""
+        """Renew the leases, as the renewer's thread does every third of a lease."""
         return self.runtime.renew()
 
 
 def _executed(_: Any, cursor: Any, statement: str, *__: Any) -> None:
-    if (act := current_act()) is not None:
-        act.executed(statement, cursor.rowcount)
+    if (job := current_job()) is not None:
+        job.executed(statement, cursor.rowcount)
 
 
-class Stage:
-    """Made once for a database; `clear` it before each pair."""
+class Environment:
+    """The database, its processes and the workflows of the pairs. It is made once; `clear` it before each pair."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.world = World(url)
         self.threads = ThreadPoolExecutor(4)
-        self.first, self.second = Party(self, "first"), Party(self, "second")
+        self.first, self.second = PairProcess(self, "first"), PairProcess(self, "second")
         self._register()
 
     def close(self) -> None:
         self.threads.shutdown()
-        for party in (self.first, self.second):
-            World.statements.update(party.store.export_statements())
-            party.close()
+        for process in (self.first, self.second):
+            World.statements.update(process.store.export_statements())
+            process.close()
         self.world.close()
 
     @property
-    def parties(self) -> tuple[Party, Party]:
+    def processes(self) -> tuple[PairProcess, PairProcess]:
         return self.first, self.second
 
     def clear(self) -> None:
-        """As new: no rows, nothing sent, nobody remembered."""
+        """Delete all rows and everything that the processes remember."""
         world = World.current = self.world
         with world.store.engine.begin() as connection:
             for table in [*world.store.tables.metadata.sorted_tables, ledger, names]:
@@ -153,14 +155,14 @@ class Stage:
             "I4": "branches end in any order",
             "I9": "a body whose claim was taken over runs again, and nothing of the first is recorded",
         }
-        for party in self.parties:
-            party.wakes.clear()
-            party.sent.clear()
-            party.runtime.repeats = 0
-            party.sweeper.seconds_to_next()
+        for process in self.processes:
+            process.wakes.clear()
+            process.sent.clear()
+            process.runtime.repeats = 0
+            process.sweeper.seconds_to_next()
         world.sweeper.seconds_to_next()
 
-    # --- what is run ----------------------------------------------------------------------------
+    # --- workflows ------------------------------------------------------------------------------
 
     def _register(self) -> None:
         world = self.world
@@ -201,48 +203,48 @@ class Stage:
             pass_gate("end")
             return repr(won)
 
-    # --- the play -------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------
 
-    def start(self, work: Callable[[], Any], *, gate: str = START) -> Act:
-        """Begin ``work`` as far as its gate."""
-        act = Act(self.threads, work, gate=gate)
-        act.wait()
-        return act
+    def start(self, work: Callable[[], Any], *, gate: str = START) -> PausableJob:
+        """Start ``work`` on a thread and wait until it stops at its gate."""
+        job = PausableJob(self.threads, work, gate=gate)
+        job.wait()
+        return job
 
-    def let_meet(self, act: Act) -> bool:
-        """Return when an act waits for somebody's lock (True), or rests (False)."""
+    def wait_until_blocked(self, job: PausableJob) -> bool:
+        """Wait until a job waits for a lock (returns True) or stops (returns False)."""
         deadline = time.monotonic() + _SECONDS
         engine = self.world.store.engine
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            while not act.is_resting:
-                if somebody_waits(connection):
+            while not job.is_stopped:
+                if has_lock_wait(connection):
                     return True
-                assert time.monotonic() < deadline, "the second one neither waits for a lock nor ends"
+                assert time.monotonic() < deadline, "the second job neither waits for a lock nor ends"
         return False
 
     def advance(self, seconds: float) -> None:
-        """Move the clock; all processes have seen the database all the while."""
+        """Move the clock. The sweepers of all processes check the database meanwhile, as without an outage."""
         while seconds > 0:
             part = min(seconds, self.world.settings.lease_seconds)
             self.world.clock.advance(part)
             seconds -= part
-            for sweeper in (self.world.sweeper, *(party.sweeper for party in self.parties)):
+            for sweeper in (self.world.sweeper, *(process.sweeper for process in self.processes)):
                 sweeper.seconds_to_next()
 
     def messages(self) -> list[OutboxMessage]:
-        """What is in the outbox, in the order of the calls that made it."""
+        """Return the messages in the outbox, by name and arguments."""
         o = self.world.store.tables.outbox.c
         rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.body))
         found = [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
         return sorted(found, key=lambda message: (message.name, message.content["args"]))
 
-    def answer(self, party: Any, message: OutboxMessage) -> bool:
-        """What the worker that did it makes of it."""
-        return answer(party, message, f"{message.name} {message.content['args']}")
+    def answer(self, process: Any, message: OutboxMessage) -> bool:
+        """Answer a message as a worker that ran its task."""
+        return answer(process, message, f"{message.name} {message.content['args']}")
 
     def repeats(self) -> int:
-        """How many transactions had to begin again: each is a deadlock that the database has broken."""
-        return sum(party.runtime.repeats for party in self.parties)
+        """Return how many transactions were repeated. Each is a deadlock that the database detected."""
+        return sum(process.runtime.repeats for process in self.processes)
 
     def claim_of(self, instance: Instance) -> Claim | None:
         row = instance.row

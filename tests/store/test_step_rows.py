@@ -40,7 +40,7 @@ def test_a_new_step_reads_back_as_it_was_returned(world: World, form: str, write
 
 
 @pytest.mark.parametrize("form", ["plain", "in order"])
-def test_a_step_that_goes_on_reads_back_as_it_was_returned(world: World, form: str) -> None:
+def test_an_updated_step_reads_back_as_it_was_returned(world: World, form: str) -> None:
     claim = world.claim(world.create())
     started = world.now
     world.commit(claim, step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(10), error_name="OSError"))
@@ -64,7 +64,7 @@ def test_a_sleep_until_an_instant_keeps_that_instant(world: World) -> None:
     assert world.steps(claim) == (written.row,)
 
 
-def test_a_boundary_tells_that_a_pause_is_wanted(world: World) -> None:
+def test_a_step_commit_returns_a_pause_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     assert world.commit(claim, step("one")).pause_requested is False
@@ -72,7 +72,7 @@ def test_a_boundary_tells_that_a_pause_is_wanted(world: World) -> None:
     assert world.commit(claim, step("two", seq=2)).pause_requested is True
 
 
-def test_a_boundary_renews_the_lease_and_forgets_crashes(world: World) -> None:
+def test_a_step_commit_renews_the_lease_and_resets_the_crash_count(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.advance(30)
@@ -93,7 +93,7 @@ def test_a_step_key_is_recorded_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "in order"])
-def test_a_write_that_was_held_up_overwrites_nothing_newer(world: World, form: str) -> None:
+def test_a_delayed_write_does_not_overwrite_a_newer_one(world: World, form: str) -> None:
     claim = world.claim(world.create())
     write = world.commit if form == "plain" else world.write
     write(claim, step(status=StepStatus.PENDING, attempts=1, commit_id="announced"))
@@ -106,7 +106,7 @@ def test_a_write_that_was_held_up_overwrites_nothing_newer(world: World, form: s
     assert world.steps(claim) == kept_before
 
 
-def test_a_boundary_in_doubt_is_found_by_its_commit_id(world: World) -> None:
+def test_a_step_commit_in_doubt_is_found_by_its_commit_id(world: World) -> None:
     claim = world.claim(world.create())
     written = world.commit(claim, step()).row
 
@@ -158,7 +158,7 @@ def test_a_fresh_run_loads_its_parameters_and_no_steps(world: World) -> None:
     )
 
 
-def test_steps_load_in_call_order_whatever_the_order_of_their_ends(world: World) -> None:
+def test_steps_load_in_call_order_not_in_the_order_of_their_ends(world: World) -> None:
     claim = world.claim(world.create(params='[1,"two"]'))
     for seq in (3, 1, 4, 2):
         world.commit(claim, step(f"step {seq}", seq=seq))
@@ -178,7 +178,7 @@ def test_a_restarted_run_loads_the_parameters_but_none_of_the_steps(world: World
     assert (loaded.params, loaded.steps) == ('{"n":1}', ())
 
 
-def test_large_payloads_come_back_whole(world: World) -> None:
+def test_large_payloads_read_back_unchanged(world: World) -> None:
     text = '"' + "ä€😀 " * 100_000 + '"'  # more than MariaDB's TEXT would hold
     claim = world.claim(world.create(params=text))
     world.commit(claim, step(result=text))
@@ -214,7 +214,7 @@ def test_events_of_a_type_are_consumed_in_the_order_of_their_acceptance(world: W
     ]  # fmt: skip
 
 
-def test_an_event_counts_until_the_deadline_itself_however_late_it_is_looked_for(world: World) -> None:
+def test_an_event_sent_at_the_deadline_counts_even_if_it_is_read_later(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     world.advance(60)
@@ -254,7 +254,7 @@ def _log(world: World, claim: Claim, *messages: str, limit: int) -> None:
     world.store.transact(work)
 
 
-def test_log_lines_beyond_the_room_are_only_counted(world: World) -> None:
+def test_log_lines_beyond_the_limit_are_only_counted(world: World) -> None:
     claim = world.claim(world.create())
     _log(world, claim, "one", "two", limit=3)
     _log(world, claim, "three", "four", "five", limit=1)
@@ -265,7 +265,7 @@ def test_log_lines_beyond_the_room_are_only_counted(world: World) -> None:
     assert world.store.read(lambda tx: history.read_run(tx, claim.pk, 1)).dropped_logs == 3
 
 
-def test_a_log_line_keeps_all_that_it_says(world: World) -> None:
+def test_a_log_line_reads_back_as_written(world: World) -> None:
     claim = world.claim(world.create())
     line = LogLine(LogLevel.WARNING, "billing", "späť\n", '{"n":1}', "charge", 2, is_replay=True)
     world.store.transact(
