@@ -15,7 +15,7 @@ from celery_durable.values import Duration
 class TaskType(StrEnum):
     """Why a handler is called."""
 
-    RUN = "RUN"  # it is the step's turn
+    RUN = "RUN"  # the step runs for the first time, or again after a failed attempt
     EVENT = "EVENT"  # the event that the step waited for has arrived
     WAITING_TIMEOUT = "WAITING_TIMEOUT"  # no event arrived in time
 
@@ -24,10 +24,19 @@ class TaskType(StrEnum):
 class LinearContext:
     """The argument of a handler.
 
-    ``attempt`` counts from 1, and an event does not reset it. ``results``: of the earlier steps, by name. ``event``:
-    only for EVENT. ``version``: of the workflow when the run started. ``tx``: its writes, tasks and events are
-    committed with Completed and Waiting, and dropped with Retry and Dead; `StepTx.on_terminal_error` is for Dead.
-    ``publish(key, value)``: like `Step.publish`.
+    Attributes:
+        task_type: Why the handler is called.
+        step: The name of the step.
+        seq: The position of the step in the workflow.
+        attempt: The number of the attempt, from 1. An event does not reset it.
+        params: The parameters of the run.
+        results: The results of the earlier steps, by name.
+        event: The event that arrived, if ``task_type`` is EVENT; otherwise None.
+        version: The workflow's version when the run started.
+        tx: Its writes, tasks and events are committed with Completed and Waiting, and dropped with Retry and Dead.
+            Writes of `StepTx.on_terminal_error` are committed with Dead.
+        log: Writes log lines, like `Step.log`.
+        publish: ``publish(key, value)`` publishes a value, like `Step.publish`.
     """
 
     task_type: TaskType
@@ -51,7 +60,7 @@ class LinearContext:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The step is done, and the next one runs. After the last step the instance is complete, with ``result``."""
+    """The step is done, and the next one runs. After the last step, the instance completes with ``result``."""
 
     result: Any = None
 
@@ -60,7 +69,7 @@ class Completed:
 class Waiting:
     """Call the handler again when an event of this type arrives, or after ``timeout``, which is at least 1 second.
 
-    ``outbound_events``: (name, payload) pairs for the handlers of `Durable.outbound`, sent with this commit.
+    ``outbound_events``: (name, payload) pairs for the handlers of `Durable.outbound`, sent after the commit.
     """
 
     event_type: str
@@ -70,9 +79,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Call the handler again after ``backoff``, as another attempt. If no attempt is left, the step is dead.
+    """Call the handler again after ``backoff``, as another attempt. If no attempt is left, the instance fails.
 
-    ``backoff`` None: the step's delay.
+    ``backoff``: None is the delay of the step's retry policy.
     """
 
     backoff: Duration | None = None
@@ -81,7 +90,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The step cannot be done: the instance fails with ``error``."""
+    """The step cannot succeed: the instance fails with ``error``."""
 
     error: str = ""
 

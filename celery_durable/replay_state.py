@@ -1,4 +1,4 @@
-"""The replay decisions of a pass: from the recorded steps and a step call to replay, run, wait or fail.
+"""The replay decisions of a pass: whether a step call returns a recorded result, runs, waits or fails.
 
 The module is pure: no clock, no SQL, no threads. ``now`` is an argument and each decision is a return value, so that
 the rules of replay can be read and tested on their own.
@@ -38,14 +38,14 @@ class RunAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptsExhausted:
-    """All attempts are used up, by failures or by dead workers: fail the step without running it."""
+    """All attempts are used up, by failures or by workers that died: fail the step without running it."""
 
     attempts: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Do nothing before ``until``."""
+    """The step waits for a time: do nothing before ``until``."""
 
     until: datetime
 
@@ -71,7 +71,10 @@ class RecordNew:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """One call of a step method in this pass."""
+    """The step of one call in this pass.
+
+    ``seq``: its number in call order. ``row``: its recorded row, if any. ``is_repeated``: this pass called it before.
+    """
 
     key: str
     name: str
@@ -112,9 +115,10 @@ class ReplayState:
         )
 
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> StepEntry:
-        """Find the step of a call. ``identity`` compares equal for the same work (function and arguments).
+        """Find the step of a call. Raises StepNameReused, StepTypeMismatch and StepLimitExceeded.
 
-        Raises StepNameReused, StepTypeMismatch, StepLimitExceeded.
+        ``identity``: equal for calls that do the same work, that is the same function with the same arguments.
+        ``repeat``: each call of the name is a step of its own.
         """
         key = self._build_key(name, repeat=repeat)
         if key in self._reserved:
@@ -138,15 +142,15 @@ class ReplayState:
         return StepEntry(key=key, name=name, seq=seq, row=row, is_repeated=earlier_call is not None)
 
     def reserve_name(self, key: str) -> None:
-        """Reserve the key of a submitted branch: its name cannot be called again until `release_name`."""
+        """Reserve the key of a submitted branch: the code may not use it again until `release_name`."""
         self._reserved.add(key)
 
     def release_name(self, key: str) -> None:
-        """Release the key of a branch that was gathered or raced: its name may be called again."""
+        """Release the key of a branch that was gathered or raced: the code may use it again."""
         self._reserved.discard(key)
 
     def record(self, row: StepRow) -> None:
-        """Note a committed row. It resets the crash count, unless it only counts an attempt in advance."""
+        """Add a committed row. It resets the crash count, unless it only counts an attempt in advance."""
         if row.status is StepStatus.CANCELLED and not row.is_timer_step:
             self._counted_steps -= 1
         self._rows[row.step_key] = row
@@ -170,16 +174,16 @@ class ReplayState:
             return WaitUntil(row.next_retry_at)
         attempts = 0 if row is None else row.attempts
         is_counted = row is not None and row.status is StepStatus.PENDING
-        if is_only_open and not is_counted:  # the row of a precounted attempt includes it already
+        if is_only_open and not is_counted:  # otherwise the row counts the attempt already
             attempts += self._crash_count
         if max_attempts is not None and attempts >= max_attempts:
-            # Workers that died before the body started do not count beyond the last attempt.
+            # Crashes before the body started may exceed the limit, but the step records at most ``max_attempts``.
             return AttemptsExhausted(max(0 if row is None else row.attempts, max_attempts))
         return RunAttempt(attempts + 1, count_in_advance=is_counted or not is_only_open)
 
     @staticmethod
     def decide_timer(row: StepRow | None, *, now: datetime) -> ReplayStep | FinishTimer | WaitUntil | RecordNew:
-        """Decide about a sleep. Its wake time was recorded when it was first called."""
+        """Decide about a sleep. Its wake time was recorded at the first call."""
         if row is None:
             return RecordNew()
         if row.is_finished:
@@ -189,7 +193,7 @@ class ReplayState:
 
     @staticmethod
     def decide_remote(row: StepRow | None, *, now: datetime) -> ReplayStep | RunAttempt | WaitUntil | AwaitAnswer:
-        """Decide about a step that runs elsewhere. A row with a retry time has no attempt in flight."""
+        """Decide about a remote step. A row with a retry time has no attempt in flight."""
         if row is None:
             return RunAttempt(1, count_in_advance=False)
         if row.is_finished:

@@ -28,7 +28,7 @@ from celery_durable.errors import (
 from celery_durable.model import Claim, DueRun, Kind, OutboxMessage, RunRef, Status, WorkflowEvent
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.completion_messages import CompletionMessages
-from celery_durable.runner.execution import Environment, ExecutionContext
+from celery_durable.runner.execution_context import Environment, ExecutionContext
 from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
 from celery_durable.runner.published_values import PublishedValues
@@ -56,10 +56,13 @@ STOPPING = "noop: this worker is stopping, and leaves the run to another worker"
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
-    ``should_stop`` is called before each claim and at every step call; it is true while the worker shuts down.
-    ``stops_process`` says whether an exception stops the process, and is not a failure of the code that raised it.
-    After a commit, ``wake`` receives the runs that are due and ``post`` the messages that it left in the outbox.
-    A sweep finds what they miss.
+    Args:
+        wake: Called after a commit with the runs that became due.
+        post: Called after a commit with the messages that it wrote to the outbox. A sweep finds the runs and
+            messages for which a call of ``wake`` or ``post`` was lost.
+        should_stop: Called before each claim and at every step call. It returns True while the worker shuts down.
+        stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does
+            not fail a step.
     """
 
     def __init__(
@@ -80,11 +83,13 @@ class Runner:
         self._watermark = Watermark(store, runtime)
 
     def advance(self, ref: RunRef, *, claimed_by: str, max_steps: int | None = None) -> str:
-        """Advance a run as far as it goes now. Any process may call it at any time: a superfluous call changes nothing.
+        """Run one pass: claim the run, and execute its steps until it waits, ends or is released.
 
-        ``max_steps``: release the run after this many step commits. Branches that run concurrently finish together.
-        Returns a short sentence for people. Raises the error that broke the pass, such as a database error; a sweep
-        then finds the run again.
+        Any process may call this at any time. If the run is not due, the call changes nothing.
+
+        ``max_steps``: release the run after this many step commits. Concurrent branches are finished first, so the
+        number may be exceeded. Returns a short sentence for the log. Raises the error that broke the pass, such as a
+        database error; a sweep then finds the run again.
         """
         definition = self._registry.find(ref.workflow)
         if definition is None:
@@ -108,7 +113,9 @@ class Runner:
             current_attempt.reset(outer_attempt)
 
     def check_replay(self, recorded: RecordedRun) -> ReplayResult:
-        """Replay a recorded run with the current code, as far as the record goes. Runs no body and writes nothing.
+        """Replay a recorded run with the current code, up to its first unfinished step.
+
+        It runs no body and writes nothing.
 
         Raises WorkflowNotFound, and ValueRefused for a linear workflow.
         """
@@ -152,8 +159,8 @@ class Runner:
         """Postpone a run that this worker's pool cannot run. Another worker of the same queue may claim it."""
         self._postpone(ref)
         logger.warning(
-            "This worker's pool, %r, runs no workflows; instance %s is left for a worker on another one. Give workflow "
-            "%r a queue that workers with -P prefork, threads or solo consume.",
+            "This worker's pool, %r, runs no workflows; instance %s is left for a worker with another pool. Give "
+            "workflow %r a queue that workers with -P prefork, threads or solo consume.",
             pool,
             ref.instance_id,
             ref.workflow,
@@ -175,7 +182,10 @@ class Runner:
         return f"noop: workflow {ref.workflow!r} is unknown to this worker"
 
     def _postpone_for_shutdown(self, ref: RunRef) -> str:
-        """Leave the run to the sweep: its message is consumed, and this stopping worker could receive another one."""
+        """Leave the run to the sweep, because this worker is stopping.
+
+        Its dispatch message is consumed already. A new message could reach this same worker again.
+        """
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
 
@@ -202,7 +212,7 @@ class Runner:
             remaining_logs=self._settings.max_logs - run_state.logs,
             run_created_at=run_state.created_at,
             stops_process=self._env.stops_process,
-            completion=CompletionMessages(definition, claim, self._settings.limits),
+            completion_messages=CompletionMessages(definition, claim, self._settings.limits),
             post=self._env.post,
             wake=self._env.wake,
         )
@@ -236,7 +246,7 @@ class Runner:
     def _replay(
         self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
     ) -> str:
-        """Call the workflow function and commit how it ended; returns a sentence for people."""
+        """Call the workflow function and commit the outcome; returns a sentence for the log."""
         try:
             output = self._call_workflow(definition, replay, context, params)
         except BaseException as error:
@@ -302,6 +312,7 @@ class Runner:
                 raise reason
 
     def _suspend(self, replay: ReplayContext, context: ExecutionContext) -> str:
+        """Release the instance until the earliest of its waits; returns a sentence for the log."""
         if context.pending_suspension is not None:
             committed = context.commit_suspension(context.pending_suspension)
             released, until = committed.released, committed.until
@@ -321,22 +332,22 @@ class Runner:
     def _release_for_shutdown(self, context: ExecutionContext) -> None:
         """Release the claim because the worker is stopping, so that another worker continues. It counts as no crash."""
         try:
-            if context.pending_suspension is not None:  # the function was already unwinding: its wait is decided
+            if context.pending_suspension is not None:  # the function was already unwinding from this suspension
                 context.commit_suspension(context.pending_suspension)
             elif context.committer.release(context.logs, [], context.build_uncount_writes()) is ReleaseOutcome.DUE:
                 self._wake_this_run(context.lease.claim)
         except Superseded:
-            logger.info("%s was taken over before it could be handed on", context.lease.claim.ref)
+            logger.info("%s was taken over before this worker could release it", context.lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
-            logger.warning("%s could not be handed on, its lease will end: %s", context.lease.claim.ref, exc)
+            logger.warning("%s could not be released, so its lease will expire: %s", context.lease.claim.ref, exc)
 
     def _end_after_swallowing(
         self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, reason: Interruption
     ) -> str:
         """End the pass of a function that swallowed its interruption.
 
-        Swallowing a suspension fails the run with SuspensionSwallowed. Any other interruption is handled as if it
-        had been raised.
+        If the interruption was a suspension, the run fails with SuspensionSwallowed. Any other interruption is handled
+        as if the function had raised it.
         """
         if not isinstance(reason, Suspend):
             return self._end_after_interruption(replay, context, reason)
@@ -358,7 +369,7 @@ def _describe_outcome(run_outcome: RunOutcome) -> str:
 
 
 def _build_error_outcome(error: BaseException) -> RunOutcome:
-    """The outcome of a run with an uncaught error, under its name; a StepFailed has the name of the step's error."""
+    """Build the outcome of a run that failed with ``error``. For a StepFailed, it has the name of the step's error."""
     if isinstance(error, StepFailed):
         name, message = error.error_name, error.error_message
     else:

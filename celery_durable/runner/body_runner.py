@@ -1,4 +1,4 @@
-"""Attempts: running the bodies of steps, alone or concurrently, and recording the outcome of each."""
+"""Running the bodies of steps, one or several concurrently, and committing the outcome of each attempt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, StepCommitConflict, StepResultInvalid, ValueRefused
 from celery_durable.model import LogLevel, StepRow, StepStatus
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_attempt import AttemptOutcome, Interrupted, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
@@ -22,12 +22,13 @@ from celery_durable.store.claims import OpenWait
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
 MAX_BODY_RERUNS = 3
+"""How often a body runs again within one attempt, after the database lost its transaction."""
 
 
 def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
-    """The key by which external systems recognise a step: the same for all its attempts.
+    """Build the key by which external systems recognise a step: the same for all its attempts.
 
-    ``suffix``: a suffix for a linear step whose handler is called several times.
+    ``suffix``: distinguishes the commits of a linear step whose handler is called several times.
     """
     return str(uuid.uuid5(_NAMESPACE, f"{ancestry.identity(step)}/{step}{suffix}"))
 
@@ -39,12 +40,13 @@ class BodyRunner:
         self._context = context
         self._session_lock = SessionLock() if context.env.store.database.has_one_writer else None
         self._lost_attempts: list[tuple[StepExecution, StepAttempt, str]] = []
-        """Bodies whose transaction was lost, with the reason."""
+        """The attempts whose transaction the database lost, each with the reason. Their bodies run again."""
 
     def advance(self, executions: list[StepExecution], *, is_only_open: bool, may_suspend: bool) -> None:
         """Run the bodies that are due.
 
-        ``is_only_open``: no other step is open. ``may_suspend``: a commit that starts a wait may suspend the instance.
+        ``is_only_open``: no other step is open. ``may_suspend``: the pass waits for nothing else, so
+        the commit of a failed attempt may also suspend the instance until the retry.
         """
         runs: list[tuple[StepExecution, RunAttempt]] = []
         for execution in executions:
@@ -73,9 +75,10 @@ class BodyRunner:
             self._run_attempts(runs, may_suspend=may_suspend)
 
     def _build_exhausted_error(self, execution: StepExecution, attempts: int) -> tuple[str, str]:
-        """The error of a step with no attempts left: its recorded error, or that its last worker died.
+        """The error of a step with no attempts left.
 
-        The recorded one is used if a deploy lowered the limit.
+        This is its recorded error if the last attempt failed: then a deploy lowered the limit. Otherwise the worker of
+        the last attempt died.
         """
         row = self._context.replay_state.row(execution.key)
         if row is not None and row.error_name is not None and row.attempts == attempts:
@@ -85,11 +88,11 @@ class BodyRunner:
         return "StepMaxAttemptsExceeded", text
 
     def _run_attempts(self, runs: list[tuple[StepExecution, RunAttempt]], *, may_suspend: bool) -> None:
-        # If several steps are open, a crash cannot be attributed to one of them. So their attempts are counted, in a
-        # commit, before the bodies run.
+        # With several open steps, a crash cannot be attributed to one of them. So a commit counts an attempt of each
+        # before the bodies run.
         count_writes = [
-            self._context.build_write(b, StepStatus.PENDING, attempts=run.attempt)
-            for b, run in runs
+            self._context.build_write(execution, StepStatus.PENDING, attempts=run.attempt)
+            for execution, run in runs
             if run.count_in_advance
         ]
         if count_writes:
@@ -109,48 +112,55 @@ class BodyRunner:
                 [(execution, self._build_attempt(execution, attempt)) for execution, attempt in remaining],
                 may_suspend=may_suspend,
             )
-            remaining = [(execution, body.attempt) for execution, body, _ in self._lost_attempts]
+            remaining = [(execution, step_attempt.number) for execution, step_attempt, _ in self._lost_attempts]
             if not remaining:
                 return
-        for execution, body, why in self._lost_attempts:
+        for execution, step_attempt, why in self._lost_attempts:
             text = f"the step's transaction was lost {MAX_BODY_RERUNS + 1} times, at last by: {why}"
-            self._fail(execution, body, ("StepTransactionLost", text), may_suspend=may_suspend)
+            self._fail(execution, step_attempt, ("StepTransactionLost", text), may_suspend=may_suspend)
 
     def _run_once(self, attempts: list[tuple[StepExecution, StepAttempt]], *, may_suspend: bool) -> None:
-        """Run these bodies concurrently. Bodies whose transaction was lost are noted, and run again."""
+        """Run these bodies concurrently. Those whose transaction was lost are added to ``_lost_attempts``."""
         self._context.env.runtime.checkpoint("before-body")
         if len(attempts) == 1 and (self._context.env.runtime.can_interrupt() or attempts[0][0].policy.timeout is None):
-            execution, body = attempts[0]
-            self._finish(execution, body, body.run_timed(execution.policy.timeout), may_suspend=may_suspend)
+            execution, step_attempt = attempts[0]
+            self._finish(
+                execution, step_attempt, step_attempt.run_timed(execution.policy.timeout), may_suspend=may_suspend
+            )
             return
         session_lock = self._session_lock
         jobs = [
-            self._build_concurrent_body(execution, body, session_lock, may_suspend=may_suspend)
-            for execution, body in attempts
+            self._build_concurrent_body(execution, step_attempt, session_lock, may_suspend=may_suspend)
+            for execution, step_attempt in attempts
         ]
         try:
             self._context.env.runtime.run_concurrently(jobs)
             if session_lock is not None:
                 session_lock.run_deferred()
         except BaseException:
-            for _, body in attempts:
-                body.abandon()
+            for _, step_attempt in attempts:
+                step_attempt.abandon()
             raise
 
     def _build_concurrent_body(
-        self, execution: StepExecution, body: StepAttempt, session_lock: SessionLock | None, *, may_suspend: bool
+        self,
+        execution: StepExecution,
+        step_attempt: StepAttempt,
+        session_lock: SessionLock | None,
+        *,
+        may_suspend: bool,
     ) -> ConcurrentBody:
         def on_done(outcome: AttemptOutcome | None) -> None:
             def finish() -> None:
-                self._finish(execution, body, outcome, may_suspend=may_suspend)
+                self._finish(execution, step_attempt, outcome, may_suspend=may_suspend)
 
             if session_lock is None:
                 finish()
             else:
-                session_lock.run_or_defer(body.buffer, finish)
+                session_lock.run_or_defer(step_attempt.buffer, finish)
 
         timeout = execution.policy.timeout
-        return ConcurrentBody(body.run, on_done, None if timeout is None else timeout.total_seconds())
+        return ConcurrentBody(step_attempt.run, on_done, None if timeout is None else timeout.total_seconds())
 
     def _build_attempt(self, execution: StepExecution, attempt: int) -> StepAttempt:
         call, fn = execution.call, execution.fn
@@ -165,7 +175,7 @@ class BodyRunner:
                 attempt=attempt,
                 idempotency_key=idempotency_key(self._context.ancestry, execution.key),
                 buffer=buffer,
-                open_session=lambda: self._open_session(body),
+                open_session=lambda: self._open_session(step_attempt),
                 limits=self._context.env.settings.limits,
             )
         args = call.args if tx is None else (tx, *call.args)
@@ -179,9 +189,9 @@ class BodyRunner:
                 number=attempt,
             )
 
-        body = StepAttempt(
+        step_attempt = StepAttempt(
             step_key=execution.key,
-            attempt=attempt,
+            number=attempt,
             call=notify.around_body(run, self._context.lease.claim, step=execution.name, attempt=attempt),
             buffer=buffer,
             close_session=self._close_session,
@@ -190,20 +200,20 @@ class BodyRunner:
             monotonic=self._context.env.runtime.monotonic,
             lease=self._context.lease,
         )
-        return body
+        return step_attempt
 
-    def _open_session(self, body: StepAttempt) -> Any:
+    def _open_session(self, step_attempt: StepAttempt) -> Any:
         session_lock = self._session_lock
         if session_lock is not None:
-            session_lock.acquire(body.buffer)
+            session_lock.acquire(step_attempt.buffer)
         try:
-            body.buffer.session = self._context.env.store.open_session()
-            body.check_not_abandoned()
+            step_attempt.buffer.session = self._context.env.store.open_session()
+            step_attempt.check_not_abandoned()
         except BaseException:
             if session_lock is not None:
-                session_lock.release(body.buffer)
+                session_lock.release(step_attempt.buffer)
             raise
-        return body.buffer.session
+        return step_attempt.buffer.session
 
     def _abandon_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
@@ -212,69 +222,72 @@ class BodyRunner:
     def _close_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
             self._context.env.store.close_session(buffer.session)
-            allow_to_end(buffer.session)  # a shared factory may hand the same one to the application
+            allow_to_end(buffer.session)  # a shared session factory may return the same session to the application
             if self._session_lock is not None:
                 self._session_lock.release(buffer)
 
     def _finish(
-        self, execution: StepExecution, body: StepAttempt, outcome: AttemptOutcome | None, *, may_suspend: bool
+        self, execution: StepExecution, step_attempt: StepAttempt, outcome: AttemptOutcome | None, *, may_suspend: bool
     ) -> None:
-        """Record the outcome of an attempt. If its transaction was lost, note that it has to run again."""
+        """Record the outcome of an attempt. If its transaction was lost, add it to ``_lost_attempts``."""
         try:
-            self._record(execution, body, outcome, may_suspend=may_suspend)
+            self._record(execution, step_attempt, outcome, may_suspend=may_suspend)
         except BodyRerunRequired as exc:
-            self._close_session(body.buffer)
+            self._close_session(step_attempt.buffer)
             self._context.add_log(
                 LogLevel.WARNING, f"The transaction of step {execution.name!r} was lost: {exc}", "system"
             )
-            self._lost_attempts.append((execution, body, str(exc)))
+            self._lost_attempts.append((execution, step_attempt, str(exc)))
         except BaseException:
-            body.abandon()
+            step_attempt.abandon()
             raise
 
     def _record(
-        self, execution: StepExecution, body: StepAttempt, outcome: AttemptOutcome | None, *, may_suspend: bool
+        self, execution: StepExecution, step_attempt: StepAttempt, outcome: AttemptOutcome | None, *, may_suspend: bool
     ) -> None:
         self._context.env.runtime.checkpoint("after-body")
         match outcome:
             case Interrupted(error):
-                body.abandon()
+                step_attempt.abandon()
                 raise self._context.interrupt(ProcessStopping(error))
             case TimedOut() | None:
-                body.abandon()
-                text = f"attempt {body.attempt} took longer than {execution.policy.timeout}"
-                self._fail(execution, body, ("StepTimeout", text), may_suspend=may_suspend)
+                step_attempt.abandon()
+                text = f"attempt {step_attempt.number} took longer than {execution.policy.timeout}"
+                self._fail(execution, step_attempt, ("StepTimeout", text), may_suspend=may_suspend)
             case Raised(error):
-                if body.buffer.session is not None and self._context.env.store.is_transient(error):
+                if step_attempt.buffer.session is not None and self._context.env.store.is_transient(error):
                     raise BodyRerunRequired(values.get_error_text(error)) from error
-                self._close_session(body.buffer)
+                self._close_session(step_attempt.buffer)
                 self._fail_with_error(
-                    execution, body, self._convert_to_step_error(execution, body, error), may_suspend=may_suspend
+                    execution,
+                    step_attempt,
+                    self._convert_to_step_error(execution, step_attempt, error),
+                    may_suspend=may_suspend,
                 )
             case Returned(value):
                 try:
-                    self._succeed(execution, body, value)
+                    self._succeed(execution, step_attempt, value)
                 except StepEffectFailed as exc:
-                    self._close_session(body.buffer)
-                    # An internal error says that the target does not exist or has ended: a retry would fail again.
+                    self._close_session(step_attempt.buffer)
+                    # A DurableError says that the target does not exist or has ended: a retry would fail again.
                     self._fail_with_error(
                         execution,
-                        body,
+                        step_attempt,
                         exc.error,
                         is_non_retryable=isinstance(exc.error, DurableError),
                         may_suspend=may_suspend,
                     )
 
     def _convert_to_step_error(
-        self, execution: StepExecution, body: StepAttempt, error: BaseException
+        self, execution: StepExecution, step_attempt: StepAttempt, error: BaseException
     ) -> BaseException:
-        if body.buffer.session is not None and self._context.env.store.is_unique_violation(error):
+        if step_attempt.buffer.session is not None and self._context.env.store.is_unique_violation(error):
             return StepCommitConflict(execution.name, values.sanitize_text(values.get_error_text(error), 500))
         return error
 
-    def _succeed(self, execution: StepExecution, body: StepAttempt, value: Any) -> None:
+    def _succeed(self, execution: StepExecution, step_attempt: StepAttempt, value: Any) -> None:
         assert execution.fn is not None
-        buffer = body.buffer
+        buffer = step_attempt.buffer
         try:
             what = f"Result of step {execution.name!r}"
             result = execution.fn.result.encode(value, what=what, limits=self._context.env.settings.limits)
@@ -282,12 +295,12 @@ class BodyRunner:
         except (ValueRefused, StepResultInvalid) as exc:
             raise StepEffectFailed(exc) from exc
         write = self._context.build_write(
-            execution, StepStatus.COMPLETED, result=result, attempts=body.attempt, ran_for=body.duration
+            execution, StepStatus.COMPLETED, result=result, attempts=step_attempt.number, ran_for=step_attempt.duration
         )
         saved_logs = list(self._context.logs)
         step_commit = StepCommit(
             [write, *self._context.build_race_writes(execution, write.commit_id)],
-            self._context.drain_logs(body),
+            self._context.drain_logs(step_attempt),
             user_writes=buffer.user_writes,
             instances=buffer.instances,
             events=buffer.events,
@@ -300,7 +313,7 @@ class BodyRunner:
                 lambda: self._context.committer.commit(step_commit, session=buffer.session)
             )
         except (StepEffectFailed, BodyRerunRequired):
-            self._context.logs[:0] = saved_logs  # the next commit writes the function's log lines instead
+            self._context.logs[:0] = saved_logs  # nothing was committed: the next commit writes them
             raise
         self._close_session(buffer)
         self._context.apply_to(execution, committed)
@@ -308,7 +321,7 @@ class BodyRunner:
     def _fail_with_error(
         self,
         execution: StepExecution,
-        body: StepAttempt,
+        step_attempt: StepAttempt,
         error: BaseException,
         *,
         is_non_retryable: bool = False,
@@ -317,7 +330,7 @@ class BodyRunner:
         is_non_retryable = is_non_retryable or values.forbids_retry(error)
         self._fail(
             execution,
-            body,
+            step_attempt,
             values.describe_error(error),
             error,
             is_non_retryable=is_non_retryable,
@@ -327,29 +340,31 @@ class BodyRunner:
     def _fail(
         self,
         execution: StepExecution,
-        body: StepAttempt,
+        step_attempt: StepAttempt,
         error_text: tuple[str, str],
         error: BaseException | None = None,
         *,
         is_non_retryable: bool = False,
         may_suspend: bool,
     ) -> None:
-        """Record a failed attempt: as the step's failure, or with the time of the next attempt."""
+        """Record a failed attempt: fail the step, or record the time of its next attempt."""
         policy = execution.policy
-        is_non_retryable = is_non_retryable or (policy.max_attempts is not None and body.attempt >= policy.max_attempts)
+        is_non_retryable = is_non_retryable or (
+            policy.max_attempts is not None and step_attempt.number >= policy.max_attempts
+        )
         write = self._context.build_write(
             execution,
             StepStatus.ERRORED if is_non_retryable else StepStatus.WAITING,
-            attempts=body.attempt,
+            attempts=step_attempt.number,
             error=values.sanitize_error(*error_text),
-            retry_in=None if is_non_retryable else self._get_retry_delay(execution, body.attempt),
-            ran_for=body.duration,
+            retry_in=None if is_non_retryable else self._get_retry_delay(execution, step_attempt.number),
+            ran_for=step_attempt.duration,
         )
         execution.cause = error
         step_commit = StepCommit(
             [write, *(self._context.build_race_writes(execution, write.commit_id) if is_non_retryable else ())],
-            self._context.drain_logs(body),
-            user_writes=body.buffer.on_terminal_error if is_non_retryable else (),
+            self._context.drain_logs(step_attempt),
+            user_writes=step_attempt.buffer.on_terminal_error if is_non_retryable else (),
             waits_after_commit=_retry_waits if may_suspend and not is_non_retryable else None,
         )
         if step_commit.waits_after_commit is not None:

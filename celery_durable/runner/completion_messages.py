@@ -1,4 +1,4 @@
-"""The messages at the end of a run: to the task that its workflow names, and to the parent's step that waits for it."""
+"""The messages at the end of a run: to the workflow's completion task, and to the parent step that waits for it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ class CompletionMessages:
         self._hooks, self._claim, self._limits = definition.hooks, claim, limits
 
     def build(self, run_outcome: RunOutcome, *, reason: str | None = None) -> list[OutboxMessage]:
-        """The messages to send for this outcome; none without a hook. A message has the same id on every call."""
+        """Build the messages for this outcome: one if the workflow has a hook for it, else none.
+
+        The message has the same id on every call.
+        """
         hook = self._hooks.on_complete if run_outcome.status is Status.COMPLETE else self._hooks.on_failure
         if hook is None:
             return []
         try:
             name = hook.name
-        except Exception:  # the app creates a lazy task only now, which may fail; the run must be able to end
+        except Exception:  # Celery creates a lazy task here, which may fail; the run must end nevertheless
             logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
             return []
         return [
@@ -60,7 +63,7 @@ class CompletionMessages:
 
 
 def build_child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
-    """The answer of a child that ended, for the step that waits for it, as JSON text."""
+    """Build the answer of an ended child to the parent step that waits for it, as JSON text."""
     match run_outcome.status:
         case Status.COMPLETE:
             return values.encode_answer(run_outcome.output)

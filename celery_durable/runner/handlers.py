@@ -1,4 +1,4 @@
-"""Calling the handler of a linear step: its context, its transaction and its log."""
+"""Calls the handlers of linear steps, and builds the context, transaction and log that they receive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
 from celery_durable.linear import LinearContext, TaskType
 from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
 from celery_durable.runner.body_runner import idempotency_key
-from celery_durable.runner.execution import Environment, encode_log_data
+from celery_durable.runner.execution_context import Environment, encode_log_data
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
@@ -25,7 +25,7 @@ _PLAIN = values.Codec()
 
 
 class Handlers:
-    """The handlers of a run's steps, found by the names in the rows."""
+    """Finds the handlers of a run's steps by name, and builds their attempts."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Handlers:
         self._published = published
 
     def has_handler(self, row: StepRow) -> bool:
-        """Whether this code has a handler for the row's step."""
+        """Whether the workflow's definition in this process has a handler for the row's step."""
         return row.name in self._definition.handlers
 
     def build_attempt(self, row: StepRow, rows: Sequence[StepRow]) -> StepAttempt:
@@ -48,16 +48,16 @@ class Handlers:
 
         def run() -> Any:
             return self._env.runtime.attempt(
-                lambda: handler(self._build_context(row, rows, body)),
+                lambda: handler(self._build_context(row, rows, step_attempt)),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
                 step=row.name,
                 number=attempt,
             )
 
-        body = StepAttempt(
+        step_attempt = StepAttempt(
             step_key=row.step_key,
-            attempt=attempt,
+            number=attempt,
             call=notify.around_body(run, self._lease.claim, step=row.name, attempt=attempt),
             buffer=TxBuffer(),
             close_session=self.close_session,
@@ -66,11 +66,12 @@ class Handlers:
             monotonic=self._env.runtime.monotonic,
             lease=self._lease,
         )
-        return body
+        return step_attempt
 
-    def build_tx(self, row: StepRow, body: StepAttempt) -> StepTx:
-        """The transaction of this attempt."""
-        # A step that waits commits several times, so the ids of its messages must differ from wait to wait.
+    def build_tx(self, row: StepRow, step_attempt: StepAttempt) -> StepTx:
+        """Build the `StepTx` of this attempt."""
+        # A handler that returns Waiting is called again and commits again. The suffix gives each commit its own
+        # message ids.
         suffix = ""
         if row.event_seq is not None:
             suffix = f"/event {row.event_seq}"
@@ -78,10 +79,10 @@ class Handlers:
             suffix = f"/timeout {to_us(row.wake_at)}"
         return StepTx(
             name=row.name,
-            attempt=body.attempt,
+            attempt=step_attempt.number,
             idempotency_key=idempotency_key(self._run_state.ancestry, row.step_key, suffix),
-            buffer=body.buffer,
-            open_session=lambda: self._open_session(body),
+            buffer=step_attempt.buffer,
+            open_session=lambda: self._open_session(step_attempt),
             limits=self._env.settings.limits,
         )
 
@@ -89,18 +90,18 @@ class Handlers:
         """Close the session of an attempt, if it has one."""
         if buffer.session is not None:
             self._env.store.close_session(buffer.session)
-            allow_to_end(buffer.session)  # a shared factory may hand the same one to the application
+            allow_to_end(buffer.session)  # a shared session factory may return the same session to the application
 
-    def _open_session(self, body: StepAttempt) -> Any:
-        body.buffer.session = self._env.store.open_session()
-        body.check_not_abandoned()
-        return body.buffer.session
+    def _open_session(self, step_attempt: StepAttempt) -> Any:
+        step_attempt.buffer.session = self._env.store.open_session()
+        step_attempt.check_not_abandoned()
+        return step_attempt.buffer.session
 
     def _abandon_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
             self._env.store.abandon_session(buffer.session)
 
-    def _build_context(self, row: StepRow, rows: Sequence[StepRow], body: StepAttempt) -> LinearContext:
+    def _build_context(self, row: StepRow, rows: Sequence[StepRow], step_attempt: StepAttempt) -> LinearContext:
         ref, event = self._lease.claim.ref, self._read_event(row)
         if event is not None:
             task_type = TaskType.EVENT
@@ -110,7 +111,7 @@ class Handlers:
             task_type=task_type,
             step=row.name,
             seq=row.seq,
-            attempt=body.attempt,
+            attempt=step_attempt.number,
             params=self._decode_params(),
             results={each.name: _PLAIN.decode(each.result or "null") for each in rows if each.seq < row.seq},
             event=event,
@@ -118,14 +119,14 @@ class Handlers:
             instance_id=ref.instance_id,
             run_number=ref.run_number,
             version=self._run_state.version or 0,
-            tx=self.build_tx(row, body),
-            log=StepLog(_HandlerLog(self._env.settings, body)),
-            publish=functools.partial(self._publish, body),
+            tx=self.build_tx(row, step_attempt),
+            log=StepLog(_HandlerLog(self._env.settings, step_attempt)),
+            publish=functools.partial(self._publish, step_attempt),
         )
 
-    def _publish(self, body: StepAttempt, key: str, value: Any) -> None:
+    def _publish(self, step_attempt: StepAttempt, key: str, value: Any) -> None:
         text = self._published.encode_value(key, value)
-        body.check_not_abandoned()
+        step_attempt.check_not_abandoned()
         self._published.publish(key, text)
 
     def _decode_params(self) -> Any:
@@ -136,7 +137,7 @@ class Handlers:
             raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
 
     def _read_event(self, row: StepRow) -> ReceivedEvent[Any] | None:
-        """Read the event that the row has for its handler; None if it has none."""
+        """Read the event that the step received, for its handler; None if it received none."""
         if row.event_seq is None:
             return None
         query = functools.partial(step_rows.read_event, claim=self._lease.claim, seq=row.event_seq)
@@ -145,13 +146,15 @@ class Handlers:
 
 
 class _HandlerLog:
-    """Collects a handler's log lines for its commit."""
+    """Collects the log lines of a handler, which the commit of its outcome writes."""
 
-    def __init__(self, settings: Settings, body: StepAttempt) -> None:
-        self._settings, self._body = settings, body
+    def __init__(self, settings: Settings, step_attempt: StepAttempt) -> None:
+        self._settings, self._step_attempt = settings, step_attempt
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
         text = encode_log_data(self._settings, message, category, data)
         message = values.sanitize_text(message, self._settings.max_log_message)
-        body = self._body
-        body.logs.append(LogLine(level, category, message, text, body.step_key, body.attempt, is_replay=False))
+        step_attempt = self._step_attempt
+        step_attempt.logs.append(
+            LogLine(level, category, message, text, step_attempt.step_key, step_attempt.number, is_replay=False)
+        )

@@ -1,9 +1,9 @@
-"""Keeping claims alive while passes make progress: one thread per process renews the leases of all its passes.
+"""Leases: one thread per process renews the leases of all its passes, as long as they make progress.
 
-Losing a lease costs a repeated body, never a wrong record: the token alone decides what is written. The renewer renews
-a lease while the author's code or transaction runs, however long that takes. In engine code it renews the lease only
+A lost lease may repeat a body, but it never corrupts data: only the claim with the current token can write. The renewer
+renews a lease while user code or its transaction runs, however long that takes. In engine code it renews the lease only
 while the pass makes progress (LAW 7). Otherwise a pass that hangs would keep its claim forever, although other workers
-could take the run. The renewer takes the claim of such a pass away.
+could take the run. The renewer revokes the claim of such a pass.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from celery_durable.store.watchdog import LOOP, PASS
 logger = logging.getLogger("celery_durable.runner")
 
 _COOLDOWN_RATIO = 1 / 3
-"""The part of a lease for which an instance rests after its pass stalled. It keeps a pass that always stalls from being
-repeated at full speed. Yet the next try starts within two leases of the moment when the pass stalled."""
+"""How long an instance is not due after its pass stalled, as a fraction of the lease. The pause limits how often a pass
+that always stalls is repeated. Yet the next pass starts within two lease lengths of the stall."""
 
 
 class Lease:
@@ -36,17 +36,17 @@ class Lease:
         self.claim, self.length = claim, length
         self.is_lost = False
         self._runtime = runtime
-        # Counted from before the claim was requested, less a margin: the database's lease ends after this one.
+        # The validity starts before the claim was requested and is 10 % shorter, so the database's lease ends later.
         self._valid_seconds = length.total_seconds() * 0.9
         self._valid_until = requested_at + self._valid_seconds
         self._requested_at = self._last_progress_at = requested_at
-        # The owners of the author's code that runs now. It is a set because bodies run on threads of their own, and
-        # because an abandoned body must be removed without waiting for it. Adding and removing need no lock.
+        # One key for each piece of user code that runs now. Bodies run concurrently on threads of their own, and the
+        # pass removes the key of an abandoned body without waiting for it. The set needs no lock (atomic operations).
         self._user_code_owners: set[object] = set()
 
     @property
     def now(self) -> datetime:
-        """The database's time, estimated with the monotonic clock since the claim. No decision uses it (LAW 4)."""
+        """An estimate of the database's time: that of the claim plus the elapsed time. No decision uses it (LAW 4)."""
         return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._requested_at)
 
     @property
@@ -54,11 +54,11 @@ class Lease:
         return not self.is_lost and self._runtime.monotonic() < self._valid_until
 
     def enter_user_code(self, owner: object) -> None:
-        """Mark the start of the author's code or transaction. It may take any time, until `exit_user_code`."""
+        """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled."""
         self._user_code_owners.add(owner)
 
     def exit_user_code(self, owner: object) -> None:
-        """Mark the end of the author's code, or that it was abandoned. Repeated calls are allowed."""
+        """Mark that user code has ended or was abandoned. Repeated calls are allowed."""
         self._user_code_owners.discard(owner)
         self.mark_progress()
 
@@ -68,18 +68,21 @@ class Lease:
         return self._last_progress_at
 
     def measure_stall(self, limit: float) -> float | None:
-        """For how many seconds engine code has made no progress, if more than ``limit``; otherwise None."""
+        """Return for how many seconds engine code has made no progress, if more than ``limit``; otherwise None."""
         if self._user_code_owners:
             return None
         stalled = self._runtime.monotonic() - self._last_progress_at
         return stalled if stalled > limit else None
 
     def extend(self, *, requested_at: float) -> None:
-        """Extend the validity after a renewal that was requested at ``requested_at``. It never gets shorter."""
+        """Extend the validity after the database renewed the lease at or after ``requested_at``. Never shortens it."""
         self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
 
     def ensure_held(self, store: Store) -> None:
-        """Make sure, before a body starts, that the claim is still held; raises Superseded if it is not."""
+        """Check that the claim is still held, before a body starts; raises Superseded if it is not.
+
+        If the lease may have expired, this renews it in the database.
+        """
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
@@ -110,7 +113,7 @@ class LeaseRenewer:
             self._reset()  # after a fork, the child process has neither the thread nor the parent's leases
         with self._lock:
             if not self._is_running:
-                # A plain interval, no condition variable: each new pass would end the wait and renew at once.
+                # A plain interval instead of a condition variable: otherwise each new pass would cause a renewal.
                 self._runtime.repeat(self._interval_seconds, self._renew_all, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
@@ -142,9 +145,9 @@ class LeaseRenewer:
         return True
 
     def _revoke(self, lease: Lease, stalled: float) -> None:
-        """Take away the claim of a pass that made no progress for ``stalled`` seconds.
+        """Revoke the claim of a pass that made no progress for ``stalled`` seconds.
 
-        If that fails, its lease expires, since it is not renewed.
+        If that fails, the lease expires, because the renewer no longer renews it.
         """
         error = PassStalled(str(lease.claim.ref), stalled)
         cooldown = self._length * _COOLDOWN_RATIO
@@ -153,10 +156,10 @@ class LeaseRenewer:
         except Superseded:
             lease.is_lost = True
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
-            logger.warning("%s Its claim cannot be taken away, so its lease is left to end: %s", error, exc)
+            logger.warning("%s Its claim could not be revoked, so its lease will expire: %s", error, exc)
         else:
             lease.is_lost = True
-            logger.error("PassStalled: %s Its claim has been taken away, for another worker.", error)
+            logger.error("PassStalled: %s Its claim has been revoked, so another worker continues the run.", error)
 
     def _renew(self, held: dict[str, Lease]) -> None:
         requested_at = self._runtime.monotonic()
@@ -166,14 +169,14 @@ class LeaseRenewer:
                 lambda tx: claims.renew(tx, claims_to_renew, lease=self._length), timeouts=LOOP
             )
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
-            logger.warning("The leases of %d instances could not be renewed, trying again: %s", len(held), exc)
+            logger.warning("The leases of %d instances could not be renewed; the next try follows: %s", len(held), exc)
             return
         for token, lease in held.items():
             if token in renewal.renewed:
                 lease.extend(requested_at=requested_at)
             elif token not in renewal.held:
                 lease.is_lost = True
-            # Otherwise another transaction has locked the row, and the next round tries again.
+            # Otherwise another transaction has locked the row: the next renewal tries again.
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:

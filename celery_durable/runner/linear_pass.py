@@ -1,7 +1,8 @@
-"""One pass over a linear run: the rows decide which step is next, and its handler returns the outcome.
+"""One pass over a run of a linear workflow: the rows decide the next step, and its handler returns the outcome.
 
-``READY -> RUNNING -> DONE | WAITING | READY | DEAD``: each arrow is one commit under the claim's token. The definition
-provides a step's handler, and never decides which step follows. A row found RUNNING belongs to a worker that died.
+``READY -> RUNNING -> DONE | WAITING | READY | DEAD``: each transition is one commit under the claim's token. The
+definition provides the handlers, and never decides which step follows. If a new pass finds a row RUNNING, the worker of
+that attempt has died.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from celery_durable.model import (
     StepStatus,
 )
 from celery_durable.runner.body_runner import MAX_BODY_RERUNS
-from celery_durable.runner.execution import Environment
+from celery_durable.runner.execution_context import Environment
 from celery_durable.runner.handlers import Handlers
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.step_attempt import Interrupted, Raised, Returned, StepAttempt, TimedOut
@@ -73,7 +74,7 @@ class LinearPass:
         self._logs: list[LogLine] = []
 
     def run(self) -> str:
-        """Run steps until the run waits, ends or is released; returns a short sentence for people."""
+        """Run steps until the run waits, ends or is released; returns a short sentence for the log."""
         crashes, current_step = self._lease.claim.crash_count, self._current_step()
         if crashes >= self._env.settings.max_crashes and current_step is not None:
             error = WorkerCrashLoop(crashes)
@@ -103,10 +104,11 @@ class LinearPass:
         return next((row for row in self._rows if row.status is not StepStatus.DONE), None)
 
     def _complete_run(self) -> None:
-        """Complete the run: all steps are done, since the last one was completed by hand.
+        """Complete the run, because all its steps are done.
 
-        Or another worker took the run over after this pass's claim and before it read the rows. Then the claim's token
-        makes the commit fail with Superseded.
+        Normally the commit of the last step ends the run. All steps are done here if a person completed the last one
+        with set-result, or if another worker took over the run before this pass read the rows. In the second case the
+        commit fails with Superseded.
         """
         run_outcome = RunOutcome(Status.COMPLETE, output=self._rows[-1].result)
         self._committer.end_run(run_outcome, [])
@@ -119,10 +121,10 @@ class LinearPass:
         has_reached_max_commits = self._max_commits is not None and self._commits >= self._max_commits
         return bool(self._pause_requested or self._env.should_stop() or is_out_of_time or has_reached_max_commits)
 
-    # --- arrows ---------------------------------------------------------------------------------
+    # --- transitions ----------------------------------------------------------------------------
 
     def _build_write(self, row: StepRow, status: StepStatus, **changes: Any) -> StepWrite:
-        """Build the row with another status and other changes. The rest stays the same, except its times."""
+        """Build the row with a new status and ``changes``. Everything else stays the same, except the times."""
         unchanged: dict[str, Any] = {
             "attempts": row.attempts,
             "max_attempts": row.max_attempts,
@@ -148,7 +150,7 @@ class LinearPass:
         return self._build_write(row, StepStatus.RUNNING, ran_for=_NOW)
 
     def _recover_step(self, row: StepRow) -> None:
-        """Record that the step's worker died during its attempt: the step is retried, or the run fails."""
+        """Record that the worker of the step's attempt died: retry the step, or fail the run."""
         if self._is_last_attempt(row):
             self._fail_run(row, (LEASE_EXPIRED, "the last attempt ended with its worker"))
         else:
@@ -162,8 +164,8 @@ class LinearPass:
     def _check_wait(self, row: StepRow) -> None:
         """Check a waiting step under the lock.
 
-        If its event is there, it becomes READY with it. If its time is over, it becomes RUNNING without an event.
-        Otherwise it keeps waiting, and the same commit suspends the instance.
+        If its event has arrived, the step becomes READY with that event. If its deadline has passed, it becomes RUNNING
+        without an event. Otherwise it keeps waiting, and the same commit suspends the instance.
         """
         commit_id = self._env.runtime.new_token()
         due_at, type_ = row.wake_at, row.wait_event_type
@@ -200,7 +202,7 @@ class LinearPass:
     def _is_last_attempt(self, row: StepRow) -> bool:
         return row.max_attempts is not None and row.attempts + 1 >= row.max_attempts
 
-    def _fail_run(self, row: StepRow, error: tuple[str, str], body: StepAttempt | None = None) -> None:
+    def _fail_run(self, row: StepRow, error: tuple[str, str], step_attempt: StepAttempt | None = None) -> None:
         name, message = values.sanitize_error(*error)
         write = self._build_write(
             row,
@@ -208,16 +210,16 @@ class LinearPass:
             attempts=row.attempts + 1,
             error_name=name,
             error_message=message,
-            ran_for=None if body is None else body.duration,
+            ran_for=None if step_attempt is None else step_attempt.duration,
         )
         run_outcome = RunOutcome(Status.ERRORED, error_name=name, error_message=message)
-        terminal_writes = () if body is None else tuple(body.buffer.on_terminal_error)
+        terminal_writes = () if step_attempt is None else tuple(step_attempt.buffer.on_terminal_error)
         step_commit = StepCommit(
-            [write], self._pending_logs(body), user_writes=terminal_writes, run_outcome=run_outcome
+            [write], self._pending_logs(step_attempt), user_writes=terminal_writes, run_outcome=run_outcome
         )
         try:
             self._commit(step_commit)
-        except StepEffectFailed as exc:  # `on_terminal_error` failed: record the end anyway, and log this error
+        except StepEffectFailed as exc:  # `on_terminal_error` failed: end the run anyway, and log this error
             text = f"on_terminal_error of step {row.name!r} failed: {exc.error!r}"
             step_commit.user_writes, step_commit.logs = (
                 (),
@@ -230,88 +232,95 @@ class LinearPass:
     def _run_step(self, row: StepRow) -> None:
         notify.attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
         for reruns_left in reversed(range(MAX_BODY_RERUNS + 1)):
-            body = self._handlers.build_attempt(row, self._rows)
+            step_attempt = self._handlers.build_attempt(row, self._rows)
             try:
-                self._record(row, body, self._run_body(row, body))
+                self._record(row, step_attempt, self._run_body(row, step_attempt))
             except BodyRerunRequired as exc:
-                self._handlers.close_session(body.buffer)
+                self._handlers.close_session(step_attempt.buffer)
                 if not reruns_left:
                     times = MAX_BODY_RERUNS + 1
                     text = f"the step's transaction was lost {times} times, at last by: {exc}"
-                    self._retry_step(row, body, None, ("StepTransactionLost", text))
+                    self._retry_step(row, step_attempt, None, ("StepTransactionLost", text))
                     return
                 text = f"The transaction of step {row.name!r} was lost: {exc}"
                 self._logs.append(self._build_log_line(LogLevel.WARNING, text, row))
             except BaseException:
-                body.abandon()
+                step_attempt.abandon()
                 raise
             else:
                 return
 
-    def _run_body(self, row: StepRow, body: StepAttempt) -> Any:
-        """Run the body and return its outcome; None if it took too long."""
+    def _run_body(self, row: StepRow, step_attempt: StepAttempt) -> Any:
+        """Run the handler and return the attempt's outcome; None if it ran past its timeout on its own thread."""
         self._lease.ensure_held(self._env.store)
         self._env.runtime.checkpoint("before-body")
         if row.timeout is None or self._env.runtime.can_interrupt():
-            outcome: Any = body.run_timed(row.timeout)
+            outcome: Any = step_attempt.run_timed(row.timeout)
         else:
             outcomes: list[Any] = []
-            self._env.runtime.run_concurrently([ConcurrentBody(body.run, outcomes.append, row.timeout.total_seconds())])
+            self._env.runtime.run_concurrently(
+                [ConcurrentBody(step_attempt.run, outcomes.append, row.timeout.total_seconds())]
+            )
             (outcome,) = outcomes
         self._env.runtime.checkpoint("after-body")
         return outcome
 
-    def _record(self, row: StepRow, body: StepAttempt, outcome: Any) -> None:
+    def _record(self, row: StepRow, step_attempt: StepAttempt, outcome: Any) -> None:
         match outcome:
             case Interrupted(error):
-                body.abandon()
+                step_attempt.abandon()
                 self._release_for_shutdown(row)
                 raise error
             case TimedOut() | None:
-                body.abandon()
+                step_attempt.abandon()
                 self._retry_step(
-                    row, body, None, ("StepTimeout", f"attempt {body.attempt} took longer than {row.timeout}")
+                    row,
+                    step_attempt,
+                    None,
+                    ("StepTimeout", f"attempt {step_attempt.number} took longer than {row.timeout}"),
                 )
             case Raised(error):
-                if body.buffer.session is not None and self._env.store.is_transient(error):
+                if step_attempt.buffer.session is not None and self._env.store.is_transient(error):
                     raise BodyRerunRequired(values.get_error_text(error)) from error
-                self._handle_error(row, body, self._convert_to_step_error(row, body, error))
+                self._handle_error(row, step_attempt, self._convert_to_step_error(row, step_attempt, error))
             case Returned(returned):
                 try:
-                    self._apply_outcome(row, body, returned)
+                    self._apply_outcome(row, step_attempt, returned)
                 except StepEffectFailed as exc:
-                    # An internal error says that the target does not exist or has ended: a retry would fail again.
-                    self._handle_error(row, body, exc.error, is_non_retryable=isinstance(exc.error, DurableError))
+                    # A DurableError says that the target does not exist or has ended: a retry would fail again.
+                    self._handle_error(
+                        row, step_attempt, exc.error, is_non_retryable=isinstance(exc.error, DurableError)
+                    )
                 except (ValueRefused, HandlerAnswerInvalid) as exc:
-                    self._handle_error(row, body, exc)
+                    self._handle_error(row, step_attempt, exc)
 
-    def _apply_outcome(self, row: StepRow, body: StepAttempt, outcome: Outcome) -> None:
+    def _apply_outcome(self, row: StepRow, step_attempt: StepAttempt, outcome: Outcome) -> None:
         if not isinstance(outcome, Outcome):
             raise HandlerAnswerInvalid(row.name, outcome)
         match outcome:
             case Completed(result):
-                self._complete_step(row, body, result)
+                self._complete_step(row, step_attempt, result)
             case Waiting():
-                self._start_wait(row, body, outcome)
+                self._start_wait(row, step_attempt, outcome)
             case Retry(backoff, error):
-                self._handlers.close_session(body.buffer)
+                self._handlers.close_session(step_attempt.buffer)
                 delay = (
                     None if backoff is None else values.parse_duration(backoff, maximum=self._env.settings.max_sleep)
                 )
-                self._retry_step(row, body, delay, ("Retry", error))
+                self._retry_step(row, step_attempt, delay, ("Retry", error))
             case Dead(error):
-                self._handlers.close_session(body.buffer)
-                self._fail_run(row, ("Dead", error), body)
+                self._handlers.close_session(step_attempt.buffer)
+                self._fail_run(row, ("Dead", error), step_attempt)
             case _:
                 assert_never(outcome)
 
-    def _complete_step(self, row: StepRow, body: StepAttempt, result: Any) -> None:
+    def _complete_step(self, row: StepRow, step_attempt: StepAttempt, result: Any) -> None:
         text = values.encode(result, what=f"Result of step {row.name!r}", limits=self._env.settings.limits)
         done = self._build_write(
             row,
             StepStatus.DONE,
             result=text,
-            ran_for=body.duration,
+            ran_for=step_attempt.duration,
             wake_at=None,
             event_type=None,
             error_name=None,
@@ -319,21 +328,23 @@ class LinearPass:
         )
         next_row = next((each for each in self._rows if each.seq == row.seq + 1), None)
         if next_row is None:
-            step_commit = self._build_handler_commit([done], body, run_outcome=RunOutcome(Status.COMPLETE, output=text))
+            step_commit = self._build_handler_commit(
+                [done], step_attempt, run_outcome=RunOutcome(Status.COMPLETE, output=text)
+            )
         else:
             step_commit = self._build_handler_commit(
-                [done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)], body
+                [done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)], step_attempt
             )
-        self._commit(step_commit, body)
+        self._commit(step_commit, step_attempt)
 
-    def _start_wait(self, row: StepRow, body: StepAttempt, outcome: Waiting) -> None:
-        """Record the step as WAITING, or as READY if its event is there already."""
+    def _start_wait(self, row: StepRow, step_attempt: StepAttempt, outcome: Waiting) -> None:
+        """Record the step as WAITING, or as READY if its event has already arrived."""
         settings = self._env.settings
         type_ = values.check_event_type(outcome.event_type, settings.max_event_type)
         wait_length = values.parse_duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
         workflow = self._lease.claim.ref.workflow
         wait_length = self._env.runtime.wait_duration(wait_length, purpose="event", workflow=workflow, step=row.name)
-        tx = self._handlers.build_tx(row, body)
+        tx = self._handlers.build_tx(row, step_attempt)
         for name, payload in outcome.outbound_events:
             tx.send_outbound(name, payload)
         waiting_write = self._build_write(
@@ -343,7 +354,7 @@ class LinearPass:
             wake_at=None,
             event_type=type_,
             event_seq=None,
-            ran_for=body.duration,
+            ran_for=step_attempt.duration,
             error_name=None,
             error_message=None,
         )
@@ -356,22 +367,25 @@ class LinearPass:
             return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]
 
         self._commit(
-            self._build_handler_commit([waiting_write], body, decide=decide, waits_after_commit=_event_waits), body
+            self._build_handler_commit([waiting_write], step_attempt, decide=decide, waits_after_commit=_event_waits),
+            step_attempt,
         )
 
     def _handle_error(
-        self, row: StepRow, body: StepAttempt, error: BaseException, *, is_non_retryable: bool = False
+        self, row: StepRow, step_attempt: StepAttempt, error: BaseException, *, is_non_retryable: bool = False
     ) -> None:
-        """Record an exception: the step is retried as its policy says, unless the error forbids a retry."""
-        self._handlers.close_session(body.buffer)
+        """Record an exception: retry the step by its policy, or fail the run if the error forbids a retry."""
+        self._handlers.close_session(step_attempt.buffer)
         if is_non_retryable or values.forbids_retry(error):
-            self._fail_run(row, values.describe_error(error), body)
+            self._fail_run(row, values.describe_error(error), step_attempt)
         else:
-            self._retry_step(row, body, None, values.describe_error(error))
+            self._retry_step(row, step_attempt, None, values.describe_error(error))
 
-    def _retry_step(self, row: StepRow, body: StepAttempt, backoff: timedelta | None, error: tuple[str, str]) -> None:
+    def _retry_step(
+        self, row: StepRow, step_attempt: StepAttempt, backoff: timedelta | None, error: tuple[str, str]
+    ) -> None:
         if self._is_last_attempt(row):
-            self._fail_run(row, error, body)
+            self._fail_run(row, error, step_attempt)
             return
         name, message = values.sanitize_error(*error)
         if backoff is None:
@@ -385,24 +399,24 @@ class LinearPass:
             retry_in=self._env.runtime.wait_duration(backoff, purpose="retry", workflow=workflow, step=row.name),
             error_name=name,
             error_message=message,
-            ran_for=body.duration,
+            ran_for=step_attempt.duration,
         )
-        self._commit(StepCommit([write], self._pending_logs(body), waits_after_commit=_retry_waits))
+        self._commit(StepCommit([write], self._pending_logs(step_attempt), waits_after_commit=_retry_waits))
         self._commits += 1
 
-    def _convert_to_step_error(self, row: StepRow, body: StepAttempt, error: BaseException) -> BaseException:
-        if body.buffer.session is not None and self._env.store.is_unique_violation(error):
+    def _convert_to_step_error(self, row: StepRow, step_attempt: StepAttempt, error: BaseException) -> BaseException:
+        if step_attempt.buffer.session is not None and self._env.store.is_unique_violation(error):
             return StepCommitConflict(row.name, values.sanitize_text(values.get_error_text(error), 500))
         return error
 
     # --- commits --------------------------------------------------------------------------------
 
-    def _build_handler_commit(self, writes: list[StepWrite], body: StepAttempt, **options: Any) -> StepCommit:
-        """Build the commit of a handler that returned: ``writes``, its log lines and its buffered effects."""
-        buffer = body.buffer
+    def _build_handler_commit(self, writes: list[StepWrite], step_attempt: StepAttempt, **options: Any) -> StepCommit:
+        """Build the commit after a handler returned: ``writes``, its log lines and the effects buffered in its `tx`."""
+        buffer = step_attempt.buffer
         return StepCommit(
             writes,
-            self._pending_logs(body),
+            self._pending_logs(step_attempt),
             user_writes=buffer.user_writes,
             instances=buffer.instances,
             events=buffer.events,
@@ -412,10 +426,12 @@ class LinearPass:
             **options,
         )
 
-    def _commit(self, step_commit: StepCommit, body: StepAttempt | None = None) -> Committed:
-        committed = self._committer.commit(step_commit, session=None if body is None else body.buffer.session)
-        if body is not None:
-            self._handlers.close_session(body.buffer)
+    def _commit(self, step_commit: StepCommit, step_attempt: StepAttempt | None = None) -> Committed:
+        committed = self._committer.commit(
+            step_commit, session=None if step_attempt is None else step_attempt.buffer.session
+        )
+        if step_attempt is not None:
+            self._handlers.close_session(step_attempt.buffer)
             self._commits += 1
         self._logs.clear()
         by_key = {row.step_key: row for row in committed.rows}
@@ -452,11 +468,11 @@ class LinearPass:
         self._summary = _summarize(released, Committed([], until=until))
 
     def _release_without_handler(self, row: StepRow) -> None:
-        """Release a run whose next step has no handler in this process. Another worker's code may have one."""
+        """Release a run whose next step has no handler in this process. Another worker's code may have the handler."""
         delay = timedelta(seconds=self._env.settings.unknown_workflow_seconds)
         logger.warning(
-            "This worker has no handler for step %r of linear workflow %r; instance %s is left for one that has. Keep "
-            "the handlers of steps that runs in flight still have, or wait for the deploy to end.",
+            "This worker has no handler for step %r of linear workflow %r; instance %s is left for a worker that has "
+            "one. Keep the handlers of all steps of unfinished runs, or wait for the deploy to end.",
             row.name, self._definition.name, self._lease.claim.ref,
         )  # fmt: skip
         self._release([OpenWait(self._now + delay)], is_progress=False)
@@ -465,14 +481,14 @@ class LinearPass:
     def _release_for_shutdown(self, row: StepRow) -> None:
         """Make the step READY again and release the run, because the worker is stopping.
 
-        This counts as no attempt and no crash.
+        It counts neither as an attempt nor as a crash.
         """
         try:
             self._release([], (self._build_write(row, StepStatus.READY, retry_in=_NOW),))
         except Superseded:
-            logger.info("%s was taken over before it could be handed on", self._lease.claim.ref)
+            logger.info("%s was taken over before this worker could release it", self._lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
-            logger.warning("%s could not be handed on, its lease will end: %s", self._lease.claim.ref, exc)
+            logger.warning("%s could not be released, so its lease will expire: %s", self._lease.claim.ref, exc)
 
     # --- logs -----------------------------------------------------------------------------------
 
@@ -480,12 +496,12 @@ class LinearPass:
         message = values.sanitize_text(text, self._env.settings.max_log_message)
         return LogLine(level, "system", message, None, row.step_key, row.attempts + 1, is_replay=False)
 
-    def _pending_logs(self, body: StepAttempt | None) -> list[LogLine]:
-        return [*self._logs, *(() if body is None else body.logs)]
+    def _pending_logs(self, step_attempt: StepAttempt | None) -> list[LogLine]:
+        return [*self._logs, *(() if step_attempt is None else step_attempt.logs)]
 
 
 def _event_waits(rows: list[StepRow]) -> list[OpenWait]:
-    """The waits of the rows that were written; none if the event was there already."""
+    """The waits of the rows that were written; none if the event had already arrived."""
     return [OpenWait(row.wake_at, row.wait_event_type) for row in rows if row.wake_at is not None]
 
 

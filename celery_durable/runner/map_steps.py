@@ -1,7 +1,7 @@
-"""Maps: one step that runs a Celery task for each of its items.
+"""Map steps: one step that runs a Celery task for each item of a list.
 
-The items are rows of their own (`store.items`). The process that accepts an answer sends the next item. The instance
-stays suspended until all items have answered, or until a pass has to retry or fail one of them.
+Each item is a row of its own (`store.items`). The process that accepts the answer of one item sends the next item. The
+instance stays suspended until all items have answered, or until a pass must retry or fail one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, task_type
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.remote_steps import find_task_name
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import StepExecution
@@ -28,13 +28,13 @@ from celery_durable.store.step_rows import StepWrite
 
 
 class MapSteps:
-    """Advances the maps of a pass."""
+    """Advances the map steps of a pass."""
 
     def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
         self._context, self._waits = context, waits
 
     def advance(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
-        """Advance a map: start it, or check its items."""
+        """Advance a map step: send its items, or check them."""
         match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.row = row
@@ -44,8 +44,8 @@ class MapSteps:
                 self._check_items(execution, call, row)
 
     def read_item_answers(self, execution: StepExecution, row: StepRow) -> list[tuple[str, int]]:
-        """The answer of each item of a finished map, and its number of attempts."""
-        if row.result is not None:  # completed by hand, or read from an exported record
+        """Return the answer of each item of a finished map step, and the number of its attempts."""
+        if row.result is not None:  # completed with set-result, or read from an export
             return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
         claim = self._context.lease.claim
         step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
@@ -64,7 +64,7 @@ class MapSteps:
         return RemoteStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
     def _start(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
-        """Record all items, and send as many as may run at the same time."""
+        """Record all items, and send the first ones, up to ``max_concurrency``."""
         remote_step, limits = self._build_remote_step(execution, call), self._context.env.settings.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
@@ -95,10 +95,10 @@ class MapSteps:
         self._commit(execution, remote_step, step_commit)
 
     def _check_items(self, execution: StepExecution, call: MapCall, row: StepRow) -> None:
-        """Retry or fail items, send those that are due, and finish the step if none is open; otherwise keep waiting.
+        """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
 
-        The unlocked `items.needs_pass` avoids a commit if nothing changed. The suspension checks it again under the
-        lock.
+        `items.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
+        suspends the instance checks it again under the lock.
         """
         remote_step = self._build_remote_step(execution, call)
         assert row.wake_at is not None
@@ -138,7 +138,7 @@ class MapSteps:
         self._commit(execution, remote_step, step_commit)
 
     def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
-        """Decide about an item whose attempt failed: like a body, it is retried by the policy, or fails."""
+        """Decide about an item whose attempt failed: retry it by the policy, like a body, or fail it."""
         policy, answer = execution.policy, item.answer
         if answer is None:
             answer = values.encode_error_answer("StepTimeout", f"no answer within {policy.timeout}")
@@ -158,7 +158,7 @@ class MapSteps:
 
 
 def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]:
-    """The error and the attempts that the step's row records for the first failed item."""
+    """The error and the number of attempts of the first failed item, as arguments of `build_write`."""
     position, answer, attempts = first_error
     error = values.read_answer_error(answer)
     assert error is not None

@@ -1,6 +1,7 @@
-"""Compares an open step's call in the current code with its recorded row.
+"""Finds differences between an open step's call in the current code and its recorded row, for the replay check.
 
-Such a change does not break the replay: the run continues with the recorded values. Its author may not expect that.
+Such a difference does not break the replay: the run continues with the recorded values. The developer who changed the
+code may not expect that.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from celery_durable.runner.step_execution import StepExecution
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, TaskCall, WaitCall
 
 _TOLERANCE = timedelta(seconds=1)
-"""Tolerance for a wait's length, computed from two times of its row."""
+"""Tolerance for comparing a wait's length, which is computed from two times of its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference between code and record: a sentence that names both, and the remedy."""
+    """A difference between the code and the recorded run: a sentence that names both, and the remedy."""
 
     sentence: str
     remedy: str
 
 
 def find_open_step_changes(execution: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
-    """Yield the changes of an open step."""
+    """Yield the differences between an open step's call in the code and its row."""
     for was, now, remedy in _compare_call(execution, row, settings):
         yield Difference(
             f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", remedy
@@ -73,7 +74,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
 
 
 def _compare_duration(row: StepRow, what: str, now: timedelta) -> Iterator[tuple[str, str, str]]:
-    """Yield the change of a length that the row records as a deadline."""
+    """Yield the change of a duration that the row records as a deadline."""
     if row.wake_at is None or row.created_at is None:
         return
     was = row.wake_at - row.created_at

@@ -1,7 +1,7 @@
 """The values that a running pass publishes: the newest value of each key, for any client to read.
 
-Publishing is best effort and is not a step. Nothing is decided by a published value, and no body fails because one
-cannot be written. A value that is not written at once is kept, and written with the next commit of the pass.
+Publishing is best effort and is not a step. The engine never reads a published value, and a failed write never fails a
+body. A value that is not written at once stays pending, and the next commit of the pass writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("celery_durable.runner")
 
 MAX_KEY_LENGTH = 64
 _MIN_INTERVAL_SECONDS = 1.0
-"""The minimum time between two writes of a key, so that a tight loop costs one write per second."""
+"""The minimum time between two writes of a key, so that a tight loop causes one write per second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ def encode_published_value(settings: Settings, key: str, value: Any) -> str:
 
 
 class PublishedValues:
-    """The published values of one pass. Bodies use it from their threads, the pass from its own."""
+    """The published values of one pass. The threads of bodies and the thread of the pass share it."""
 
     def __init__(
         self, store: Store, settings: Settings, lease: Lease, *, stops_process: Callable[[BaseException], bool]
@@ -63,7 +63,11 @@ class PublishedValues:
         return encode_published_value(self._settings, key, value)
 
     def publish(self, key: str, text: str) -> None:
-        """Write a value now, or keep it if its key was just written or the write fails; raises Superseded."""
+        """Write a value now, or keep it pending.
+
+        It stays pending if its key was just written, if the write fails, or if a step of this process holds SQLite's
+        write lock. Raises Superseded if the pass has lost its claim.
+        """
         if self._lease.is_lost:
             raise Superseded(str(self._lease.claim.ref))
         now = self._store.runtime.monotonic()
@@ -72,7 +76,7 @@ class PublishedValues:
             last_attempt_at = self._last_attempt_at.get(key)
             if last_attempt_at is not None and now - last_attempt_at < _MIN_INTERVAL_SECONDS:
                 return
-            # Set even if the write fails: during an outage a body must not wait for the database with each value.
+            # Set even if the write fails: in an outage, a body must not wait for the database at every value.
             self._last_attempt_at[key] = now
         if self._store.is_write_locked_by_step:
             return
@@ -93,17 +97,17 @@ class PublishedValues:
         return self._write_pending(tx)
 
     def flush(self, tx: Tx) -> None:
-        """Write the kept values in a commit of the pass, after its guard."""
+        """Write the pending values in a commit of the pass, after its guard."""
         if self._pending:
             self._flushing = self._write_pending(tx)
 
     def mark_flushed(self) -> None:
-        """Forget the values that `flush` wrote: their commit has succeeded."""
+        """Remove the values that `flush` wrote from the pending ones, after their commit has succeeded."""
         self._mark_written(self._flushing)
         self._flushing = {}
 
     def _write_pending(self, tx: Tx) -> dict[str, ValueVersion]:
-        # Read under the instance's row lock: of two transactions, the later one writes the newer values.
+        # Copied while the transaction holds the instance's row lock, so the later transaction writes newer values.
         with self._lock:
             pending = dict(self._pending)
         published_values.write(tx, self._lease.claim, {key: version.text for key, version in pending.items()})
@@ -116,6 +120,6 @@ class PublishedValues:
         with self._lock:
             for key, version in versions.items():
                 self._last_attempt_at[key] = now
-                # A body may have published a newer value during the write: that one stays pending.
+                # If a body published a newer value during the write, the newer one stays pending.
                 if self._pending.get(key) is version:
                     del self._pending[key]

@@ -1,4 +1,4 @@
-"""Recorded runs to replay: from the store, from a `History`, or from the output of `export`."""
+"""Recorded runs for the replay check: read from the store, from a `History`, or from the output of `export`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _MAX_RUN_NUMBER = 2**31 - 1
 class RecordedRun:
     """One recorded run.
 
-    ``claim``: like the claim of its workers, but without a token, so it cannot write. ``error_name``: of the error that
-    ended the run. ``is_partial``: the run continues another run, whose time and random numbers are not known here.
+    ``claim``: a claim with an empty token, so nothing can be written under it. ``error_name``: the name of the error
+    that ended the run. ``is_partial``: the run is a rewind or fork whose earlier run is not part of the record, so its
+    time and random numbers are unknown.
     """
 
     claim: Claim
@@ -57,7 +58,7 @@ class RecordedRun:
 
 
 def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> RecordedRun:
-    """Read a run from the store; ``number`` None is the current run. Raises InstanceNotFound and RunNotFound."""
+    """Read a run from the store, by default the current one. Raises InstanceNotFound and RunNotFound."""
     row = instances.read(tx, workflow, instance_id)
     number = row.run_number if number is None else number
     run = history.read_run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
@@ -68,7 +69,7 @@ def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> Rec
 
 
 def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:
-    """Build a run from its history. ``created_at``: of the instance, by default that of the run."""
+    """Build a run from its history. ``created_at``: when the instance was created, by default when the run was."""
     ref = RunRef(history.workflow, history.instance_id, history.run_number)
     rows = [
         StepRow(
@@ -88,7 +89,7 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
             error_message=None if step.error is None else step.error.message,
             created_at=step.created_at or history.created_at,
             finished_at=step.finished_at,
-            # Steps that one commit finished have the same `finished_at`, so it stands for the commit id.
+            # Steps that one commit finished have the same `finished_at`, so it serves as the commit id.
             commit_id=str(position if step.finished_at is None else step.finished_at),
         )
         for position, step in enumerate(history.steps, start=1)
@@ -129,7 +130,7 @@ def from_export(exported: Any) -> RecordedRun:
 
 
 def _parse_history(exported: Mapping[str, Any]) -> History:
-    """The history as far as a replay needs it."""
+    """Build the history, without what a replay does not need."""
     origin = exported.get("origin")
     return History(
         workflow=exported["workflow"],
@@ -194,7 +195,7 @@ def _build_claim(pk: int, ref: RunRef, created_at: datetime, run_created_at: dat
 
 
 def _build_recorded_run(claim: Claim, run_state: RunState, status: Status, error_name: str | None) -> RecordedRun:
-    """Build the record. Steps that terminate() cancelled are open again, as the code left them."""
+    """Build the record. Steps that terminate() cancelled become open again: the code was waiting at them."""
     cancelled_keys = {row.step_key for row in ancestry.cancelled_by_terminate(run_state.steps)}
     steps = [
         replace(row, status=StepStatus.WAITING) if row.step_key in cancelled_keys else row for row in run_state.steps

@@ -1,6 +1,6 @@
-"""Steps that run elsewhere: as a Celery task, or as an instance of another workflow.
+"""Remote steps: steps whose work a Celery task or a child workflow does.
 
-The task or the child sends its answer as an event that only this step waits for. So deadlines, races, gathers and
+The answer of the task or child arrives as an event that only this step waits for. So deadlines, races, gathers and
 rewinds work as for every wait. The commit that records the step also writes the task's message or creates the child.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, child_of, child_type, task_id, task_of, task_type
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import StepExecution
@@ -27,7 +27,7 @@ from celery_durable.store.step_rows import PendingEvent, StepWrite
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)
-"""The default policy of task steps: no retries by the engine, since Celery has its own. Every call sets a timeout."""
+"""The default policy of task steps: the engine does not retry, because Celery does. Every call sets a timeout."""
 _GENERATED_ID_PREFIX = "child:"
 
 
@@ -52,7 +52,7 @@ class RemoteSteps:
                 self._waits.check_wait(execution, self._build_task_wait(execution, row), may_suspend=may_suspend)
 
     def _send_task(self, execution: StepExecution, call: TaskCall, attempt: int, *, may_suspend: bool) -> None:
-        """Record this attempt as sent, with its message in the outbox."""
+        """Record this attempt as sent, and write its message to the outbox, in one commit."""
         assert execution.policy.timeout is not None
         claim = self._context.lease.claim
         event_type = task_type(find_task_name(call.signature), claim.pk, execution.entry.seq, attempt)
@@ -87,13 +87,13 @@ class RemoteSteps:
         assert row.wait_event_type is not None
 
         def build_failure(build_write: BuildWrite, error: AnswerError) -> StepWrite:
-            """The row of a failed attempt: like a body, it is retried, or the step fails."""
+            """Build the row of a failed attempt: a retry by the policy, like a body, or the step's failure."""
             policy, error_text = execution.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
             if is_used_up or error.is_non_retryable:
                 return build_write(StepStatus.ERRORED, error=error_text, attempts=row.attempts)
             pause = self._waits.wait_duration(execution, policy.delay_after(row.attempts), "retry")
-            # No attempt is out now. A late answer of this one is ignored, since no wait has its event type.
+            # No attempt is in flight now. A late answer of this one is ignored: no wait has its event type.
             return build_write(
                 StepStatus.WAITING,
                 error=error_text,
@@ -130,13 +130,11 @@ class RemoteSteps:
                 self._create_child(execution, call)
 
     def _create_child(self, execution: StepExecution, call: ChildCall) -> None:
-        """Record the step and create the child in a commit of its own, which fails if the id is taken.
-
-        Then a second commit records the step as failed.
-        """
+        """Record the step and create the child in one commit. If the id is taken, a second commit fails the step."""
         claim, settings = self._context.lease.claim, self._context.env.settings
         instance_id = call.instance_id
-        # An id of this run alone: the child of an earlier run, or of a deleted instance with the same id, may exist.
+        # The generated id is unique to this run: an earlier run, or a deleted instance with the same id, may have left
+        # its own child.
         if instance_id is None:
             instance_id = task_id(f"{_GENERATED_ID_PREFIX}{execution.key}", claim.pk, claim.ref.run_number)
         timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
@@ -179,12 +177,12 @@ def _build_child_wait(row: StepRow) -> WaitSpec:
 
 
 def find_task_name(signature: Any) -> str:
-    """The task's name, for people. `encode_step_task` checks whether it can be sent."""
+    """Return the task's name for display. `encode_step_task` checks whether the task can be sent."""
     if isinstance(signature, Mapping):
         return str(signature.get("task"))
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
 
 
 def _encode_output(event: PendingEvent) -> str:
-    """The output in an answer. It was checked when the answer was accepted, or when the child ended."""
+    """Encode the output of an answer. It was checked when the answer was accepted, or when the child ended."""
     return values.encode(values.read_answer_output(event.payload), what="Answer", limits=values.ALREADY_CHECKED_LIMITS)

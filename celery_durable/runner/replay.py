@@ -1,4 +1,4 @@
-"""The step calls of one pass: each call of the workflow function is replayed, run or waited for.
+"""The step calls of one pass: each call of the workflow function replays, runs or waits for a step.
 
 `ReplayContext` is the `StepContext` of the function's `Step`. Once the pass is interrupted, by `Suspend` or an error,
 every further step call raises the interruption again and does nothing. So ``finally: step.do(...)`` does no harm.
@@ -31,7 +31,7 @@ from celery_durable.errors import (
 from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.body_runner import BodyRunner
-from celery_durable.runner.execution import STEP_TYPES, ExecutionContext, encode_log_data
+from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext, encode_log_data
 from celery_durable.runner.map_steps import MapSteps
 from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
 from celery_durable.runner.step_commit import StepCommit
@@ -51,7 +51,7 @@ _FAILURES: dict[str, type[StepFailed]] = {
 
 
 def _engine_code(method: V) -> V:
-    """Mark a step method as engine code: while it runs, the lease sees no code of the author (see `Lease`)."""
+    """Mark a step method as engine code: while it runs, the workflow function does not count as user code (`Lease`)."""
 
     @functools.wraps(method)
     def called(self: ReplayContext, *args: Any, **options: Any) -> Any:
@@ -66,7 +66,7 @@ def _engine_code(method: V) -> V:
 
 
 class ReplayContext:
-    """Replays, runs or suspends the step calls of one pass."""
+    """Executes the step calls of one pass: each is replayed, run, or suspends the pass."""
 
     def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
         self._definition, self._context = definition, context
@@ -104,7 +104,7 @@ class ReplayContext:
             self._suspend(open_)
         results: list[Any] = []
         failed = [branch.key for branch in branches if branch.row is not None and branch.row.status is _ERRORED]
-        for branch in branches:  # all branches, before the first failure is raised
+        for branch in branches:  # advance the clock for all branches, before the first failure is raised
             self._advance_clock(branch)
         for branch in branches:
             try:
@@ -132,8 +132,8 @@ class ReplayContext:
                 self._context.race = None
         row = self._context.replay_state.row(entry.key)
         if row is None:
-            # A branch has finished, but the verdict is not in memory: their commit was in doubt, and only the branch's
-            # row was read back. The next pass reads the verdict.
+            # A branch has finished, but the race's own row is not in memory: the commit of both was in doubt, and only
+            # the branch's row was read back. The next pass reads the race's row.
             is_over = any(self._context.find_finished_row(branch) for branch in branches)
             self._suspend([] if is_over else branches)
             raise AssertionError("unreachable")
@@ -160,7 +160,10 @@ class ReplayContext:
         return self._now()
 
     def _now(self) -> datetime:
-        """When the last step ended whose result the code received; before the first, when the run was created."""
+        """Return when the last step finished whose result the code received, the same in every pass.
+
+        Before the first step, return when the run was created.
+        """
         return max(self._last_finished_at, self._context.current_ancestor.created_at)
 
     def chance(self) -> random.Random:
@@ -168,15 +171,15 @@ class ReplayContext:
         self._random_calls += 1
         return random.Random(f"{self._context.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
 
-    # --- the pass as the runner sees it ---------------------------------------------------------
+    # --- called by the runner --------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Check, after the function returned, that it gathered every branch; raises BranchNeverGathered."""
+        """Check that the function gathered every branch before it returned; raises BranchNeverGathered."""
         if self._submitted:
             raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
 
     def _suspend(self, executions: list[StepExecution]) -> None:
-        """Record what the open branches wait for, and interrupt the pass with Suspend."""
+        """Keep what the open steps wait for, and interrupt the pass with Suspend."""
         self.waits = [
             execution.wait for execution in executions if execution.row is None and execution.wait is not None
         ]
@@ -186,7 +189,7 @@ class ReplayContext:
         values.check_text_name("Step name", name, self._context.env.settings.max_step_name)
 
     def _start_step(self, call: StepCall) -> StepExecution:
-        """Find a call's step, check its arguments, and log a warning if its name is used again in this pass."""
+        """Check a call's arguments, find its step, and log a warning if its name is used again in this pass."""
         fn, policy, name, type_ = None, self._policy, call.name, STEP_TYPES[type(call)]
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
@@ -199,8 +202,8 @@ class ReplayContext:
         self._check_name(name)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
-            # Compared with a time that is the same in every pass. Otherwise a call that was refused, and whose error
-            # the author caught, could be accepted by a later pass and start a sleep.
+            # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
+            # a call that an earlier pass refused, although the workflow function handled the refusal.
             values.parse_duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
         if entry.is_repeated:
             self._context.add_log(
@@ -214,7 +217,10 @@ class ReplayContext:
         return StepExecution(call, entry, policy, fn)
 
     def _identify_arguments(self, call: StepCall) -> Any:
-        """What a call does, as a value to compare with an earlier call of the same name. Checks its arguments."""
+        """Check a call's arguments, and return a value that identifies its work.
+
+        Two calls of one name in one pass must have equal values.
+        """
         settings = self._context.env.settings
         match call:
             case BodyCall():
@@ -244,7 +250,7 @@ class ReplayContext:
         return values.parse_duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
-        """The branches of these futures. Their names may be used again from here on."""
+        """Return the branches of these futures, and release their names: the code may use them again."""
         branches = []
         for future in futures:
             branch = future.branch
@@ -263,9 +269,9 @@ class ReplayContext:
             self._last_finished_at = max(self._last_finished_at, execution.row.finished_at)
 
     def _decode_result(self, execution: StepExecution, failed: Sequence[str] = ()) -> Any:
-        """Return or raise the recorded result of a finished branch: the same in the first pass as in every later one.
+        """Return or raise the recorded result of a finished step. The first pass and every later one get the same.
 
-        ``failed``: the keys of the rows to drop if the failure is tried again, by default this branch's.
+        ``failed``: the keys of the rows to drop if a person retries the failed run, by default the key of this step.
         """
         self._advance_clock(execution)
         row = execution.row
@@ -296,7 +302,10 @@ class ReplayContext:
                 return decode_result(execution.name, execution.fn.result, row.result or "null")
 
     def _decode_map_results(self, execution: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
-        """The results of a map's items. For a failed item, the list has the failure if the call returns exceptions."""
+        """Return the results of a map step's items.
+
+        For a failed item, the list contains the failure if the call returns exceptions. Otherwise this raises it.
+        """
         results: list[Any] = []
         for index, (answer, attempts) in enumerate(self._map_steps.read_item_answers(execution, row)):
             error = values.read_answer_error(answer)
@@ -305,16 +314,16 @@ class ReplayContext:
                 continue
             error_class = _FAILURES.get(error.name, StepFailed)
             failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
-            if not call.return_exceptions:  # the call returned exceptions when the map was recorded
+            if not call.return_exceptions:  # it returned them when the step was recorded: the code has changed
                 failure.failed_keys, failure.failed_at_seq = (execution.key,), self._context.replay_state.last_seq
                 raise failure
             results.append(failure)
         return results
 
     def _advance(self, executions: list[StepExecution]) -> None:
-        """Advance each branch until it is finished or has a wait."""
+        """Advance each step until it has finished or waits."""
         may_suspend = len(executions) == 1
-        # A waiting step is open too: the commits that check it reset the crash count.
+        # Steps that only wait are counted too: the commits that check them reset the crash count.
         is_only_open = sum(execution.row is None for execution in executions) == 1
         ready: list[StepExecution] = []
         for execution in executions:
@@ -337,7 +346,7 @@ class ReplayContext:
 
     def _decide_race(self, race: Race) -> None:
         finished = [branch for branch in race.branches if branch.row is not None]
-        # A branch that lost an earlier race wins this one only if every other branch lost one too.
+        # A branch that lost an earlier race can win this one only if every branch lost an earlier race.
         candidates = [
             branch for branch in finished if branch.row is not None and branch.row.status is not StepStatus.CANCELLED
         ]

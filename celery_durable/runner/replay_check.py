@@ -1,7 +1,7 @@
-"""Replaying a record with the current code: a production pass that stops before it would do anything new.
+"""The replay check: it replays a recorded run with the current code, and stops before it would do anything new.
 
-The check answers step calls from the record, by the same rules as every pass. It reports what the code would do next.
-It runs no body and writes nothing.
+Step calls return their recorded results, by the same rules as in every pass. The check reports what the code would do
+next. It runs no body and writes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
 from celery_durable.model import LogLine, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
-from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.recorded_run import RecordedRun
@@ -32,11 +32,15 @@ _KEEP_STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How the current code follows a record. All steps are in call order.
+    """The result of a replay check. All steps are in call order.
 
-    ``replayed``: steps answered from the record. ``next_steps``: names of the steps that the code calls next and would
-    run or wait for. ``uncalled``: recorded steps that the code did not call. ``end``: a sentence about where the
-    replay ended. ``open_step_changes``: changes to open steps, which do not keep the run from continuing.
+    Attributes:
+        replayed: The steps that returned their recorded result.
+        next_steps: The names of the steps that the code calls next, and would run or wait for.
+        uncalled: The recorded steps that the code did not call.
+        end: A sentence that says where the replay ended.
+        differences: Where the code does not follow the record.
+        open_step_changes: Changes of open steps. The run can continue with them.
     """
 
     ref: RunRef
@@ -49,12 +53,12 @@ class ReplayResult:
 
     @property
     def matches(self) -> bool:
-        """Whether the code follows the record without a difference."""
+        """Whether the code replays the recorded run without a difference."""
         return not self.differences
 
 
 class DryRunCommitter(Committer):
-    """Commits nothing, and keeps the outcome with which the run would end."""
+    """A committer that writes nothing. It keeps the outcome with which the run would end."""
 
     def __init__(self) -> None:
         self.run_outcome: RunOutcome | None = None
@@ -109,7 +113,7 @@ class ReplayCheck(ReplayContext):
         self.differences.setdefault(step, Difference(f"{sentence}.", remedy))
 
     def _advance(self, executions: list[StepExecution]) -> None:
-        """Stop at the branches that the record does not finish, instead of running them."""
+        """Stop before the steps that have not finished in the record, instead of running them."""
         for execution in executions:
             execution.row = execution.row or self._context.find_finished_row(execution)
         next_steps = [execution for execution in executions if execution.row is None]
@@ -131,7 +135,7 @@ class ReplayCheck(ReplayContext):
 def compare(
     recorded: RecordedRun, replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None
 ) -> ReplayResult:
-    """Compare the record with the replay that has ended, and return the result."""
+    """Compare the recorded run with its replay, which has ended."""
     not_called = replay_state.uncalled
     uncalled = [row for row in not_called if row.name not in replay.differences]
     replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in not_called]

@@ -1,4 +1,4 @@
-"""How long a run may take, and how long a single suspension of it may last: the limits that its workflow sets."""
+"""The time limits of a run that its workflow sets: on the whole run, and on a single suspension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_durable.store.step_rows import RunState
 
 
 class RunLimits:
-    """The limits of one run, as seen by one pass. A suspended run is woken when it reaches one."""
+    """The time limits of one run, for one pass. A worker claims a suspended run when it reaches a limit."""
 
     def __init__(self, definition: Definition, claim: Claim, run_state: RunState) -> None:
         self._definition, self._claim = definition, claim
@@ -24,23 +24,23 @@ class RunLimits:
         self._suspended_since = max((find_waiting_start(row) for row in self._open), default=None)
 
     def reset_suspension(self) -> None:
-        """Start a new suspension: the pass recorded something, so the next wait counts from its own start."""
+        """Forget when the last suspension began. Called when the pass records something: the next wait is a new one."""
         self._suspended_since = None
 
     def deadlines(self, now: datetime) -> list[OpenWait]:
-        """The times at which a run that is suspended now must be checked, in addition to its own waits."""
+        """The times at which a run that is suspended now reaches its limits, in addition to its own waits."""
         limit = self._definition.max_suspend_duration
         ends = [self.ends_at, None if limit is None else (self._suspended_since or now) + limit]
         return [OpenWait(end) for end in ends if end is not None]
 
     def is_exceeded(self, now: datetime) -> bool:
-        """Whether the run has taken too long."""
+        """Whether the run has exceeded its `max_run_duration`."""
         return self.ends_at is not None and now >= self.ends_at
 
     def termination_reason(self, tx: Tx) -> str | None:
-        """Why the run that was just claimed must be terminated; None if it may continue.
+        """Return why the run that was just claimed must be terminated; None if it may continue.
 
-        A run that waited too long still continues if one of its waits is satisfied.
+        A run that was suspended for too long still continues if one of its waits is satisfied.
         """
         now, limit = self._claim.claimed_at, self._definition.max_suspend_duration
         if self.ends_at is not None and now >= self.ends_at:
@@ -67,7 +67,7 @@ class RunLimits:
 
 
 def find_waiting_start(row: StepRow) -> datetime:
-    """When an open step started to wait: when its last attempt ended, or when it was recorded."""
+    """Return when an open step started to wait: when its last attempt ended, or when it was recorded."""
     since = row.finished_at or row.created_at
     assert since is not None
     return since

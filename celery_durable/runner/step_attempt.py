@@ -1,7 +1,7 @@
-"""Running one attempt of a step's body: its StepTx, its timer, its log lines and its outcome.
+"""One attempt of a step's body: its call, its timeout, its log lines and its outcome.
 
-A body ends in an outcome, and the pass decides whether to commit it. A body that runs past its timeout is abandoned,
-and its later writes are not committed.
+The attempt returns an outcome, and the pass commits it. The pass abandons a body that runs past its timeout: the later
+writes of that body are not committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The attempt ended for a reason that is not the step's failure: the process stops, or the claim is lost."""
+    """The attempt ended because the process stops or the claim is lost. This is not a failure of the step."""
 
     error: BaseException
 
@@ -51,13 +51,13 @@ current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.Contex
 
 
 class StepAttempt:
-    """One attempt of a step's body."""
+    """One attempt of a step's body. ``number`` counts the attempts from 1; ``call`` calls the body."""
 
     def __init__(
         self,
         *,
         step_key: str,
-        attempt: int,
+        number: int,
         call: Callable[[], Any],
         buffer: TxBuffer,
         close_session: Callable[[TxBuffer], None],
@@ -66,7 +66,7 @@ class StepAttempt:
         monotonic: Callable[[], float],
         lease: Lease,
     ) -> None:
-        self.step_key, self.attempt, self.buffer = step_key, attempt, buffer
+        self.step_key, self.number, self.buffer = step_key, number, buffer
         self.logs: list[LogLine] = []
         self._call = call
         self._close_session, self._abandon_session = close_session, abandon_session
@@ -85,7 +85,7 @@ class StepAttempt:
         return timedelta(0) if self._started_at is None else timedelta(seconds=self._monotonic() - self._started_at)
 
     def run(self) -> AttemptOutcome:
-        """Call the step's function on this thread and return the outcome, which holds what the function raised."""
+        """Call the body on this thread and return the outcome, which contains an exception that the body raised."""
         token = current_attempt.set(self)
         self._started_at = self._monotonic()
         self._lease.enter_user_code(self)
@@ -97,7 +97,7 @@ class StepAttempt:
             outcome = TimedOut()
         except Superseded as exc:
             outcome = Interrupted(exc)
-        except BaseException as exc:  # noqa: BLE001  # whatever the author's code raises is the step's failure (LAW 9)
+        except BaseException as exc:  # noqa: BLE001  # whatever user code raises is the step's failure (LAW 9)
             outcome = Interrupted(exc) if self._stops_process(exc) else Raised(exc)
         finally:
             self._duration = timedelta(seconds=self._monotonic() - self._started_at)
@@ -110,7 +110,7 @@ class StepAttempt:
         return outcome
 
     def run_timed(self, timeout: timedelta | None) -> AttemptOutcome:
-        """Like `run`, on the main thread, with a timer signal that interrupts Python code and system calls."""
+        """Like `run`, on the main thread, with an alarm signal that interrupts Python code and system calls."""
         if timeout is None:
             return self.run()
         has_timed_out, is_armed = False, True
@@ -129,19 +129,19 @@ class StepAttempt:
                 outcome = self.run()
             finally:
                 is_armed = False  # the alarm must not raise while it is being removed
-        except StepInterrupted:  # the alarm went off after the body's end, before it was disarmed
+        except StepInterrupted:  # the alarm went off after the body had ended, before it was disarmed
             outcome = TimedOut()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            # The alarm may have interrupted the end of `run`, so its last lines are repeated here.
+            # The alarm may have interrupted `run` in its `finally` block, so these lines repeat the end of `run`.
             self._is_over = True
             self._lease.exit_user_code(self)
             current_attempt.set(None)
         return TimedOut() if has_timed_out and not isinstance(outcome, Interrupted) else outcome
 
     def check_not_abandoned(self) -> None:
-        """Raise StepInterrupted in an abandoned body that tries to use the database: its work is not committed."""
+        """Raise StepInterrupted if this attempt was abandoned. Bodies call it before they use the database."""
         with self._lock:
             if self._is_abandoned:
                 self._abandon_session(self.buffer)
@@ -150,9 +150,9 @@ class StepAttempt:
     def abandon(self) -> None:
         """Give up this attempt without a commit. Its session is closed now, or when the body returns.
 
-        The lock decides the race with `run`: whichever of the two comes second closes the session.
+        The body may end at the same time. The lock makes sure that the later of the two closes the session.
         """
-        self._lease.exit_user_code(self)  # the pass continues without the body, and is watched for stalls again
+        self._lease.exit_user_code(self)  # the pass continues without the body, so it can count as stalled again
         with self._lock:
             self._is_abandoned = True
             if self._is_over:

@@ -1,7 +1,8 @@
-"""Committing what a pass did: the author's writes, the guard, then the engine's rows, in one transaction (LAW 3).
+"""Step commits: one transaction with the writes of user code, the guard, then the engine's rows (LAW 3).
 
-A commit without the body's session is *retryable*. The pass repeats it after a deadlock, or after a commit whose
-outcome was unknown and that turns out not to have happened. A commit in the body's session is not: its body runs again.
+A commit without the body's session is *retryable*: it is repeated after a deadlock. It is also repeated after a commit
+in doubt, such as after a lost connection, if the database shows that the commit did not happen. A commit in the body's
+session cannot be repeated: the body runs again.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from celery_durable.store.watchdog import PASS
 
 
 class BodyRerunRequired(Exception):
-    """The body's transaction did not happen, for a reason that is not the body's fault: the body runs again."""
+    """The database lost the body's transaction, for example by a deadlock. The body has to run again."""
 
 
 @dataclass(slots=True)
 class StepCommit:
     """The content of one commit.
 
-    ``writes``: at least one, in order. ``decide``: returns, under the lock, the writes that replace them. These have
-    the same key and commit id; an empty list leaves the row unchanged.
+    ``writes``: the rows to write, at least one. ``decide``: called after the guard has locked the instance; returns the
+    writes to use instead, with the same key and commit id. An empty list leaves the row unchanged.
 
     ``waits_after_commit``: returns the waits for which the commit suspends the instance; with none the pass continues.
     ``run_outcome``: the commit ends the run with it.
@@ -84,7 +85,7 @@ class Committed:
     """What a commit did. ``rows``: as recorded, in the order of the writes.
 
     ``released``: the state of the instance if the commit released it. ``until``: when its earliest wait is due.
-    ``writes``, ``created`` and ``received``: what `notify` reports.
+    ``writes``, ``created`` and ``received``: the rows, instances and events for which `notify` sends signals.
     """
 
     rows: list[StepRow]
@@ -108,7 +109,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class _EndResult:
-    """The run has ended. ``due_runs`` are due now. Without ``is_certain``, another worker may have ended it."""
+    """The run has ended. ``due_runs`` became due. If not ``is_certain``, another worker may have ended the run."""
 
     due_runs: list[DueRun] = field(default_factory=list)
     is_certain: bool = True
@@ -129,13 +130,18 @@ class Committer:
         remaining_logs: int,
         run_created_at: datetime,
         stops_process: Callable[[BaseException], bool],
-        completion: CompletionMessages,
+        completion_messages: CompletionMessages,
         post: Callable[[list[OutboxMessage]], None],
         wake: Callable[[list[DueRun]], None],
     ) -> None:
         self._store, self._settings, self._lease, self._run_limits = store, settings, lease, run_limits
         self.published = published
-        self._run_created_at, self._completion, self._post, self._wake = run_created_at, completion, post, wake
+        self._run_created_at, self._completion_messages, self._post, self._wake = (
+            run_created_at,
+            completion_messages,
+            post,
+            wake,
+        )
         self._stops_process = stops_process
         self._has_started, self._remaining_logs = has_started, remaining_logs
         self._grace = timedelta(seconds=settings.grace_seconds)
@@ -148,7 +154,10 @@ class Committer:
     # --- step commits ---------------------------------------------------------------------------
 
     def commit(self, step_commit: StepCommit, *, session: Session | None = None) -> Committed:
-        """Commit a step's boundary; raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired."""
+        """Run one commit. Raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired.
+
+        ``session``: the session that the body used, whose transaction becomes this commit.
+        """
         requested_at = self._lease.mark_progress()
         self._run_limits.reset_suspension()
         if session is not None or step_commit.user_writes:
@@ -165,7 +174,7 @@ class Committer:
         return committed
 
     def _commit_with_user_writes(self, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Commit with the author's own statements, which may take any length of time (LAW 7)."""
+        """Commit with statements of user code, which may take any length of time (LAW 7)."""
         self._lease.enter_user_code(step_commit.writes[0].commit_id)
         try:
             if session is None:
@@ -184,17 +193,18 @@ class Committer:
         try:
             return self._store.transact(work, resolve=resolve, is_single_statement=True, timeouts=PASS)
         except Superseded:
-            # This pass may have superseded itself: a first try whose connection was given up may have been applied
-            # before the second.
+            # This pass may have superseded itself: the first try timed out, but the database applied it before the
+            # second one.
             found = self._store.transact(resolve)
             if found is None:
                 raise
             return found
 
     def _write_in_lock_order(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Write the author's rows first, then lock the instance rows by ascending id.
+        """Write everything: the rows of user code first, then the instances' rows, locked by ascending id.
 
-        With the guard first, this would deadlock with a web transaction that updates its own row, then sends an event.
+        With the guard first, this would deadlock with a web transaction that updates an application row and then sends
+        an event.
         """
         self._run_user_writes(tx, step_commit, session)
         event_targets = step_effects.find_event_targets(tx, step_commit.events, new_instances=step_commit.instances)
@@ -202,7 +212,7 @@ class Committer:
             event_targets = sorted({*event_targets, *answers.find_waiting_parent(tx, self.claim.parent)})
         # Lock order: rows with a lower id before the guard, which locks this instance, and the others after it.
         for pk, workflow, instance_id in event_targets:
-            if pk <= self.claim.pk:  # includes this instance: the guard finds it by another index, see `terminate`
+            if pk <= self.claim.pk:  # includes this instance, because the guard uses another index (see `terminate`)
                 instances.lock(tx, workflow, instance_id)
         with self._store.conflict_as_superseded():
             guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=step_commit.is_progress)
@@ -233,7 +243,7 @@ class Committer:
         messages = tuple(step_commit.messages)
         if step_commit.run_outcome is not None:
             claims.end_run(tx, self.claim, step_commit.run_outcome)
-            messages += self._insert_messages(tx, self._completion.build(step_commit.run_outcome))
+            messages += self._insert_messages(tx, self._completion_messages.build(step_commit.run_outcome))
             due_runs += self._answer_parent(tx, step_commit.run_outcome)
         if released is ReleaseOutcome.DUE:
             due_runs.append(DueRun(self.claim.ref, self.claim.queue))
@@ -314,9 +324,9 @@ class Committer:
             raise BodyRerunRequired(str(exc)) from exc
 
     def _build_resolve(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
-        """Make the check that runs after a commit in doubt: it reads the rows with these commit ids.
+        """Build the check that runs after a commit in doubt. It looks for the rows with this commit's ids.
 
-        It locks the instance first, so the commit in doubt is decided before it reads the rows.
+        It locks the instance first, and so waits until the database has committed or rolled back the commit in doubt.
         """
 
         def resolve(tx: Tx) -> Committed | None:
@@ -354,12 +364,15 @@ class Committer:
         suspends: bool,
         message_id_to_cancel: str | None = None,
     ) -> Committed:
-        """Read the oldest event under the lock and record its result, in one transaction.
+        """Look for the event of a wait under the lock, and record the result, in one transaction.
 
-        ``write`` returns the rows for the event or for a passed deadline; an empty list leaves the wait unchanged.
-        ``topic``: the topic that the step waits on, if its events are emitted. ``suspends``: nothing else is open, so
-        an unsatisfied wait suspends the instance in the same commit. ``message_id_to_cancel``: an outbox message to
-        delete once the deadline has passed.
+        Args:
+            deadline: Returns the deadline of the wait.
+            write: Returns the rows to write for the event, or for the passed deadline if the event is None. An empty
+                list leaves the wait unchanged.
+            topic: The topic that the step waits on, if it waits on one.
+            suspends: The pass waits for nothing else. If the wait is not over, this commit suspends the instance.
+            message_id_to_cancel: An outbox message to delete if the deadline has passed.
         """
 
         def work(tx: Tx) -> Committed:
@@ -384,7 +397,9 @@ class Committer:
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
-            if suspends:  # an event that arrived since the unlocked check makes it due now; the next pass returns it
+            if (
+                suspends
+            ):  # if the wait ended after the unlocked check, the instance is due now, and the next pass continues
                 waits = [OpenWait(until, event_type)]
                 if rows:
                     until = rows[0].next_retry_at or until
@@ -428,7 +443,7 @@ class Committer:
         *,
         is_progress: bool | None = None,
     ) -> ReleaseOutcome:
-        """Release the instance: suspended for ``waits``, or due at once if there are none (it was only interrupted)."""
+        """Release the instance: suspended until one of ``waits``, or due at once if there are none."""
         makes_progress = bool(waits) if is_progress is None else is_progress
 
         def work(tx: Tx) -> ReleaseOutcome:
@@ -444,8 +459,8 @@ class Committer:
         def resolve(tx: Tx) -> ReleaseOutcome | None:
             nonlocal is_certain
             is_certain = claims.is_held(tx, self.claim)
-            # The claim is gone after a commit in doubt: this pass released it, or another worker took it over.
-            # Either way the pass ends.
+            # If the claim is gone after a commit in doubt, this pass released it or another worker took over. In both
+            # cases this pass is over.
             return None if is_certain else ReleaseOutcome.WAITING
 
         released = self._store.transact(work, resolve=resolve, timeouts=PASS)
@@ -456,13 +471,13 @@ class Committer:
     def terminate(self, reason: str) -> None:
         """Terminate the run because it exceeded one of its limits."""
         run_outcome = RunOutcome(Status.TERMINATED)
-        messages = self._completion.build(run_outcome, reason=reason)
+        messages = self._completion_messages.build(run_outcome, reason=reason)
 
         def work(tx: Tx) -> _EndResult:
             answers.lock_parent(tx, self.claim.parent)
             # Lock order: InnoDB locks the index entry by which a statement finds a row, then the row. Other
-            # transactions find it by its instance id; the guard finds it by its primary key. To take the id's entry
-            # after the guard would deadlock with a transaction that holds the entry and waits for the row.
+            # transactions find this row by its instance id, and the guard finds it by its primary key. Locking the
+            # id's entry after the guard would deadlock with a transaction that holds the entry and waits for the row.
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
             claims.guard(tx, self.claim, lease=self._lease.length)
             instances.terminate(tx, row, reason=reason)
@@ -473,7 +488,7 @@ class Committer:
 
     def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
         """End the run with ``run_outcome``, and send its completion messages."""
-        messages = self._completion.build(run_outcome)
+        messages = self._completion_messages.build(run_outcome)
         is_single_write = not (logs or self.published.has_pending)
 
         def work(tx: Tx) -> _EndResult:
@@ -500,11 +515,11 @@ class Committer:
         *,
         is_single_statement: bool = False,
     ) -> None:
-        """Commit the end of the run and report it, unless another worker may have ended it."""
+        """Commit the end of the run. Then send its signal, unless another worker may have ended the run."""
         ended = self._store.transact(
             work, resolve=self._resolve_end, is_single_statement=is_single_statement, timeouts=PASS
         )
-        if not ended.is_certain:  # sweeps find the messages to send and the runs to wake
+        if not ended.is_certain:  # a sweep finds the messages to send and the runs to wake
             return
         on_committed()
         if messages:
@@ -531,5 +546,5 @@ class Committer:
         return tuple(messages)
 
     def _resolve_end(self, tx: Tx) -> _EndResult | None:
-        """If the claim is gone after a commit in doubt: this pass ended the run, or another worker took it over."""
+        """Check after a commit in doubt. If the claim is gone, this pass ended the run or another worker took over."""
         return None if claims.is_held(tx, self.claim) else _EndResult(is_certain=False)

@@ -22,7 +22,7 @@ from celery_durable.store.engine import Tx
 
 
 class StepEffectFailed(Exception):
-    """The author's part of a step's commit failed with ``error``. Nothing was committed."""
+    """An effect or a write of user code in a step's commit failed with ``error``. Nothing was committed."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -32,10 +32,10 @@ class StepEffectFailed(Exception):
 def find_event_targets(
     tx: Tx, events: Sequence[NewEvent], *, new_instances: Sequence[NewInstance]
 ) -> list[tuple[int, str, str]]:
-    """The instances that receive events: (database id, workflow, instance id), by ascending database id.
+    """Find the instances that receive events: (database id, workflow, instance id), by ascending database id.
 
-    The caller locks them in this order. Instances created in the same transaction are left out: nothing else can hold
-    their locks. Raises StepEffectFailed if an instance does not exist.
+    The caller locks them in this order. The result excludes ``new_instances``, which the same transaction creates: no
+    other transaction can lock them. Raises StepEffectFailed if an instance does not exist.
     """
     created = {(each.definition.name, each.instance_id) for each in new_instances}
     found = set()

@@ -1,4 +1,7 @@
-"""A step call while it is executed, and what concurrent calls need: races, the session lock, fingerprints."""
+"""The execution of one step call, and the tools for concurrent calls: races, the session lock, call fingerprints.
+
+A branch is a step call that was submitted with `Step.submit`. Each branch is a `StepExecution`, like every other call.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ logger = logging.getLogger("celery_durable.runner")
 
 
 class StepExecution:
-    """One step call until it has a finished row, or a wait."""
+    """One step call in this pass.
+
+    ``row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass has set
+    `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
+    """
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
         self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
@@ -39,7 +46,7 @@ class StepExecution:
 
 
 class ProcessStopping(Interruption):
-    """The process is stopping: ``error``, such as SystemExit, ended the pass or a body, and is no failure of a step."""
+    """The process is stopping: ``error``, such as SystemExit, interrupted the pass or a body. It fails no step."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -52,7 +59,7 @@ class RaceWon(Interruption):
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A call of `first` that is being decided."""
+    """A call of `Step.first` that has no winner yet. ``entry``: the step that records the winner's key."""
 
     entry: StepEntry
     branches: list[StepExecution]
@@ -62,8 +69,8 @@ class SessionLock:
     """Serializes the sessions of concurrent bodies on SQLite, where one session at a time holds the write lock.
 
     A body on its own thread acquires this lock before it opens its session, and holds it until the session is closed.
-    A branch that ends meanwhile is recorded after it, so that the pass does not block. The pass's own thread does not
-    acquire it: when it runs a body, no other body runs, or it holds the lock already.
+    The outcome of a body that ends meanwhile is recorded later, so that the pass's thread does not block. A body on
+    the pass's own thread skips `acquire`: no other body runs then, or the thread holds the lock already.
     """
 
     def __init__(self) -> None:
@@ -84,8 +91,8 @@ class SessionLock:
             self._lock.release()
 
     def run_or_defer(self, buffer: TxBuffer, record: Callable[[], None]) -> None:
-        """Record the body of ``buffer`` now, or after the session that is open is closed."""
-        # To block here would deadlock: this thread closes the open session, when it records the body that holds it.
+        """Call ``record``, which commits the outcome of a body, now or after the open session is closed."""
+        # Blocking here would deadlock: only this thread closes the open session, by recording the body that holds it.
         if self._holder is not buffer and not self._lock.acquire(blocking=False):
             self._deferred.append(record)
             return
@@ -94,7 +101,7 @@ class SessionLock:
         self._run_all_deferred()
 
     def run_deferred(self) -> None:
-        """Record the branches that are still deferred: an abandoned body may have held the lock for a moment."""
+        """Record the outcomes that are still deferred. An abandoned body may have held the lock until now."""
         if self._deferred:
             self._lock.acquire()
             self._run_all_deferred()
@@ -104,13 +111,16 @@ class SessionLock:
             while self._deferred:
                 self._deferred.pop(0)()
         finally:
-            self._deferred.clear()  # branches that lost a race have nothing to record
+            self._deferred.clear()  # after an error, or after a race was won, nothing else is recorded
             self._lock.release()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallFingerprint:
-    """What a body call does, for comparison: its code, the values captured with it, and its arguments."""
+    """The work of a `step.do` call: its code, the values captured with it, and its arguments.
+
+    Two calls with one name in one pass must have equal fingerprints.
+    """
 
     code: Any
     captured_values: tuple[Any, ...]
@@ -146,7 +156,7 @@ class CallFingerprint:
             logger.warning("Arguments of a step cannot be compared with those of an earlier call of its name")
             return True
 
-    __hash__ = None  # type: ignore[assignment]  # compared, never looked up
+    __hash__ = None  # type: ignore[assignment]  # a fingerprint is compared, and never used as a key
 
 
 def _read_cell(cell: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ticks: passes in the caller's own process, for deployments that use cron or the like instead of workers.
+"""Ticks: passes in the caller's own process, for deployments that use a scheduler such as cron instead of workers.
 
 The claim makes concurrent ticks safe (LAW 2): a tick never takes a run that another process holds. Ticks and workers
 may run at the same time.
@@ -24,7 +24,7 @@ from celery_durable.store.instances import RESUMING, STARTING
 logger = logging.getLogger("celery_durable.runner")
 
 _MAX_RELEASED_CLAIMS = 100
-"""The most claims of dead workers that one tick releases, for each queue and priority."""
+"""The maximum number of expired claims that one tick releases, per queue and priority."""
 
 
 class Ticker:
@@ -39,7 +39,7 @@ class Ticker:
     def tick(self, *, max_instances: int, max_steps: int | None = None) -> int:
         """Advance each due run once, resumed runs first; returns the number of passes.
 
-        It ends when no other run is due, or after ``max_instances`` passes. It starts no new pass after
+        It ends when no more runs are due, after ``max_instances`` passes, or at the end of the pass that exceeds
         ``durable_pass_seconds``.
         """
         started, passes = self._runtime.monotonic(), 0
@@ -95,6 +95,6 @@ class Ticker:
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise
-            logger.warning("A tick could not advance %s, it is tried again later: %s", due.ref, exc)
+            logger.warning("A tick could not advance %s, a later tick tries again: %s", due.ref, exc)
             return 0
         return 0 if summary.startswith("noop") else 1

@@ -1,4 +1,4 @@
-"""Sleeps and waits: steps that end at a time or with an event, not with a body."""
+"""Sleeps and waits: steps that finish at a time or when an event arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, topic_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
-from celery_durable.runner.execution import ExecutionContext
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runtime import Purpose
@@ -24,15 +24,15 @@ _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
 BuildWrite = functools.partial[StepWrite]
-"""`ExecutionContext.build_write` for one branch, with the arguments that every end of its wait shares."""
+"""`ExecutionContext.build_write` for one step, with the arguments that are the same for an event and a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitSpec:
     """What a step waits for, and the row to record for its event (``on_event``) or its timeout (``on_timeout``).
 
-    ``has_same_type``: the recorded row waits for this event type. ``topic``: the topic, if its events are emitted.
-    ``message_id_to_cancel``: the outbox message that requests the event; it is deleted at the timeout.
+    ``has_same_type``: the recorded row waits for this event type. ``topic``: the topic that the step waits on, if any.
+    ``message_id_to_cancel``: the outbox message of the task that sends the event; it is deleted at the timeout.
     """
 
     event_type: str
@@ -45,7 +45,7 @@ class WaitSpec:
 
 
 class WaitSteps:
-    """Advances the sleeps and waits of a pass: each is finished, or has a time to wait for."""
+    """Advances the sleeps and waits of a pass."""
 
     def __init__(self, context: ExecutionContext) -> None:
         self._context = context
@@ -68,7 +68,7 @@ class WaitSteps:
                 self._start_sleep(execution, call, may_suspend=may_suspend)
 
     def _start_sleep(self, execution: StepExecution, call: SleepCall, *, may_suspend: bool) -> None:
-        """Record the wake time, for this and every later pass. If it has passed already, the sleep ends at once."""
+        """Record the wake time. If it has passed already, finish the sleep at once."""
         wake_at = None if call.until is None else values.to_utc(call.until, "sleep_until")
         wake_in = (
             self.wait_duration(execution, values.parse_duration(call.duration), "sleep") if wake_at is None else None
@@ -90,7 +90,7 @@ class WaitSteps:
     def advance_wait(self, execution: StepExecution, call: WaitCall, *, may_suspend: bool) -> None:
         """Advance a wait for an event or a topic. ``may_suspend``: as in `advance_sleep`."""
         row, schema = execution.entry.row, Codec(call.schema)
-        # On a topic each wait receives its own copy of an emission, under a type that no other wait consumes.
+        # Each wait on a topic gets its own event for an emission, with a type that no other wait consumes.
         event_type = topic_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
         def on_timeout(build_write: BuildWrite) -> StepWrite:
@@ -102,14 +102,14 @@ class WaitSteps:
             self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
             on_event=lambda event, build_write: _build_event_write(build_write, execution.name, call, event, schema),
             on_timeout=on_timeout,
-            # A deploy may have changed the type, and `send_event` finds the wait by its recorded type.
+            # A deploy may have changed the type. Then the row must change: `send_event` finds the wait by its row.
             has_same_type=row is not None and row.wait_event_type == event_type,
             topic=call.event_type if call.is_topic else None,
         )
         self.check_wait(execution, wait, may_suspend=may_suspend)
 
     def check_wait(self, execution: StepExecution, wait: WaitSpec, *, may_suspend: bool) -> None:
-        """Record the event that arrived, or the timeout; otherwise keep waiting."""
+        """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting."""
         row, commit_id, event_type = execution.entry.row, self._context.env.runtime.new_token(), wait.event_type
 
         def deadline(guard_result: GuardResult) -> datetime:
@@ -156,12 +156,12 @@ class WaitSteps:
         self._context.apply_to(execution, committed)
 
     def wait_duration(self, execution: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
-        """How long a step waits: ``length``, unless the runtime shortens it."""
+        """Return how long a step waits: ``length``, unless the runtime shortens it, for example in tests."""
         workflow = self._context.lease.claim.ref.workflow
         return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=execution.name)
 
     def _peek_event(self, event_type: str) -> bool:
-        """Check for an event without the lock: if one is there, the pass records it now, not when it suspends.
+        """Check for an event without the lock. If there is one, the pass records it now and continues.
 
         An event may arrive right after this check. The commit that suspends the instance checks again under the lock.
         """

@@ -1,7 +1,8 @@
-"""The newest claimed dispatch message of each queue: from it, dispatchers know which older dispatch messages are lost.
+"""The watermark of each queue: the send time of the newest dispatch message that led to a claim.
 
-Each process keeps it in memory and writes it at most every few seconds, so most passes cost no extra statement. If a
-process ends before it writes, a lost dispatch message is found later: after the next claim, or once the queue is empty.
+Dispatchers conclude from it that older messages of the queue are lost. Each process keeps the watermark in memory and
+writes it at most every few seconds, so most passes need no extra statement. If a process ends before it writes, a lost
+message is found later: after the next claim, or when the queue is empty.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class _QueueWatermark:
 
 
 class Watermark:
-    """The newest claimed dispatch message of each queue, as far as this process knows. Threads may share it."""
+    """The watermark of each queue, as far as this process knows. Threads may share the object."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self._by_queue: dict[str, _QueueWatermark] = {}
 
     def record_claim(self, claim: Claim) -> None:
-        """Note that a dispatch message led to this claim. Errors of the database are logged, not raised."""
+        """Raise the watermark to the dispatch message that led to this claim. Database errors are only logged."""
         if claim.sent_at is None:
             return
         watermark = self._by_queue.setdefault(claim.queue, _QueueWatermark(claim.sent_at))
@@ -47,7 +48,7 @@ class Watermark:
         try:
             self._write(claim.queue, watermark)
         except Exception as exc:  # noqa: BLE001  # the pass does not depend on this write
-            logger.info("How far queue %r has come could not be recorded: %s", claim.queue, exc)
+            logger.info("The watermark of queue %r could not be written: %s", claim.queue, exc)
 
     def _write(self, queue: str, watermark: _QueueWatermark) -> None:
         sent_at, write = watermark.sent_at, queues.record_claimed if watermark.is_known else queues.insert

@@ -468,10 +468,10 @@ MUTANTS = (
     _m(
         "a race leaves its losers open",
         (
-            "runner.execution:ExecutionContext.build_race_writes",
-            "return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
+            "runner.execution_context:ExecutionContext.build_race_writes",
+            "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
             "for branch in losers)]",
-            "return [verdict]",
+            "return [race_write]",
         ),
     ),
     # --- published values -----------------------------------------------------------------------
@@ -483,7 +483,7 @@ MUTANTS = (
     ),
     _m(
         "a replay publishes again",
-        ("runner.execution:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
+        ("runner.execution_context:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
         caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
     ),
     _m(

@@ -116,4 +116,4 @@ def test_a_failed_report_does_not_fail_the_pass(world: World, caplog: pytest.Log
     finally:
         with world.store.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE workflow_elsewhere RENAME TO workflow_queue")
-    assert "How far queue 'durable' has come could not be recorded: " in caplog.text
+    assert "The watermark of queue 'durable' could not be written: " in caplog.text

@@ -1,7 +1,7 @@
 """The state of one pass: what it has read and recorded, and the commits by which it advances.
 
-Only the thread of the pass commits steps. A commit that fails for a reason outside the author's code ends the pass.
-It must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
+Only the thread of the pass commits steps. If a commit fails for a reason outside user code, such as a database outage,
+it ends the pass. It must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from celery_durable.config import Settings
 from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend, ValueRefused
 from celery_durable.model import DueRun, LogLevel, LogLine, OutboxMessage, StepRow, StepStatus, StepType
 from celery_durable.replay_state import ReplayState
-from celery_durable.runner import step_attempt
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.run_limits import RunLimits
-from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_attempt import StepAttempt, current_attempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import ProcessStopping, Race, RaceWon, StepExecution
@@ -44,7 +43,7 @@ STEP_TYPES: dict[type[StepCall], StepType] = {
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What all passes of a process share."""
+    """The objects that all passes of a process share. The callables are the arguments of `Runner`."""
 
     store: Store
     settings: Settings
@@ -87,11 +86,11 @@ class ExecutionContext:
         self.race: Race | None = None
         self.logs: list[LogLine] = []
         self.interruption: Interruption | None = None
-        """Why no further step may run, once the function is interrupted."""
+        """The first interruption of this pass. After it, no further step may run."""
         self.pending_suspension: Callable[[], Committed] | None = None
-        """Records the function's wait and releases the instance in one commit. It runs after the function unwound."""
+        """Commits the last wait and releases the instance. It runs after `Suspend` has left the workflow function."""
         self.counted_in_advance: list[StepExecution] = []
-        """Branches whose attempts this pass counted before they started."""
+        """The steps whose attempts this pass counted before their bodies started."""
         self._thread = threading.get_ident()
         self._started = env.runtime.monotonic()
         self._commits, self._max_commits = 0, max_commits
@@ -100,7 +99,7 @@ class ExecutionContext:
 
     def check_running(self) -> None:
         """Return if the function may continue, else raise the interruption. Every step method calls this first."""
-        if step_attempt.current_attempt.get() is not None:
+        if current_attempt.get() is not None:
             raise StepMisuse(
                 "A step method was called inside a step's body. Call it from the workflow function, between steps."
             )
@@ -110,9 +109,11 @@ class ExecutionContext:
             )
         if self.interruption is not None:
             raise self.interruption
-        stops = self._pause_requested or self.env.should_stop() or self._has_reached_limit
-        stops = stops or self._run_limits.is_exceeded(self.now)
-        if stops or (self._commits and self._elapsed > self.env.settings.pass_seconds):
+        must_stop = self._pause_requested or self.env.should_stop() or self._has_reached_limit
+        must_stop = must_stop or self._run_limits.is_exceeded(self.now)
+        # A pass always commits one step, so that a long replay cannot release the run for ever without progress.
+        is_out_of_time = self._commits and self._elapsed_seconds > self.env.settings.pass_seconds
+        if must_stop or is_out_of_time:
             raise self.interrupt(Suspend())
 
     @property
@@ -122,15 +123,15 @@ class ExecutionContext:
 
     @property
     def _has_reached_limit(self) -> bool:
-        # Siblings are recorded one after the other, so the count can pass the limit.
+        # Concurrent branches are committed one after the other, so the count can exceed the limit.
         return self._max_commits is not None and self._commits >= self._max_commits
 
     @property
-    def _elapsed(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return self.env.runtime.monotonic() - self._started
 
     def interrupt(self, reason: Interruption) -> Interruption:
-        """Make every further step call raise the interruption; returns it. The first ``reason`` wins."""
+        """Make every further step call raise ``reason``; returns it. If there is an earlier one, that one counts."""
         if self.interruption is None:
             self.interruption = reason
         return self.interruption
@@ -150,9 +151,9 @@ class ExecutionContext:
         result: str | None = None,
         ran_for: timedelta | None = None,
     ) -> StepWrite:
-        """Build the row of a branch; ``error``: name and message."""
+        """Build the row to write for a step; ``error``: name and message."""
         row = self.replay_state.row(execution.key)
-        is_tried = isinstance(execution.call, (BodyCall, TaskCall, MapCall))
+        has_attempts = isinstance(execution.call, (BodyCall, TaskCall, MapCall))
         return StepWrite(
             key=execution.key,
             seq=execution.entry.seq,
@@ -161,8 +162,8 @@ class ExecutionContext:
             status=status,
             replaces=None if row is None else row.commit_id,
             commit_id=commit_id or self.env.runtime.new_token(),
-            max_attempts=execution.policy.max_attempts if is_tried else None,
-            timeout=execution.policy.timeout if is_tried else None,
+            max_attempts=execution.policy.max_attempts if has_attempts else None,
+            timeout=execution.policy.timeout if has_attempts else None,
             error_name=None if error is None else error[0],
             error_message=None if error is None else error[1],
             attempts=attempts,
@@ -175,25 +176,25 @@ class ExecutionContext:
         )
 
     def commit_step(self, execution: StepExecution, write: StepWrite) -> None:
-        """Commit one row of a branch, and the race that it decides; raises RaceWon inside a race."""
+        """Commit the row of a step, and the race that it decides; raises RaceWon if the step finished inside a race."""
         race_writes = self.build_race_writes(execution, write.commit_id) if write.is_finished else []
         step_commit = StepCommit([write, *race_writes], self.drain_logs())
         self.apply_to(execution, self.run_or_interrupt(lambda: self.committer.commit(step_commit)))
 
     def defer_suspension(self, step_commit: StepCommit) -> None:
-        """Record the wait and release the instance in one commit, after the function unwound.
+        """Record a wait and release the instance in one commit, after `Suspend` has left the workflow function.
 
-        Use it only if nothing else is open.
+        Use it only if the pass waits for nothing else.
         """
 
         def commit() -> Committed:
-            step_commit.logs += self.drain_logs()  # lines logged while the function unwound
+            step_commit.logs += self.drain_logs()  # lines that the function logged after the suspension
             return self.committer.commit(step_commit)
 
         self.pending_suspension = commit
 
     def commit_suspension(self, pending_suspension: Callable[[], Committed]) -> Committed:
-        """Run the deferred commit and report it. Call it after the function unwound."""
+        """Run the deferred commit, send its signals, and wake and post what it made due."""
         committed = pending_suspension()
         committed.notify(self.lease.claim)
         if committed.released is not None:
@@ -204,7 +205,7 @@ class ExecutionContext:
         return committed
 
     def build_uncount_writes(self) -> list[StepWrite]:
-        """The rows that undo the attempts that were counted in advance and then stopped without a crash."""
+        """Build the rows that undo the counting in advance of attempts that stopped without a crash."""
         rows = [(execution, self.replay_state.row(execution.key)) for execution in self.counted_in_advance]
         return [
             self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1)
@@ -213,7 +214,7 @@ class ExecutionContext:
         ]
 
     def apply_to(self, execution: StepExecution, committed: Committed) -> None:
-        """Apply a commit, and set the row or the wait of its branch; raises RaceWon if the branch won a race."""
+        """Apply a commit, and set the row or the wait of its step; raises RaceWon if the step won a race."""
         self.apply(committed)
         execution.row = self.find_finished_row(execution)
         row = self.replay_state.row(execution.key)
@@ -225,7 +226,7 @@ class ExecutionContext:
             raise RaceWon
 
     def apply(self, committed: Committed) -> None:
-        """Apply a commit to the state of the pass, report it, and wake and post what it made due."""
+        """Apply a commit to the state of the pass, send its signals, and wake and post what it made due."""
         self._commits += 1
         for row in committed.rows:
             self.replay_state.record(row)
@@ -238,13 +239,14 @@ class ExecutionContext:
         if committed.messages:
             self.env.post(list(committed.messages))
 
-    def run_or_interrupt(self, commit: Callable[[], Any]) -> Any:
-        """Run a commit and return its result; if it fails outside the author's code, interrupt the pass.
+    def run_or_interrupt(self, operation: Callable[[], Any]) -> Any:
+        """Call a database operation and return its result. If it fails, interrupt the pass.
 
-        Raises StepEffectFailed and BodyRerunRequired unchanged. An outage must not look like a failed step.
+        Raises StepEffectFailed and BodyRerunRequired unchanged: user code caused them, or the body runs again. An
+        outage must not look like a failed step.
         """
         try:
-            return commit()
+            return operation()
         except (StepEffectFailed, BodyRerunRequired):
             raise
         except Interruption as exc:
@@ -255,48 +257,48 @@ class ExecutionContext:
             raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
 
     def add_log(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
-        """Keep a log line for the next commit: of the body that runs on this thread, else of the function."""
-        body = step_attempt.current_attempt.get()
+        """Keep a log line until the next commit: that of the body on this thread, else the next commit of the pass."""
+        attempt = current_attempt.get()
         line = LogLine(
             level=level,
             category=category,
             message=values.sanitize_text(message, self.env.settings.max_log_message),
             data=data,
-            step_key=None if body is None else body.step_key,
-            attempt=None if body is None else body.attempt,
-            is_replay=body is None and self.replay_state.is_replaying,
+            step_key=None if attempt is None else attempt.step_key,
+            attempt=None if attempt is None else attempt.number,
+            is_replay=attempt is None and self.replay_state.is_replaying,
         )
-        (self.logs if body is None else body.logs).append(line)
+        (self.logs if attempt is None else attempt.logs).append(line)
 
     def publish(self, key: str, value: Any) -> None:
         """Publish a value, unless the function is replaying steps of an earlier pass."""
-        published, body = self.committer.published, step_attempt.current_attempt.get()
+        published, attempt = self.committer.published, current_attempt.get()
         text = published.encode_value(key, value)
-        if body is not None:
-            body.check_not_abandoned()
+        if attempt is not None:
+            attempt.check_not_abandoned()
             published.publish(key, text)
         elif self.interruption is not None:
             raise self.interruption
         elif not self.replay_state.is_replaying:
             self.run_or_interrupt(lambda: published.publish(key, text))
 
-    def drain_logs(self, body: StepAttempt | None = None) -> list[LogLine]:
-        """Take the log lines of the workflow function, and add those of ``body``."""
-        lines = [*self.logs, *(body.logs if body is not None else ())]
+    def drain_logs(self, attempt: StepAttempt | None = None) -> list[LogLine]:
+        """Remove and return the log lines of the workflow function, followed by those of ``attempt``."""
+        lines = [*self.logs, *(attempt.logs if attempt is not None else ())]
         self.logs.clear()
         return lines
 
     def build_race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
-        """The rows that decide the race: the winner's key, and each open loser as cancelled.
+        """Build the rows that decide the current race: one with the winner's key, and each open loser as cancelled.
 
-        They are written in the commit that finishes the winner, with its ``commit_id``. By that id a later run knows
-        which branches belonged to the race (`ancestry`).
+        The commit that finishes the winner writes them, with its ``commit_id``. A rewound or forked run finds the
+        branches of the race by that id (see `ancestry`).
         """
         race = self.race
         if race is None:
             return []
         result = values.encode(winner.key, what="Winner", limits=self.env.settings.limits)
-        verdict = StepWrite(
+        race_write = StepWrite(
             key=race.entry.key,
             seq=race.entry.seq,
             name=race.entry.name,
@@ -308,9 +310,9 @@ class ExecutionContext:
             result=result,
         )
         losers = [branch for branch in race.branches if branch is not winner and self.find_finished_row(branch) is None]
-        return [verdict, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
+        return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
 
     def find_finished_row(self, execution: StepExecution) -> StepRow | None:
-        """The current row of a branch if the step has finished, else None."""
+        """Return the current row of a step if it has finished, else None."""
         row = self.replay_state.row(execution.key)
         return row if row is not None and row.is_finished else None
