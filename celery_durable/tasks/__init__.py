@@ -77,7 +77,7 @@ _OPTIONS: dict[str, Any] = {
     "apply_async": _send_past_routes,
 }
 
-# An answer in a message is in no database yet: the broker keeps the message until the answer is committed.
+# An answer in a message is not in the database yet: the broker keeps the message until the answer is committed.
 _ANSWERING = _OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
 
 

@@ -43,8 +43,8 @@ _paused: list[list[ForkSafeThread]] = []
 
 
 def _before_fork() -> None:
-    end = steady() + _MAX_FORK_WAIT_SECONDS
-    _paused.append([each for each in list(_started) if each.pause(max(0.0, end - steady()))])
+    deadline = steady() + _MAX_FORK_WAIT_SECONDS
+    _paused.append([each for each in list(_started) if each.pause(max(0.0, deadline - steady()))])
 
 
 def _after_fork() -> None:

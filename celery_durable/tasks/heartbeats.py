@@ -28,7 +28,7 @@ _WRITES_PER_CLEANUP = 60
 
 
 class HeartbeatThread(ForkSafeThread):
-    """The heartbeat of this process. It has no row before `begin`, and a forked child has to call `begin` again.
+    """The heartbeat of this process. It has no row before `register`, and a forked child has to call `register` again.
 
     ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.
     """
@@ -63,7 +63,7 @@ class HeartbeatThread(ForkSafeThread):
         self._outages: Sequence[Outage] = ()
 
     def register(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
-        """Give this process a row, which `beat` writes. A worker that also hosts beat counts as a worker."""
+        """Give this process a row id, for `write_if_due`. A worker that also hosts beat counts as a worker."""
         self._pool = pool or self._pool
         if self._id is not None and self._pid == os.getpid():
             if kind == "worker":
@@ -74,7 +74,7 @@ class HeartbeatThread(ForkSafeThread):
 
     @property
     def row_id(self) -> str | None:
-        """The id of this process's row; None before `begin` and after `end`."""
+        """The id of this process's row; None before `register` and after `remove_row`."""
         return self._id if self._pid == os.getpid() else None
 
     def start(self) -> None:

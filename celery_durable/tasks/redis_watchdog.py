@@ -69,8 +69,8 @@ class RedisWatchdog(ForkSafeThread):
                 repeated += 1
         if repeated:
             logger.warning(
-                "This worker had stopped consuming: Redis had not taken %s, which kept a place among the messages that "
-                "the worker may hold. This is repeated now, and the worker consumes again.",
+                "This worker had stopped consuming: Redis had not taken %s, which counted against "
+                "its prefetch limit. The watchdog has repeated this, and the worker consumes again.",
                 "1 acknowledgement" if repeated == 1 else f"{repeated} acknowledgements",
             )
 

@@ -1,9 +1,9 @@
-"""Completions: the end of a Celery task that does a step, committed in the process of the task (LAW 1).
+"""The ends of Celery tasks that do steps, committed in the process of the task (LAW 1).
 
-A retry, a replacement and a chain keep their callbacks; nothing is removed from the tasks. Celery calls the internal
-link or errback in the process of the task. It does so after the body, before the result is stored and before a late
-acknowledgement. Both commit here. Each end that calls neither of them has a signal. The answer is sent as a message if
-another database waits for it, or if the database of this process fails.
+Celery calls the internal link or errback in the process of the task. It does so after the body, before the result is
+stored and before a late acknowledgement. Both commit the answer here. A task that ends without these callbacks sends a
+signal of Celery. A retry, a replacement and a chain keep their callbacks; nothing is removed from the tasks. The answer
+is sent as a message if another database waits for it, or if the database of this process fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LossRecorder(Protocol):
 
 
 class TaskEndHandler:
-    """Commits the completions of the tasks of one app.
+    """Commits the ends of the tasks of one app, as results or errors of the waiting steps.
 
     ``send`` sends an answer as a message. ``loss_recorder`` records tasks whose process died, and tasks that were
     replaced.
@@ -212,14 +212,14 @@ def _find_task_exception(exception: BaseException) -> BaseException:
     return found
 
 
-def _call_despite_soft_limit(end: Callable[[], T], reference: TaskReference) -> T:
-    """Call ``end``, and call it again if the soft time limit fires meanwhile; returns what ``end`` returns.
+def _call_despite_soft_limit(commit: Callable[[], T], reference: TaskReference) -> T:
+    """Call ``commit``, and call it again if the soft time limit fires meanwhile; returns its result.
 
     The task is over and its answer is known, so the limit must not become a second, different answer. The limit fires
     only once, so it does not interrupt the second call.
     """
     try:
-        return end()
+        return commit()
     except SoftTimeLimitExceeded:
         logger.warning("The soft time limit of a task of %s fired after its end and is ignored", reference.ref)
-        return end()
+        return commit()

@@ -80,8 +80,8 @@ def test_what_redis_did_not_take_is_repeated_when_it_is_back(
     until(consumes_again)
     until(lambda: caplog.messages)
     assert caplog.messages == [
-        "This worker had stopped consuming: Redis had not taken 1 acknowledgement, which kept a place among the "
-        "messages that the worker may hold. This is repeated now, and the worker consumes again."
+        "This worker had stopped consuming: Redis had not taken 1 acknowledgement, which counted against its "
+        "prefetch limit. The watchdog has repeated this, and the worker consumes again."
     ]
 
 

@@ -1335,7 +1335,7 @@ MUTANTS = (
         "an interrupted answer is not tried again",
         (
             "tasks.task_ends:_call_despite_soft_limit",
-            "reference.ref)\n        return end()",
+            "reference.ref)\n        return commit()",
             "reference.ref)\n        raise",
         ),
         caught_by="tests/celery/test_interrupted_answers.py",

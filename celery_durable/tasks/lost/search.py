@@ -35,7 +35,7 @@ logger = logging.getLogger("celery_durable.lost")
 
 _CHECK_SECONDS = 1.0
 _MAX_GAP_SECONDS = 10.0
-"""The longest time between two calls of `look`; after more, the database or this process may have been down."""
+"""The longest normal time between two calls of `check`; after more, the database or this process may have been down."""
 _PERIODIC_SCAN_SECONDS = 60.0
 _NEW_WORKER_SECONDS = 5.0
 """The time after which a worker that has just started consumes its queues."""
@@ -44,11 +44,11 @@ _RETRY_SECONDS = 5.0
 _RECENT_DEATH_SECONDS = 600.0
 _PAGE_SIZE = 10_000
 _REPORT_BATCH_SIZE = 50
-"""How many lost tasks one transaction reports; each call of `look` runs one."""
+"""How many lost tasks one transaction reports; each call of `check` runs one."""
 _MARKER_CHECK_SECONDS = 10.0
-"""A marker that no worker has reported for this long, and whose queue is empty, is gone."""
+"""A marker is lost if no worker has reported it for this long and its queue is empty."""
 _MAX_MARKERS = 3
-"""After this many lost markers, another application seems to consume them: the queue is not searched for a while."""
+"""After this many lost markers, another application seems to consume them, so the search skips the queue."""
 _QUEUE_PAUSE_SECONDS = 600.0
 _POOLS_THAT_RUN_BODIES_IN_MAIN_LOOP = ("solo", None)
 """The pools whose main loop runs the bodies of tasks, as heartbeats name them; None: not known."""
@@ -290,8 +290,8 @@ class LostTaskSearch:
         """Send the marker again if the broker did not take it, or if its queue is empty."""
         if active.search.stage is not detection.Stage.MARKER or now - active.marker_sent_at < _MARKER_CHECK_SECONDS:
             return
-        is_out = active.marker_sent_at > -math.inf
-        if is_out and self._messages.queue_length(destination.queue) != 0:
+        is_sent = active.marker_sent_at > -math.inf
+        if is_sent and self._messages.queue_length(destination.queue) != 0:
             active.marker_sent_at = now  # check the queue again later
         elif active.markers_sent < _MAX_MARKERS:
             self._send_marker(destination, active, now)

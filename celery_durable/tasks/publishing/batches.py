@@ -81,7 +81,7 @@ class DestinationBatch:
             item.state = SendState.REFUSED
 
     def refuse_item(self, item: BatchItem, exc: Exception) -> None:
-        """Mark a message as refused that cannot be encoded; the queue and the broker are not to blame."""
+        """Mark a message as refused because it cannot be encoded; this is no failure of the queue or the broker."""
         item.state = SendState.REFUSED
         logger.error("Message %s to %r cannot be sent; a dispatcher will retry: %r", item.id, self.routing_key, exc)
 

@@ -20,7 +20,7 @@ logger = logging.getLogger("celery_durable.tasks")
 MAX_BROKER_PAUSE_SECONDS, MAX_QUEUE_PAUSE_SECONDS = 5.0, 30.0
 """The longest pauses. Pauses start at 1 s and double.
 
-The broker's is short: no caller waits for the next probe, and a fail-over must be noticed soon.
+The broker's pause is short: no caller waits for its probes, and a fail-over must be noticed soon.
 """
 _PROBE_TIMEOUT_SECONDS = 6.0
 _LOG_INTERVAL_SECONDS = 60.0
@@ -55,7 +55,7 @@ class CircuitBreakers:
         return record is not None and self._runtime.monotonic() < record.retry_at
 
     def is_open(self) -> bool:
-        """Whether nothing is sent to the broker, so that no caller waits for it."""
+        """Whether sending to the broker is paused; then no caller waits for it."""
         record = self._records.get(None)
         return record is not None and not record.has_answered_probe
 
@@ -102,9 +102,9 @@ class CircuitBreakers:
             with self._lock:
                 record = self._records.pop(queue, None)
             if record is not None:
-                length = self._runtime.monotonic() - record.started_at
+                seconds = self._runtime.monotonic() - record.started_at
                 text = "%s takes messages again after %.0f s, %s failures"
-                logger.info(text, record.outage.where, length, record.outage.failures)
+                logger.info(text, record.outage.where, seconds, record.outage.failures)
 
     def reset_in_child(self) -> None:
         """Reset the lock and the probes in a forked child, which has no other threads that could finish them."""

@@ -120,7 +120,7 @@ class _SubscribeUnlessRecorder:
 
 
 def is_publish_observed(app: Celery) -> bool:
-    """Whether other code observes or changes published messages; then each message is recorded.
+    """Whether other code observes or changes published messages; then no templates are used.
 
     Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. Only the file of its code
     shows a patch: functools.wraps copies the other attributes.

@@ -22,7 +22,7 @@ _MAX_TEMPLATES = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A recorded message with marks for the values; its body is split around the arguments."""
+    """A recorded message with placeholders for the values; its body is split around the arguments."""
 
     recorded: RecordedMessage
     before: str
@@ -31,7 +31,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilledTemplate:
-    """A message made from a template: the values for its marks, and its body."""
+    """A message made from a template: the values for its placeholders, and its body."""
 
     template: Template
     values: Mapping[str, str]

@@ -101,7 +101,7 @@ def content_frames(channel: int, payload: Payload, frame_max: int) -> Iterator[b
     """The header frame and the body frames of a message; ``frame_max`` limits the size of a frame."""
     properties, body = payload.properties, payload.body
     yield pack(">BHIHHQ", _HEADER, channel, len(properties) + 12, _BASIC, 0, len(body)) + properties + _END
-    most = frame_max - _FRAME_OVERHEAD
-    for start in range(0, len(body), most):
-        part = body[start : start + most]
+    max_size = frame_max - _FRAME_OVERHEAD
+    for start in range(0, len(body), max_size):
+        part = body[start : start + max_size]
         yield pack(">BHI", _BODY, channel, len(part)) + part + _END

@@ -35,7 +35,7 @@ _quote = json.encoder.encode_basestring_ascii
 
 
 class RedisTransport(Transport):
-    """Redis and Sentinel. There is no MULTI: each queue has its own reply, and only a missing reply leaves a doubt."""
+    """Redis and Sentinel. Without MULTI each queue has its own reply; only messages without a reply are in doubt."""
 
     supports_templates: ClassVar[bool] = True
 
@@ -72,12 +72,12 @@ class RedisTransport(Transport):
                 return
             for _, items in commands:
                 _set_states(items, SendState.UNKNOWN)
-            answers = pipe.execute(raise_on_error=False)
-        for (_, items), answer in zip(commands, answers, strict=True):
-            _set_states(items, SendState.UNSENT if isinstance(answer, Exception) else SendState.SENT)
-        for (batch, _), answer in zip(commands, answers, strict=True):
-            if isinstance(answer, Exception):
-                self._refuse_or_raise(batch, answer)
+            replies = pipe.execute(raise_on_error=False)
+        for (_, items), reply in zip(commands, replies, strict=True):
+            _set_states(items, SendState.UNSENT if isinstance(reply, Exception) else SendState.SENT)
+        for (batch, _), reply in zip(commands, replies, strict=True):
+            if isinstance(reply, Exception):
+                self._refuse_or_raise(batch, reply)
 
     def _push(
         self, pipe: Any, batch: DestinationBatch, commands: list[tuple[DestinationBatch, list[BatchItem]]]
