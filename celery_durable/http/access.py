@@ -1,6 +1,6 @@
-"""Who may do what: hooks of the application, asked in one place before anything else happens.
+"""Access control: every request passes the hooks of the application before anything else happens.
 
-Deny by default: what no hook answers with True is refused, and so is what no hook was given for.
+A request is refused unless each of its hooks returns True or a `Scope`. A request without any hook is refused, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ E = TypeVar("E", bound=Callable[..., Any])
 
 
 class Permission(StrEnum):
-    """What a route needs. Every route names one."""
+    """The permission that a route requires. Every route requires one."""
 
     CREATION = "creation"
     READING = "reading"
@@ -51,10 +51,17 @@ class Permission(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a hook decides on: somebody wants to do ``operation``, under ``right``, to this workflow and instance.
+    """What a hook decides on: a client wants to do an operation.
 
-    ``workflow`` is None where a request concerns all of them, ``instance_id`` where it concerns no single one. A
-    creation is asked for twice: before its body is read, without an id, and then with each id that will be written.
+    The hooks for a creation are called twice: before the body is read, without an id, and then with each id that will
+    be written.
+
+    Attributes:
+        permission: The permission that the route requires.
+        operation: The name of the operation, such as "create".
+        workflow: The workflow's name; None if the request concerns all workflows.
+        instance_id: The instance's id; None if the request does not concern one instance.
+        request: The request of the client.
     """
 
     permission: Permission
@@ -66,20 +73,28 @@ class Access:
 
 HookResult = bool | Scope | Response
 Hook = Callable[[Access], HookResult | Awaitable[HookResult]]
-"""Returns True to let the request go on, or a `Scope` to let it reach these instances alone. Anything else refuses
-it: a Response is sent, else it is a 403; `Unauthenticated`, `Forbidden` and HTTPException may be raised. Plain
-functions run on a thread."""
+"""Returns True to allow the request, or a `Scope` to limit it to these instances. Anything else refuses the request: a
+Response is sent as it is, any other value becomes a 403. A hook may raise `Unauthenticated`, `Forbidden` and
+HTTPException. Functions that are not ``async`` run on a thread."""
 
 
 Actor = Callable[[Access], str | Awaitable[str | None] | None]
-"""Answers with the name of who is asking, which is written down with what is done by hand; None: not known."""
+"""Returns the name of the user, which is recorded with manual changes to steps; None if the user is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorize:
-    """The hooks. ``request`` is asked for every access, then the one of its right. Both must answer with True.
+    """The hooks of an application.
 
-    ``actor`` decides nothing: it says who is asking.
+    Attributes:
+        request: Called for every request, before the hook for its permission. Both must allow the request.
+        creation: Called for requests that create instances.
+        reading: Called for requests that read.
+        management: Called for requests that change instances.
+        events: Called for requests that send events.
+        tick: Called for requests that run workflows in this process.
+        health: Called for the probes `/healthz` and `/readyz`.
+        actor: Returns the name of the user. It allows or refuses nothing.
     """
 
     request: Hook | None = None
@@ -92,7 +107,7 @@ class Authorize:
     actor: Actor | None = None
 
     def hooks(self, permission: Permission) -> list[Hook]:
-        """Those that decide on a right."""
+        """Return the hooks for a permission."""
         policy: Hook | None = getattr(self, permission.value)
         return [hook for hook in (self.request, policy) if hook is not None]
 
@@ -101,13 +116,16 @@ _scope: ContextVar[Scope | None] = ContextVar("celery_durable_scope", default=No
 
 
 def restrict_to_request_scope(operations: Operations) -> Operations:
-    """The verbs for the request that is served, as far as its hooks let it reach."""
+    """Return the operations, limited to the scope that the hooks returned for the current request."""
     scope = _scope.get()
     return operations if scope is None else operations.restrict_to(scope)
 
 
 class AccessControl:
-    """The outermost layer of every route: access first, then the size of the body, and every error as a problem."""
+    """The outermost layer of every route.
+
+    It calls the hooks, then checks the body's size, and turns every error into a problem response.
+    """
 
     def __init__(
         self,
@@ -120,11 +138,11 @@ class AccessControl:
         if (hooks is None or not any(hooks.hooks(permission) for permission in Permission)) != allow_anonymous:
             raise NoAuthorization(is_contradiction=allow_anonymous)
         self._hooks, self._max_body_bytes = hooks, max_body_bytes
-        # The probes of a load balancer are not answered late because other hooks hang.
+        # Separate threads, so that hooks that hang do not delay the probes of a load balancer.
         self._threads, self._health_threads = HookThreads("hooks"), HookThreads("health-hooks", 4)
 
     async def admit(self, access: Access) -> None:
-        """Return if the hooks let this go on; raises what refuses it."""
+        """Return if the hooks allow this access. Otherwise raises HookResponse, Forbidden or the error of the hook."""
         if self._hooks is None:
             return
         hooks = self._hooks.hooks(access.permission)
@@ -140,7 +158,7 @@ class AccessControl:
                 raise Forbidden
 
     async def actor(self, access: Access) -> str | None:
-        """Who is asking, as the application knows it; None where it does not say. Raises TypeError for no name."""
+        """Return the user's name from the actor hook, or None. Raises TypeError if the hook returns another type."""
         if self._hooks is None or self._hooks.actor is None:
             return None
         name = await self._call_hook(self._hooks.actor, access)
@@ -158,21 +176,21 @@ class AccessControl:
     async def serve(
         self, request: Request, permission: Permission, operation: str, inner: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        """Serve a request, or refuse it."""
+        """Return the response to a request, or the problem that refuses it."""
         request = self._limit_body(request)
         token = _scope.set(None)
         try:
             await self.admit(_build_access(request, permission, operation))
             _check_encoding(request)
             if request.method == "POST":
-                await request.body()  # kept by the request; what parses it would take our error for a bad body
-            if permission is Permission.TICK:  # runs bodies, which take as long as they like
+                await request.body()  # the request caches it; FastAPI would report BodyTooLarge as an invalid body
+            if permission is Permission.TICK:  # it runs workflows, without a time limit
                 response = await inner(request)
             else:
                 response = await timeouts.serve_in_time(lambda: inner(request))
         except HookResponse as answered:
             response = answered.response
-        except Exception as error:  # noqa: BLE001  # the one place where errors become answers
+        except Exception as error:  # noqa: BLE001  # the only place where errors become responses
             response = build_error_response(error)
         finally:
             _scope.reset(token)
@@ -181,7 +199,7 @@ class AccessControl:
         return response
 
     def _limit_body(self, request: Request) -> Request:
-        """The same request, whose body breaks off where it gets too large, whoever reads it."""
+        """Return the same request, but reading its body raises BodyTooLarge beyond the limit."""
         size = 0
 
         async def receive() -> Any:
@@ -192,11 +210,11 @@ class AccessControl:
                 raise BodyTooLarge(limit)
             return message
 
-        return Request(request.scope, receive, request._send)  # noqa: SLF001  # there is no public way to hand it on
+        return Request(request.scope, receive, request._send)  # noqa: SLF001  # there is no public way to pass it on
 
 
 class HookResponse(Exception):
-    """A hook answers the request itself."""
+    """A hook returned the response to the request."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
@@ -209,7 +227,7 @@ def _check_encoding(request: Request) -> None:
 
 
 def _restrict_scope(permission: Permission, scope: Scope) -> None:
-    """Have the request reach what this hook and those before it allow; raises Forbidden where that is nothing."""
+    """Limit the request to the instances that this and the earlier hooks allow. Raises Forbidden if there are none."""
     if permission is Permission.TICK:
         raise Forbidden("A tick concerns all instances: the hook has to return True for it, or refuse it.")
     values.check_labels(scope.labels)
@@ -221,13 +239,13 @@ def _restrict_scope(permission: Permission, scope: Scope) -> None:
 
 
 def _build_access(request: Request, permission: Permission, operation: str) -> Access:
-    # The very texts that the endpoint gets.
+    # The decoded path parameters, exactly as the endpoint gets them.
     found = request.path_params
     return Access(permission, operation, found.get("workflowName"), found.get("instanceId"), request)
 
 
 def requires(permission: Permission) -> Callable[[E], E]:
-    """Say what an endpoint needs; one that does not say it cannot be made a route."""
+    """Declare the permission that an endpoint requires. Every route must declare one."""
 
     def set_permission(endpoint: E) -> E:
         setattr(endpoint, _PERMISSION_ATTRIBUTE, permission)
@@ -237,7 +255,7 @@ def requires(permission: Permission) -> Callable[[E], E]:
 
 
 def required_permission(endpoint: Any) -> Permission:
-    """The right that an endpoint needs."""
+    """Return the permission that an endpoint requires. Raises TypeError if it declares none."""
     permission = getattr(endpoint, _PERMISSION_ATTRIBUTE, None)
     if not isinstance(permission, Permission):
         raise TypeError(f"{endpoint!r} does not say what it needs.")
@@ -248,7 +266,7 @@ _PERMISSION_ATTRIBUTE = "__durable_permission__"
 
 
 def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
-    """The class of routes that nobody passes but through this gate, also in the router of another application."""
+    """Return a route class that applies this access control, also in the router of another application."""
     methods: defaultdict[str, set[str]] = defaultdict(set)
 
     class GuardedRoute(APIRoute):
@@ -260,7 +278,8 @@ def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
 
         @property
         def _is_read(self) -> bool:
-            # Not the stream, which would not end. HEAD is no method of the route: the description would name it too.
+            # HEAD is served like GET, except for the stream, which would not end. HEAD is not added to the methods
+            # of the route, because the OpenAPI description would list it.
             return "GET" in (self.methods or ()) and not self.path_format.endswith("/stream")
 
         def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:

@@ -1,4 +1,4 @@
-"""ETags: an instance's tag, which every change of it replaces, in quotes."""
+"""ETags: the version tag of an instance, in quotes. Every change of the instance replaces it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _TAG = re.compile(r'(W/)?"([^"]*)"')
 
 
 def format_etag(tag: str) -> str:
-    """The header of a tag."""
+    """Return the ETag header for a version tag."""
     return f'"{tag}"'
 
 
 def matches_if_none_match(tag: str, if_none_match: str | None) -> bool:
-    """Whether an If-None-Match names this tag."""
+    """Return whether the header If-None-Match lists this tag."""
     if if_none_match is None:
         return False
     return if_none_match.strip() == "*" or tag in _tags(if_none_match, weak_too=True)
 
 
 def parse_if_match(if_match: str | None) -> Collection[str] | None:
-    """The tags that an If-Match names; None where any will do. One that names nothing of ours names none."""
+    """Return the tags that the header If-Match lists, or None if it accepts any."""
     if if_match is None or if_match.strip() == "*":
         return None
     return _tags(if_match, weak_too=False)

@@ -1,4 +1,4 @@
-"""Clients that follow instances, in streams and long polls: how many there may be, and the looks that they share."""
+"""Clients that follow instances, in streams and long polls: their limit, and the database reads that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_durable.runtime import steady
 
 
 class TooManyStreams(DurableError):
-    """As many clients as this process takes follow instances already."""
+    """The process already serves the largest number of streams and long polls."""
 
     code, http_status = "TOO_MANY_STREAMS", 429
 
@@ -24,25 +24,25 @@ class TooManyStreams(DurableError):
 
 
 class Followers:
-    """Those of one API in one process."""
+    """The clients of one API in one process that follow instances."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._count = limit, 0
         self._shared_reads: dict[tuple[object, ...], tuple[float, asyncio.Task[VersionedInstance]]] = {}
 
     def enter(self) -> None:
-        """Count one; raises TooManyStreams. `leave` must follow."""
+        """Count a client. Raises TooManyStreams. The caller must call `leave` later."""
         if self._count >= self._limit:
             raise TooManyStreams(self._limit)
         self._count += 1
 
     def leave(self) -> None:
-        """One is gone."""
+        """Stop counting a client."""
         self._count -= 1
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count one for as long as the block lasts; raises TooManyStreams."""
+        """Count a client while the block runs. Raises TooManyStreams."""
         self.enter()
         try:
             yield
@@ -52,15 +52,15 @@ class Followers:
     async def read_shared(
         self, operations: Operations, workflow: str, instance_id: str, *, within: float
     ) -> VersionedInstance:
-        """How an instance stands, as one look saw it that began within the last seconds; raises InstanceNotFound.
+        """Return an instance and its tag from a read that began at most ``within`` seconds ago.
 
-        Those who follow the same instance in the same scope share it.
+        Clients that follow the same instance in the same scope share the read. Raises InstanceNotFound.
         """
         loop = asyncio.get_running_loop()
         key = (loop, operations.scope_text, workflow, instance_id)
         started_at, shared = self._shared_reads.get(key, (0.0, None))
         if shared is None or steady() - started_at > within:
-            # In no client's context: the look outlives a client that breaks off.
+            # In an empty context, not the client's: the read continues if this client disconnects.
             read = timeouts.run_read(operations.read_with_tag, workflow, instance_id)
             shared = loop.create_task(read, context=contextvars.Context())
             self._shared_reads[key] = (steady(), shared)
@@ -69,10 +69,10 @@ class Followers:
 
     def _forget(self, key: tuple[object, ...], shared: asyncio.Task[VersionedInstance]) -> None:
         if shared.done() and not shared.cancelled():
-            shared.exception()  # seen: if every client has gone meanwhile, nobody else retrieves it
+            shared.exception()  # retrieves it, since all clients may have disconnected; asyncio logs it otherwise
         if self._shared_reads.get(key, (0.0, None))[1] is shared:
             del self._shared_reads[key]
 
 
 _FORGET_SECONDS = 2.0
-"""Longer than any client shares a look."""
+"""How long a read is kept. Longer than any client shares one."""

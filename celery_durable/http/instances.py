@@ -1,4 +1,4 @@
-"""The routes that change something: create, steer, do again, send an event."""
+"""The routes that change instances: create, pause, terminate, restart, complete a step, send an event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OptionalReason = Annotated[requests.Reason | None, Body()]
 
 
 class InstanceRoutes:
-    """The endpoints."""
+    """The endpoints that change instances."""
 
     def __init__(self, durable: Durable, access_control: AccessControl) -> None:
         self._durable, self._access_control = durable, access_control
@@ -35,10 +35,10 @@ class InstanceRoutes:
 
     @requires(Permission.CREATION)
     async def create(self, request: Request, workflow: WorkflowName, body: requests.CreateInstance) -> Response:
-        """Create an instance and have it started.
+        """Create an instance and start it.
 
-        An id that is taken is refused: `restart` runs an instance again. With `ifExists` "return", which needs the
-        right to read it too, the answer is then the existing one, and 200.
+        An id that is in use is refused; `restart` runs an existing instance again. With `ifExists` "return", the
+        response is 200 with the existing instance, which also requires the permission to read it.
         """
         self._durable.internals.registry.get(workflow)
         instance_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
@@ -68,7 +68,7 @@ class InstanceRoutes:
     async def create_batch(self, request: Request, workflow: WorkflowName, body: requests.CreateBatch) -> Response:
         """Create several instances at once.
 
-        Existing and repeated ids are skipped, and left out of the answer; one invalid item refuses all.
+        Existing and repeated ids are skipped and are not in the response. One invalid item refuses the whole batch.
         """
         self._durable.internals.registry.get(workflow)
         if len(body.instances) > self._durable.internals.settings.max_batch:
@@ -85,23 +85,23 @@ class InstanceRoutes:
         return values.check_instance_id(instance_id, self._durable.internals.settings.max_instance_id)
 
     async def _admit(self, request: Request, operation: str, workflow: str, instance_id: str) -> None:
-        """Each instance is asked for with the very id that will be written."""
+        """Call the hooks with the id that will be written."""
         await self._access_control.admit(Access(Permission.CREATION, operation, workflow, instance_id, request))
 
     @requires(Permission.MANAGEMENT)
     def pause(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
         """Pause an instance at its next step boundary.
 
-        Timers and deadlines go on.
+        Timers and deadlines continue.
         """
         self._operations.pause(workflow, instance_id, if_version=parse_if_match(if_match))
         return json_response(responses.Done(ok=True))
 
     @requires(Permission.MANAGEMENT)
     def resume(self, workflow: WorkflowName, instance_id: InstanceId, if_match: IfMatch = None) -> Response:
-        """Go on after a pause.
+        """Resume a paused instance.
 
-        Of one that is not paused nothing is changed.
+        An instance that is not paused stays unchanged, but a requested pause is cancelled.
         """
         self._operations.resume(workflow, instance_id, if_version=parse_if_match(if_match))
         return json_response(responses.Done(ok=True))
@@ -114,9 +114,9 @@ class InstanceRoutes:
         body: OptionalReason = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """End an instance for good.
+        """End an instance permanently.
 
-        Of a step that runs nothing is recorded.
+        The result of a step that is running is not recorded.
         """
         reason = None if body is None else body.reason
         self._operations.terminate(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
@@ -130,9 +130,9 @@ class InstanceRoutes:
         body: OptionalReason = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Begin a new run of an instance, with the same parameters.
+        """Start a new run of an instance, with the same parameters.
 
-        From any state; prior runs stay readable.
+        The instance may be in any status. Prior runs stay readable.
         """
         reason = None if body is None else body.reason
         number = self._operations.restart(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
@@ -146,9 +146,9 @@ class InstanceRoutes:
         body: OptionalReason = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Try again what ended an errored instance, in a new run.
+        """Retry the step that failed an errored instance, in a new run.
 
-        The failed step gets fresh attempts; what was done before the failure is kept.
+        The failed step gets fresh attempts. Steps that finished before the failure are kept.
         """
         reason = None if body is None else body.reason
         number = self._operations.retry(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
@@ -158,9 +158,10 @@ class InstanceRoutes:
     def rewind(
         self, workflow: WorkflowName, instance_id: InstanceId, body: requests.Rewind, if_match: IfMatch = None
     ) -> Response:
-        """Begin a new run of an instance that goes on from a step.
+        """Start a new run of an instance that continues from a step.
 
-        It keeps the steps of the current run that were called before, and all events. From any state.
+        It keeps the steps that finished before this step was called, and all events. The instance may be in any
+        status.
         """
         number = self._operations.restart(
             workflow, instance_id, from_step=body.step, reason=body.reason, if_version=parse_if_match(if_match)
@@ -171,9 +172,9 @@ class InstanceRoutes:
     async def fork(
         self, request: Request, workflow: WorkflowName, instance_id: InstanceId, body: requests.Fork
     ) -> Response:
-        """Create an instance that goes on from a step of another.
+        """Create an instance that continues from a step of another instance.
 
-        It needs the right to create the new one, too. The other instance is left alone.
+        It also requires the permission to create the new instance. The other instance stays unchanged.
         """
         new_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, "fork", workflow, new_id)
@@ -191,8 +192,8 @@ class InstanceRoutes:
     ) -> Response:
         """Complete a step by hand, with a result.
 
-        A step that is open, in the same run; or one that ended its instance errored, in a new run. It is kept who did
-        it, when and why.
+        An open step is completed in the same run. A step that failed its instance is completed in a new run. The name
+        of the person, the time and the reason are recorded.
         """
         by = await self._actor(request, "set_result", workflow, instance_id, body.by)
         number = await timeouts.run_in_request_thread(
@@ -218,7 +219,7 @@ class InstanceRoutes:
     ) -> Response:
         """Complete a step by hand, without a result.
 
-        A sleep ends at once. Else as set-result.
+        A sleep ends at once. Otherwise like set-result.
         """
         by = await self._actor(request, "skip", workflow, instance_id, body.by)
         number = await timeouts.run_in_request_thread(
@@ -233,7 +234,7 @@ class InstanceRoutes:
         return json_response(responses.StepCompleted(ok=True, run_number=number))
 
     async def _actor(self, request: Request, operation: str, workflow: str, instance_id: str, named: str | None) -> str:
-        """Who does it: as the application knows, else as the client says."""
+        """Return who makes the change: the name from the actor hook, otherwise the one in the body."""
         known = await self._access_control.actor(
             Access(Permission.MANAGEMENT, operation, workflow, instance_id, request)
         )
@@ -252,9 +253,10 @@ class InstanceRoutes:
         body: requests.RestartOrCreate,
         if_match: IfMatch = None,
     ) -> Response:
-        """Restart an instance if it is in one of these statuses, create it where there is none.
+        """Restart an instance if it is in one of these statuses, or create it if there is none.
 
-        It needs the rights to create and to manage the instance. One that is in another status is left as it is.
+        It requires the permissions to create and to manage the instance. An instance in another status stays
+        unchanged.
         """
         self._check_id(instance_id)
         await self._access_control.admit(
@@ -283,12 +285,12 @@ class InstanceRoutes:
     ) -> Response:
         """Send an event to an instance.
 
-        It is kept until the workflow asks for its type, also while the instance is paused.
+        It is stored until the workflow waits for its type, also while the instance is paused.
         """
         accepted = self._operations.send_event(
             workflow, instance_id, body.type, body.payload, id=body.id, if_version=parse_if_match(if_match)
         )
-        # The word alone: who may send events need not be one who may read outputs and errors.
+        # Only the status: a client that may send events may lack the permission to read outputs and errors.
         status = self._operations.read(workflow, instance_id).status
         return json_response(responses.EventSent(status=responses.StatusView(status=status), accepted=accepted))
 

@@ -1,4 +1,4 @@
-"""The routes about the process that serves: run what is due in it, and whether it lives and can work."""
+"""The routes about the serving process: run due workflows in it, and health checks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from celery_durable.store import migrate
 logger = logging.getLogger("celery_durable.http")
 
 _MAX_CONCURRENT_TICKS = 4
-"""Ticks that run at the same time; others wait. On threads of their own: a body may take as long as it likes."""
+"""Further ticks wait for a thread. They have their own threads, because a tick has no time limit."""
 
 
 class ProcessRoutes:
-    """The endpoints."""
+    """The endpoints for ticks and health checks."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -36,10 +36,11 @@ class ProcessRoutes:
 
     @requires(Permission.TICK)
     async def tick(self, body: Annotated[requests.TickRequest | None, Body()] = None) -> Response:
-        """Advance what is due, in the serving process.
+        """Run due workflows in the serving process.
 
-        For deployments that something like cron drives instead of Celery workers: up to `maxInstances` passes, each of
-        up to `maxSteps` steps. Any number of ticks at once; `processed` is the number of passes.
+        For deployments in which a scheduler such as cron replaces Celery workers. One tick runs up to `maxInstances`
+        passes, each of up to `maxSteps` steps. Several ticks may run at the same time. `processed` is the number of
+        passes.
         """
         asked = body or requests.TickRequest()
         work = functools.partial(self._durable.tick, max_instances=asked.max_instances, max_steps=asked.max_steps)
@@ -48,15 +49,15 @@ class ProcessRoutes:
 
     @requires(Permission.HEALTH)
     async def healthz(self) -> Response:
-        """Whether the process lives.
+        """Check whether the process responds.
 
-        Asks nobody else.
+        It uses neither the database nor the broker.
         """
         return json_response(responses.Healthy(status="ok"))
 
     @requires(Permission.HEALTH)
     async def readyz(self) -> Response:
-        """Whether the database answers and has been migrated."""
+        """Check whether the database responds and is migrated."""
         try:
             await timeouts.run_probe(lambda: migrate.check_revision(self._durable.internals.store))
         except Exception as exc:

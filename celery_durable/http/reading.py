@@ -1,4 +1,4 @@
-"""The routes that only look: workflows, lists, one instance, its history, its stream. All need the right to read."""
+"""The routes that read: workflows, lists, one instance, its history and its stream."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MAX_WAIT_SECONDS = 60
 _MAX_RUN_NUMBER = 2**31 - 1
 _LEVELS = list(LogLevel)  # from the least to the most important
 
-PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE_SIZE, description="How many at most.")]
-Cursor = Annotated[str | None, Query(description="Continues an earlier page, which gave it.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE_SIZE, description="The largest number of items.")]
+Cursor = Annotated[str | None, Query(description="The cursor of an earlier page, to get the next one.")]
 _LABEL = {"type": "string", "pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]{0,63}=[^\\x00-\\x1f\\x7f-\\x9f]{1,255}$"}
 Labels = Annotated[
     Sequence[str],
     Query(
-        description="Only with this label: `name=value`; several, of different names: with all.",
+        description="Only instances with this label, `name=value`. Repeat it for instances that have all of several.",
         json_schema_extra={"items": _LABEL, "maxItems": MAX_LABELS},
     ),
 ]
@@ -44,7 +44,7 @@ RunNumber = Annotated[
 
 
 class ReadRoutes:
-    """The endpoints."""
+    """The endpoints that read."""
 
     def __init__(self, durable: Durable, followers: Followers) -> None:
         self._durable, self._followers = durable, followers
@@ -58,10 +58,7 @@ class ReadRoutes:
 
     @requires(Permission.READING)
     def list_workflows(self) -> Response:
-        """List the workflows.
-
-        Those that the serving process knows.
-        """
+        """List the workflows that the serving process knows."""
         names = sorted(self._durable.workflows)
         return json_response(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
 
@@ -76,7 +73,7 @@ class ReadRoutes:
     ) -> Response:
         """List the instances of a workflow, newest first.
 
-        Without their params and output.
+        The items have no parameters and no output.
         """
         labels = values.parse_labels(label)
         page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
@@ -92,14 +89,14 @@ class ReadRoutes:
         workflow: WorkflowName,
         instance_id: InstanceId,
         wait: Annotated[
-            float, Query(ge=0, le=_MAX_WAIT_SECONDS, description="Seconds to wait at most, see above.")
+            float, Query(ge=0, le=_MAX_WAIT_SECONDS, description="The longest time to wait, in seconds.")
         ] = 0,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
-        """Get an instance: where it stands, its parameters, its current step.
+        """Get an instance: its status, its parameters and its current step.
 
-        Every change replaces its ETag, which is opaque. With `wait` the answer comes when the instance has ended
-        or, with If-None-Match, has changed; at the latest after so many seconds.
+        Every change of the instance replaces its ETag, which is opaque. With `wait`, the server responds when the
+        instance has ended or, with If-None-Match, has changed; at the latest after `wait` seconds.
         """
         if wait > 0 or if_none_match is not None:
             with self._followers.one() if wait > 0 else nullcontext():
@@ -116,7 +113,7 @@ class ReadRoutes:
     async def _long_poll(
         self, workflow: str, instance_id: str, wait: float, if_none_match: str | None
     ) -> VersionedInstance:
-        """The instance at the end of a long poll; between two looks nothing is held."""
+        """Return the instance at the end of a long poll. Between two reads it holds no thread and no connection."""
         pause, operations = 0.05, self._operations
         found = await timeouts.run_read(operations.read_with_tag, workflow, instance_id)
         while True:
@@ -130,9 +127,9 @@ class ReadRoutes:
 
     @requires(Permission.READING)
     def explain(self, workflow: WorkflowName, instance_id: InstanceId) -> Response:
-        """Explain why an instance stands where it stands, and what to do about it.
+        """Explain why an instance is in its current state, and what to do about it.
 
-        One code, a sentence for people, what both rest on, and commands to type.
+        The response has a code for programs, a sentence for people, the facts behind them, and commands to run.
         """
         facts = self._operations.facts(workflow, instance_id)
         return json_response(self._view(workflow, instance_id).explanation(facts))
@@ -155,9 +152,9 @@ class ReadRoutes:
     ) -> Response:
         """Read the history of a run: its steps, its events and, if asked for, its log lines.
 
-        With `includeRun` also what the run was given, how it stands or ended, which run it continues, and what people
-        did to its steps. Each list has a cursor of its own. A cursor belongs to a run, an order and a filter;
-        without `runNumber` it goes on with its own run.
+        With `includeRun`, also its parameters, its status or outcome, the run that it continues, and the manual changes
+        to its steps. Each list has its own cursor. A cursor belongs to a run, an order and a filter. Without
+        `runNumber`, a cursor continues with its own run.
         """
         page = self._operations.history_page(
             workflow,
@@ -177,9 +174,9 @@ class ReadRoutes:
 
     @requires(Permission.READING)
     def published(self, workflow: WorkflowName, instance_id: InstanceId, run_number: RunNumber = None) -> Response:
-        """Read what a run publishes while it goes on, such as its progress.
+        """Read the values that a run publishes while it works, such as its progress.
 
-        The newest value of each key; it stays after the end.
+        The response has the newest value of each key, also after the run has ended.
         """
         run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
         found = self._operations.published(workflow, instance_id, run=run)
@@ -193,14 +190,14 @@ class ReadRoutes:
         instance_id: InstanceId,
         run_number: RunNumber = None,
         last_event_id: Annotated[
-            str | None, Header(alias="Last-Event-ID", description="Goes on after this message; browsers send it.")
+            str | None, Header(alias="Last-Event-ID", description="Continue after this message. Browsers send it.")
         ] = None,
     ) -> Response:
         """Follow a run: server-sent events with its steps, its log lines and its end.
 
-        The messages are `step`, `log`, `published` and `status` as they are recorded, and `end` with the outcome. Steps
-        that a client has seen may come again after it reconnected: their `stepKey`, `status` and `attempts` tell; and
-        so do published values.
+        The messages are `step`, `log`, `published` and `status` as they are recorded, and `end` with the outcome. After
+        a client has reconnected, it may get steps and published values again. It recognizes a step by its `stepKey`,
+        `status` and `attempts`.
         """
         row = await timeouts.run_in_request_thread(self._operations.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number
@@ -222,5 +219,5 @@ class ReadRoutes:
 def json_response(
     what: responses.ResponseModel, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """An answer as JSON."""
+    """Return a response with a JSON body."""
     return Response(what.to_json(), status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""The bodies of requests, in camelCase, as section names of docs/http.md and OpenAPI show."""
+"""The bodies of requests, in camelCase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _optional(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_bool(value: Any) -> Any:
-    """Python takes ``true`` for 1; JSON does not."""
+    """Refuse a bool, which pydantic would accept as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError("Input should be a valid integer")  # noqa: TRY004  # pydantic reports no TypeError
     return value
@@ -41,16 +41,16 @@ Labels = Annotated[dict[str, str], Field(json_schema_extra=_LABELS)]
 
 
 class RequestModel(BaseModel):
-    """What comes in. Unknown fields are refused: a misspelled one must not be a silent default."""
+    """The base of request bodies. Unknown fields are refused, so that a misspelled one is not silently ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
 
 class CreateInstance(RequestModel):
-    """A new instance. ``id``: yours, unique per workflow; without one it is random. ``labels``: what lists find it by.
+    """A new instance. ``id`` is unique per workflow; the default is random. ``labels`` are searchable in lists.
 
-    ``ifExists``: "return" answers with an existing instance instead of a refusal. ``runAt``: not before this time,
-    at most ``durable_max_sleep_seconds`` (365 days) ahead.
+    ``ifExists`` "return" returns an existing instance instead of an error. ``runAt`` is the earliest start, at most
+    ``durable_max_sleep_seconds`` (365 days) ahead.
     """
 
     id: OptionalId = None
@@ -87,7 +87,7 @@ class CreateBatch(RequestModel):
 
 
 class Reason(RequestModel):
-    """Why; kept with the run."""
+    """The reason, which is recorded with the run."""
 
     reason: str | None = Field(default=None, max_length=2048)
 
@@ -95,7 +95,7 @@ class Reason(RequestModel):
 
 
 class Rewind(RequestModel):
-    """``step``: the key of the step to go on from: its name, unless it is repeated."""
+    """``step`` is the key of the step to continue from: its name, unless it is repeated."""
 
     step: Step
     reason: str | None = Field(default=None, max_length=2048)
@@ -106,7 +106,7 @@ class Rewind(RequestModel):
 
 
 class Fork(RequestModel):
-    """``step``: the key of the step to go on from. ``id``: of the new instance; without one it is random."""
+    """``step`` is the key of the step to continue from. ``id`` is that of the new instance; the default is random."""
 
     step: Step
     id: OptionalId = None
@@ -115,9 +115,10 @@ class Fork(RequestModel):
 
 
 class Skip(RequestModel):
-    """``step``: the key of the step to complete: its name, unless it is repeated.
+    """``step`` is the key of the step to complete: its name, unless it is repeated.
 
-    ``by``: who does it; needed where the API's `actor` hook does not tell, which counts more.
+    ``by`` is the name of the person. It is required if the `actor` hook of the API returns no name; a name from the
+    hook takes precedence.
     """
 
     step: Step
@@ -130,7 +131,7 @@ class Skip(RequestModel):
 
 
 class SetResult(Skip):
-    """``result``: of the step; of a wait, the payload of an event. The others as to skip it."""
+    """``result`` is the result of the step; for a wait, the payload of its event. The other fields are as for skip."""
 
     result: Any
 
@@ -140,7 +141,10 @@ class SetResult(Skip):
 
 
 class RestartOrCreate(RequestModel):
-    """``params``, ``labels``: for a new instance; a restarted one keeps its own. ``ifStatus``: when it is restarted."""
+    """``params`` and ``labels`` are for a new instance; a restarted one keeps its own.
+
+    ``ifStatus`` lists the statuses in which an instance is restarted.
+    """
 
     params: Any = None
     labels: Labels = {}
@@ -153,7 +157,7 @@ class RestartOrCreate(RequestModel):
 
 
 class SendEvent(RequestModel):
-    """An event. ``id``: yours; an event of this id is accepted once per run."""
+    """An event. An event with the same ``id`` is accepted once per run."""
 
     type: Id
     payload: Any = None
@@ -165,7 +169,7 @@ class SendEvent(RequestModel):
 
 
 class TickRequest(RequestModel):
-    """How much one tick does at most."""
+    """The limits of one tick."""
 
     max_instances: Count = Field(default=10, ge=1, le=100)
     max_steps: Count | None = Field(default=None, ge=1, le=1024)

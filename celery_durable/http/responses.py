@@ -15,7 +15,7 @@ from celery_durable.model import LogLevel, Status, StepType
 
 
 class StepState(StrEnum):
-    """How far a step has come. `planned`, `ready`, `running`, `done` and `dead` are those of linear workflows alone."""
+    """The progress of a step. Only steps of linear workflows are `planned`, `ready`, `running`, `done` or `dead`."""
 
     PENDING = "pending"
     WAITING = "waiting"
@@ -30,12 +30,12 @@ class StepState(StrEnum):
 
 
 class ResponseModel(BaseModel):
-    """What goes out."""
+    """The base of response bodies."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     def to_json(self) -> bytes:
-        """As it travels: what was not set is left out."""
+        """Return the JSON body, without the fields that were not set."""
         return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)
 
 
@@ -43,7 +43,7 @@ _WHEN = "2030-01-01T08:00:00.000000Z"
 
 
 class InvalidField(ResponseModel):
-    """One thing that is wrong with a request; never with its value."""
+    """A field of a request that is not valid, without its value."""
 
     where: str
     message: str
@@ -82,7 +82,7 @@ class ErrorView(ResponseModel):
 
 
 class StatusView(ResponseModel):
-    """Where an instance stands. ``error`` only when errored, ``output`` only when complete."""
+    """The status of an instance. It has an ``error`` only if errored, and an ``output`` only if complete."""
 
     status: Status
     error: ErrorView | None = None
@@ -106,7 +106,7 @@ class WorkflowList(ResponseModel):
 
 
 class InstanceItem(ResponseModel):
-    """An instance that was created; a moment later it may have come further."""
+    """An instance that was created, with its status at that time."""
 
     id: str
     details: StatusView
@@ -125,7 +125,7 @@ class InstanceBatch(ResponseModel):
 
 
 class ListedInstance(ResponseModel):
-    """One line of a list: without params and output."""
+    """An instance in a list, without parameters and output."""
 
     id: str
     details: StatusView
@@ -136,7 +136,7 @@ class ListedInstance(ResponseModel):
 
 
 class InstanceList(ResponseModel):
-    """A page, newest first. ``cursor`` continues it."""
+    """A page, newest first. ``cursor`` is for the next page."""
 
     instances: list[ListedInstance]
     cursor: str | None = None
@@ -171,7 +171,7 @@ class ChildView(ResponseModel):
 
 
 class ItemsView(ResponseModel):
-    """How far the items of a map have come: how many there are, are done, and have failed for good."""
+    """The progress of a map: how many items it has, are done, and have failed permanently."""
 
     total: int
     done: int
@@ -179,7 +179,7 @@ class ItemsView(ResponseModel):
 
 
 class CurrentStep(ResponseModel):
-    """Of the open steps the one that is due first, else the last one. ``maxAttempts`` null: without end."""
+    """The open step that is due first, or the last step if none is open. ``maxAttempts`` null means no limit."""
 
     step_key: str
     name: str
@@ -200,7 +200,7 @@ class CurrentStep(ResponseModel):
 
 
 class InstanceMeta(ResponseModel):
-    """What else is known of an instance and its current run. ``pauseRequested``: soon it pauses."""
+    """More about an instance and its current run. With ``pauseRequested`` it pauses at the next step boundary."""
 
     workflow_name: str
     run_number: int
@@ -259,7 +259,7 @@ class InstanceView(ResponseModel):
 
 
 class Done(ResponseModel):
-    """It is done, or will be at the next step boundary."""
+    """The request was accepted. It takes effect now or at the next step boundary."""
 
     ok: Literal[True] = True
 
@@ -267,7 +267,7 @@ class Done(ResponseModel):
 
 
 class Restarted(Done):
-    """A new run has begun."""
+    """A new run was started."""
 
     run_number: int
 
@@ -275,7 +275,7 @@ class Restarted(Done):
 
 
 class StepCompleted(Done):
-    """The step is completed. ``runNumber``: of the run that goes on with it."""
+    """The step is completed. ``runNumber`` is the number of the run that continues."""
 
     run_number: int
 
@@ -283,7 +283,7 @@ class StepCompleted(Done):
 
 
 class RestartOrCreateResult(ResponseModel):
-    """What happened. ``details``: "unchanged" leaves an instance as it is, in the status that is told."""
+    """What happened, and the status of the instance."""
 
     outcome: Literal["created", "restarted", "unchanged"]
     id: str
@@ -298,7 +298,10 @@ class RestartOrCreateResult(ResponseModel):
 
 
 class Explanation(ResponseModel):
-    """Why an instance stands where it stands: one ``code``, a sentence for people, what it rests on, what to type."""
+    """Why an instance is in its current state.
+
+    ``code`` is for programs, ``sentence`` for people. ``facts`` are the data behind them, ``actions`` commands to run.
+    """
 
     code: Code
     sentence: str
@@ -320,7 +323,7 @@ class Explanation(ResponseModel):
 
 
 class EventSent(ResponseModel):
-    """Where the instance stands. ``accepted`` false: an event of this id had been accepted before."""
+    """The status of the instance. ``accepted`` is false if an event with this id was accepted before."""
 
     status: StatusView
     accepted: bool
@@ -329,7 +332,7 @@ class EventSent(ResponseModel):
 
 
 class StepView(CurrentStep):
-    """A step. ``result`` only when it has one."""
+    """A step. ``result`` is present only if it has one."""
 
     result: Any = None
     created_at: datetime | None
@@ -338,7 +341,7 @@ class StepView(CurrentStep):
 
 
 class EventView(ResponseModel):
-    """An event. ``consumedByStepKey`` null: no wait has asked for it yet."""
+    """An event. ``consumedByStepKey`` is null if no wait has consumed it yet."""
 
     id: str
     type: str
@@ -349,7 +352,7 @@ class EventView(ResponseModel):
 
 
 class LogView(ResponseModel):
-    """A log line. ``isReplay``: said again while the workflow's code was replayed."""
+    """A log line. ``isReplay`` is true if it was logged on a replay."""
 
     id: str
     run_number: int
@@ -364,7 +367,10 @@ class LogView(ResponseModel):
 
 
 class OriginView(ResponseModel):
-    """The run that another one continues, perhaps another instance's. ``stepKey`` null: with all of its steps."""
+    """The run that another run continues, perhaps of another instance.
+
+    ``stepKey`` is the first step that the new run does not keep; null if it keeps all finished steps.
+    """
 
     instance_id: str
     run_number: int
@@ -381,7 +387,7 @@ class ParentView(ResponseModel):
 
 
 class StepBefore(ResponseModel):
-    """What a step was before somebody settled it."""
+    """The state of a step before a person completed it."""
 
     status: StepState
     attempts: int
@@ -389,7 +395,7 @@ class StepBefore(ResponseModel):
 
 
 class AuditView(ResponseModel):
-    """What somebody did to a step by hand."""
+    """A manual change to a step."""
 
     step_key: str
     action: str
@@ -400,10 +406,10 @@ class AuditView(ResponseModel):
 
 
 class RunView(ResponseModel):
-    """A run: what it was given, and how it stands or ended.
+    """A run: its parameters, and its status or outcome.
 
-    ``origin`` only where it continues another run, ``parent`` only where it is the child of a step; ``labels``: the
-    instance's, as they are now.
+    ``origin`` is present only if it continues another run, ``parent`` only if a step created the instance. ``labels``
+    are the current labels of the instance.
     """
 
     details: StatusView
@@ -419,7 +425,10 @@ class RunView(ResponseModel):
 
 
 class HistoryView(ResponseModel):
-    """A page of each list of a run. ``logs`` only with ``includeLogs=true``, ``run`` only with ``includeRun=true``."""
+    """A page of each list of a run.
+
+    ``logs`` is present only with ``includeLogs=true``, ``run`` only with ``includeRun=true``.
+    """
 
     run_number: int
     run: RunView | None = None
@@ -466,20 +475,20 @@ class HistoryView(ResponseModel):
 
 
 class PublishedView(ResponseModel):
-    """What a run has published under a key, and since when that is its value."""
+    """A value that a run published under a key, and when."""
 
     value: Any
     updated_at: datetime
 
 
 class PublishedChange(PublishedView):
-    """The same as it comes."""
+    """A published value and its key, as a message of a stream."""
 
     key: str
 
 
 class PublishedValuesResponse(ResponseModel):
-    """The newest value of each key, as the workflow writes it."""
+    """The newest value of each key that a run published."""
 
     run_number: int
     published: dict[str, PublishedView]
@@ -494,7 +503,7 @@ class PublishedValuesResponse(ResponseModel):
 
 
 class Ticked(ResponseModel):
-    """How many passes were run."""
+    """The number of passes that a tick ran."""
 
     processed: int
 
@@ -502,7 +511,7 @@ class Ticked(ResponseModel):
 
 
 class Healthy(ResponseModel):
-    """All is well."""
+    """The check succeeded."""
 
     status: Literal["ok"] = "ok"
 

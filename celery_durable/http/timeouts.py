@@ -55,7 +55,7 @@ class HookTimeout(DurableError):
 
 
 async def serve_in_time(serve: Callable[[], Awaitable[T]]) -> T:
-    """What ``serve`` answers; raises StoreUnavailable where it takes too long, `pause` aside."""
+    """Return what ``serve`` returns. Raises StoreUnavailable after 8.5 s, not counting calls of `pause`."""
     with anyio.move_on_after(_ANSWER_SECONDS) as scope, limit_database_time(_DATABASE_SECONDS) as limit:
         token = _open.set((scope, limit))
         try:
@@ -66,7 +66,7 @@ async def serve_in_time(serve: Callable[[], Awaitable[T]]) -> T:
 
 
 async def pause(seconds: float) -> None:
-    """Hold nothing for so long. The look that follows has the whole time of a request again."""
+    """Sleep without a thread or a connection. Afterwards, the next read has the whole time of a request again."""
     if (found := _open.get()) is None:
         await anyio.sleep(seconds)
         return
@@ -77,7 +77,7 @@ async def pause(seconds: float) -> None:
 
 
 async def run_in_request_thread(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call what a request does, on one of the threads for that."""
+    """Call the work of a request on one of the request threads."""
     call = functools.partial(do, *args, **kwargs)
     return await to_thread.run_sync(call, limiter=_limiter(_request_threads, _REQUEST_THREADS))
 
@@ -95,7 +95,7 @@ def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]
 
 
 async def run_read(read: Callable[..., T], *args: Any) -> T:
-    """Call what reads for a client that follows, on one of the threads for that."""
+    """Call a read for a client that follows an instance, on one of the read threads."""
     threads = _limiter(_read_threads, _READ_THREADS)
     if _open.get() is not None:
         return await to_thread.run_sync(read, *args, limiter=threads)
@@ -108,29 +108,29 @@ async def run_read(read: Callable[..., T], *args: Any) -> T:
 
 
 class HookThreads:
-    """Threads for the hooks of an application: no hook that hangs takes one that anything else needs.
+    """Threads for the hooks of an application, so that a hook that hangs blocks nothing else.
 
-    A thread cannot be ended: one whose hook hangs is missing here until the hook returns.
+    A thread cannot be ended. A hook that hangs occupies its thread until it returns.
     """
 
     def __init__(self, name: str, count: int = _HOOK_THREADS) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"durable-{name}")
 
     async def call(self, hook: Callable[..., T], *args: Any) -> T:
-        """Call a plain hook; raises HookTimeout after 5 s, the wait for a thread included."""
+        """Call a plain hook; raises HookTimeout after 5 s, including the wait for a thread."""
         context = copy_context()
         return await self.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, context.run, hook, *args))
 
     @staticmethod
     async def wait_for(answer: Awaitable[T]) -> T:
-        """What an ``async`` hook returns; raises HookTimeout after 5 s."""
+        """Return what an ``async`` hook returns. Raises HookTimeout after 5 s."""
         with anyio.move_on_after(HOOK_SECONDS):
             return await answer
         raise HookTimeout
 
 
 async def run_probe(probe: Callable[[], T]) -> T:
-    """Call what asks the database whether it answers; raises StoreUnavailable after 2.5 s, whatever it does."""
+    """Call a health check of the database on its own thread. Raises StoreUnavailable after 2.5 s in any case."""
     threads = _limiter(_probe_threads, _PROBE_THREADS)
     with anyio.move_on_after(_PROBE_ANSWER_SECONDS), limit_database_time(_PROBE_SECONDS):
         return await to_thread.run_sync(probe, limiter=threads, abandon_on_cancel=True)
@@ -138,7 +138,7 @@ async def run_probe(probe: Callable[[], T]) -> T:
 
 
 def _limiter(var: RunVar[CapacityLimiter], size: int) -> CapacityLimiter:
-    """One for each event loop: a limiter belongs to the one that it was made in."""
+    """Return the limiter of the current event loop, because a limiter belongs to one loop."""
     try:
         return var.get()
     except LookupError:

@@ -1,4 +1,4 @@
-"""The routes of topics: emit to all who wait, and see who they are."""
+"""The routes of topics: emit a payload to all open waits, and list them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TopicName = Annotated[
 
 
 class Emit(RequestModel):
-    """What all who wait get. ``id``: yours; it makes a repetition harmless."""
+    """The payload for all open waits. ``id`` is your id of this emission; a repeated id emits nothing twice."""
 
     payload: Any = None
     id: EmissionId = None
@@ -35,7 +35,7 @@ class Emit(RequestModel):
 
 
 class Emitted(ResponseModel):
-    """How many waits got it."""
+    """The number of waits that received the payload."""
 
     resumed: int
 
@@ -43,7 +43,7 @@ class Emitted(ResponseModel):
 
 
 class WaiterView(ResponseModel):
-    """A wait that is open."""
+    """An open wait."""
 
     workflow_name: str
     instance_id: str
@@ -82,17 +82,17 @@ class WaiterList(ResponseModel):
 
 
 class TopicRoutes:
-    """The endpoints."""
+    """The endpoints of topics."""
 
     def __init__(self, durable: Durable, access_control: AccessControl) -> None:
         self._durable, self._access_control = durable, access_control
 
     @requires(Permission.EVENTS)
     async def emit(self, request: Request, topic: TopicName, body: Emit) -> Response:
-        """Hand a payload to all who wait on a topic now.
+        """Send a payload to all waits that are open on a topic now.
 
-        Whoever may emit reaches instances of all workflows: the hooks for events and for management are both asked.
-        Nothing is kept for waits to come.
+        An emission reaches instances of all workflows, so it requires the permissions for events and for management.
+        Later waits do not receive the payload.
         """
         await self._access_control.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
         resumed = await timeouts.run_in_request_thread(
@@ -102,9 +102,9 @@ class TopicRoutes:
 
     @requires(Permission.READING)
     def waiters(self, topic: TopicName, page_size: PageSize = 25, cursor: Cursor = None) -> Response:
-        """List who waits on a topic.
+        """List the open waits on a topic.
 
-        Instances of all workflows, the oldest first.
+        They are of instances of all workflows, the oldest instances first.
         """
         page = restrict_to_request_scope(self._durable.internals.operations).waiters(
             topic, cursor=cursor, limit=page_size

@@ -1,7 +1,7 @@
-"""What callers write, checked before anything is stored: durations, names, JSON, retry policies.
+"""Checks and conversions of the values that callers pass in: durations, names, JSON, retry policies.
 
-A value is refused with an error that names it and the remedy; payloads are named by path
-(``$.items[3].when``), never by content.
+Each value is checked before anything is stored. The error names the value and the remedy. An error about a payload
+names a path in it (``$.items[3].when``), never its content.
 """
 
 from celery_durable.values.answers import (

@@ -1,4 +1,4 @@
-"""Declared types, made fit for pydantic."""
+"""Conversion of annotations that pydantic cannot read into equivalent ones that it can."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PYDANTIC_READS_TYPED_DICTS = sys.version_info >= (3, 12)
 
 
 def adapt_for_pydantic(annotation: Any) -> Any:
-    """The same type, with what pydantic refuses in it replaced by what means the same.
+    """Return an equivalent type that pydantic can read.
 
-    Before Python 3.12 it reads only the TypedDict of typing_extensions: that of typing forgets there which keys are
-    required where annotations are text. The annotations themselves still say so.
+    Before Python 3.12, pydantic reads only the TypedDict of typing_extensions. The one of typing loses there which keys
+    are required if its annotations are strings. This function restores that from the annotations.
     """
     if annotation is LiteralString:
         return str
@@ -26,7 +26,7 @@ def adapt_for_pydantic(annotation: Any) -> Any:
 def _convert(annotation: Any, known: dict[Any, Any]) -> Any:
     if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
         if annotation not in known:
-            known[annotation] = annotation  # one that holds itself stays, and is refused by pydantic
+            known[annotation] = annotation  # a recursive type stays unchanged, and pydantic refuses it
             known[annotation] = _convert_typed_dict(annotation, known)
         return known[annotation]
     args = typing.get_args(annotation)
@@ -37,7 +37,7 @@ def _convert(annotation: Any, known: dict[Any, Any]) -> Any:
     if origin is Annotated:
         return Annotated[(new[0], *annotation.__metadata__)]
     if origin in (Union, types.UnionType):
-        return Union[new]  # noqa: UP007  # made of what is only known now
+        return Union[new]  # noqa: UP007  # its parts are known only at run time
     return annotation.copy_with(new) if hasattr(annotation, "copy_with") else annotation.__origin__[new]
 
 

@@ -1,4 +1,7 @@
-"""What is told a step that others did: what came out, or the error that ended it; JSON text, as an event's payload."""
+"""The answer to a remote step, as JSON text: the output of its task or child workflow, or the error that ended it.
+
+A step receives its answer as the payload of an event.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, encode
 
 
 def encode_answer(output: str | None) -> str:
-    """An answer with this output, JSON text; None is null."""
+    """Return an answer with this output, which is JSON text; None means null."""
     return f'{{"output":{output or "null"}}}'
 
 
 def encode_error_answer(name: str, message: str, *, is_non_retryable: bool = False) -> str:
-    """An answer that tells of an error; ``is_final``: another attempt would come to the same."""
+    """Return an answer with an error. ``is_non_retryable`` means that the step makes no further attempt."""
     name, message = sanitize_error(name, message)
     final = {"final": True} if is_non_retryable else {}
     return encode({"error": {"name": name, "message": message, **final}}, what="Answer", limits=ALREADY_CHECKED_LIMITS)
 
 
 def encode_termination_answer(workflow: str, instance_id: str, reason: str | None) -> str:
-    """The answer of a child that was terminated."""
+    """Return the answer of a child instance that was terminated."""
     why = "" if reason is None else f": {reason}"
     return encode_error_answer(
         "ChildTerminated", f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}"
@@ -33,7 +36,7 @@ def encode_termination_answer(workflow: str, instance_id: str, reason: str | Non
 
 @dataclass(frozen=True, slots=True)
 class AnswerError:
-    """The error that an answer tells of."""
+    """The error in an answer."""
 
     name: str
     message: str
@@ -41,7 +44,7 @@ class AnswerError:
 
 
 def read_answer_error(answer: str) -> AnswerError | None:
-    """The error that an answer tells of, if it does."""
+    """Return the error in an answer, or None if the answer has an output."""
     error = json.loads(answer).get("error")
     if error is None:
         return None
@@ -50,5 +53,5 @@ def read_answer_error(answer: str) -> AnswerError | None:
 
 
 def read_answer_output(answer: str) -> Any:
-    """The output in an answer that tells of no error."""
+    """Return the output in an answer without an error, as JSON data."""
     return json.loads(answer)["output"]

@@ -1,8 +1,8 @@
-"""Page cursors: opaque text that says where a list goes on, and nothing of what is listed.
+"""Page cursors: opaque text that holds the position of the next page and reveals nothing of the listed items.
 
-A cursor is sealed with a key of the store: it opens for the list, the filter and the caller that it was made for, and
-for nothing else. The seal is a keyed digest of both; the digest is also what the content is hidden under, so equal
-positions have equal cursors and no random number is needed.
+A cursor is authenticated and encrypted with keys derived from a secret of the store. It is valid only for the list,
+the filter and the caller for which it was made. The MAC also serves as the nonce of the encryption (as in SIV modes),
+so equal positions have equal cursors and no random number is needed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ CursorPart = int | str
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """The cursors of one list. ``secret``: the store's own. ``of``: the list, its filter and who may read it."""
+    """The cursors of one list.
+
+    ``secret`` belongs to the store. ``of`` identifies the list, its filter and the scope of the caller.
+    """
 
     secret: str
     of: tuple[object, ...]
 
     def write(self, *parts: CursorPart) -> str:
-        """The cursor after the item that ``parts`` name."""
+        """Return the cursor for the position after the item with the sort key ``parts``."""
         text = json.dumps(parts, separators=(",", ":")).encode()
         mac = self._compute_mac(text)
         return base64.urlsafe_b64encode(mac + self._apply_mask(text, mac)).decode().rstrip("=")
 
     def read(self, cursor: str) -> list[CursorPart]:
-        """What `write` was given; raises CursorInvalid for all that it has not written."""
+        """Return the parts that `write` got. Raises CursorInvalid for a text that `write` did not return."""
         if len(cursor) > _MAX_CURSOR_LENGTH:
             raise CursorInvalid(cursor)
         try:
@@ -52,7 +55,7 @@ class Cursors:
     def _compute_mac(self, text: bytes) -> bytes:
         of = json.dumps(self.of, ensure_ascii=True).encode()
         key = self._derive_key(b"seal")
-        inner = hashlib.blake2b(of, key=key).digest()  # of one length: where it ends, the text begins
+        inner = hashlib.blake2b(of, key=key).digest()  # of fixed length, so it cannot be confused with the text
         return hashlib.blake2b(inner + text, key=key, digest_size=_MAC_BYTES).digest()
 
     def _apply_mask(self, text: bytes, mac: bytes) -> bytes:
@@ -64,5 +67,5 @@ class Cursors:
 
 
 def make_version_tag(*parts: int) -> str:
-    """An opaque text for these numbers: another one for others."""
+    """Return an opaque text that is different for different numbers."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

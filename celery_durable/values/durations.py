@@ -1,4 +1,4 @@
-"""Lengths of time and instants, as callers write them."""
+"""Parsing of the durations and points in time that callers pass in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_durable.errors import DurationInvalid, InstantInvalid
 Duration = timedelta | str | int | float
 """A timedelta, a number of seconds, or text such as "10 seconds", "1.5 h", "3 days"."""
 
-# The parser behind it also takes "1.1.1 s" for nothing, and "1e3" and "+5" without a unit.
+# pytimeparse2 alone reads "1.1.1 s" as zero, and accepts "1e3" and "+5" without a unit.
 _SPAN_TEXT = re.compile(r"[+-]? ?(?:(?:\d+(?:\.\d+)?|\.\d+) ?[a-z]+ ?)+", re.IGNORECASE | re.ASCII)
 _VAGUE_UNIT = re.compile(r"\d ?(?:y|mo|mt)", re.IGNORECASE)
 
@@ -21,7 +21,10 @@ _VAGUE_UNIT = re.compile(r"\d ?(?:y|mo|mt)", re.IGNORECASE)
 def parse_duration(
     value: Duration, *, minimum: timedelta = timedelta(0), maximum: timedelta | None = None
 ) -> timedelta:
-    """Read a duration; a bare number is seconds. Months and years are refused: their length is a guess."""
+    """Return a duration as a timedelta. A number means seconds.
+
+    Raises DurationInvalid outside of ``minimum`` and ``maximum``, and for months and years, which have no fixed length.
+    """
     span = _read_duration(value)
     if span < minimum:
         raise DurationInvalid(value, f"it is shorter than {minimum}")
@@ -57,10 +60,10 @@ _parse: Callable[[str], float | None] = pytimeparse2.parse
 
 
 def to_utc(value: object, what: str) -> datetime:
-    """A datetime with a zone, in UTC; a naive one is refused, since nobody knows whose clock it shows."""
+    """Return an aware datetime in UTC. Raises InstantInvalid for a naive one; ``what`` names the argument."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InstantInvalid(what, value)
     try:
         return value.astimezone(UTC)
-    except OverflowError as exc:  # year 0 or 10000, seen from Greenwich
+    except OverflowError as exc:  # in UTC it would be in the year 0 or 10000
         raise InstantInvalid(what, value) from exc

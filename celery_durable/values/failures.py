@@ -1,6 +1,6 @@
-"""What an exception of an author's code means: its name and text, and whether another attempt may follow (LAW 9).
+"""What is recorded of an exception in user code: its name and text, and whether another attempt may follow (LAW 9).
 
-Any exception counts, not only an `Exception`; `tasks.stopping` sorts out what stops a process from outside.
+This includes exceptions that are not an `Exception`. `tasks.stopping` recognizes those that stop the process.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from celery_durable.errors import NonRetryableError, ValueRefused
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """The name and the text by which it is recorded."""
+    """Return the name and the text that are recorded for an error."""
     return error.name if isinstance(error, NonRetryableError) else type(error).__name__, get_error_text(error)
 
 
 def get_error_text(error: BaseException) -> str:
-    """``str(error)``, or a note that there is none."""
+    """Return ``str(error)``, or a note if its ``__str__`` raises."""
     try:
         return str(error)
-    except Exception as exc:  # noqa: BLE001  # an error whose text fails is an error all the same
+    except Exception as exc:  # noqa: BLE001  # the error is recorded even if its text cannot be built
         return f"(its __str__ raised {type(exc).__name__})"
 
 
 def forbids_retry(error: BaseException) -> bool:
-    """Whether another attempt is no use: it says so, it is called so, or it is a value that we refuse."""
+    """Return whether no further attempt is made after this error.
+
+    True for NonRetryableError, for any class of that name, and for ValueRefused.
+    """
     return isinstance(error, (NonRetryableError, ValueRefused)) or type(error).__name__ == NonRetryableError.__name__

@@ -1,4 +1,4 @@
-"""The tasks that are sent when a run has ended: read where the workflow is defined, named when one is sent."""
+"""The Celery tasks that a workflow sends when a run ends (``on_complete``, ``on_failure``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_durable.values.outbox_messages import build_task_message
 from celery_durable.values.payloads import PayloadLimits
 
 _EXTRA_DEPTH = 3
-"""How much deeper an output lies in the letter than by itself."""
+"""How many levels the output is nested in the arguments of the task."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,10 +24,10 @@ class CompletionHook:
 
     @classmethod
     def read(cls, task: Any, *, what: str) -> CompletionHook | None:
-        """What a workflow says is to be sent, None for nothing; raises DefinitionInvalid, NameInvalid."""
+        """Return the hook for a task or a task's name, None for None. Raises DefinitionInvalid, NameInvalid."""
         if task is None:
             return None
-        # By the type alone: to look at a task that its app has not made yet would configure the app here and now.
+        # Checks only the type: reading an attribute of a lazy task proxy would configure the Celery app now.
         if hasattr(type(task), "_get_current_object"):
             return cls(task)
         name = task if isinstance(task, str) else getattr(task, "name", None)
@@ -46,14 +46,14 @@ class CompletionHook:
 
 @dataclass(frozen=True, slots=True)
 class CompletionHooks:
-    """What is sent when a run is complete, and when it failed or took too long."""
+    """The hooks of one workflow: for a run that completes, and for one that fails or exceeds its deadline."""
 
     on_complete: CompletionHook | None = None
     on_failure: CompletionHook | None = None
 
     @classmethod
     def read(cls, owner: str, *, on_complete: Any, on_failure: Any) -> CompletionHooks:
-        """Those of a workflow; raises DefinitionInvalid, NameInvalid."""
+        """Return the hooks of the workflow ``owner``. Raises DefinitionInvalid, NameInvalid."""
         return cls(
             CompletionHook.read(on_complete, what=f"on_complete of {owner}"),
             CompletionHook.read(on_failure, what=f"on_failure of {owner}"),
@@ -63,7 +63,10 @@ class CompletionHooks:
 def build_completion_message(
     name: str, outcome: Mapping[str, Any], *, id_: str, limits: PayloadLimits
 ) -> OutboxMessage:
-    """The task ``name`` with ``outcome`` as its argument; without its ``output`` where the whole would be too large."""
+    """Return the message for the task ``name`` with ``outcome`` as its argument.
+
+    If the message would be too large, it omits the ``output`` of the outcome.
+    """
     deep = limits.depth + _EXTRA_DEPTH
     try:
         return build_task_message(name, (outcome,), {}, id_=id_, limits=PayloadLimits(limits.size_bytes, deep))

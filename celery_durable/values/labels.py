@@ -1,4 +1,4 @@
-"""Labels, by which instances are found: checked where they are given, before anything is written."""
+"""Checks of labels, by which instances can be searched."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from celery_durable.errors import InvalidLabel, TooManyLabels
 from celery_durable.values.names import check_label_name, check_label_value
 
 MAX_LABELS = 16
-"""What one instance may have."""
+"""The largest number of labels of one instance."""
 
 
 def check_labels(given: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy; none for None. Raises InvalidLabel, TooManyLabels."""
+    """Return a checked copy, empty for None. Raises InvalidLabel, TooManyLabels."""
     return check_label_count({name: check_label_value(name, value) for name, value in _check_names(given).items()})
 
 
 def check_label_changes(given: Mapping[str, str | None]) -> dict[str, str | None]:
-    """A copy, in which None takes a label away; raises InvalidLabel."""
+    """Return a checked copy. A value of None removes the label. Raises InvalidLabel."""
     return {
         name: None if value is None else check_label_value(name, value) for name, value in _check_names(given).items()
     }
 
 
 def check_label_count(found: dict[str, str]) -> dict[str, str]:
-    """What an instance is to have; raises TooManyLabels."""
+    """Return the labels unchanged. Raises TooManyLabels if one instance may not have so many."""
     if len(found) > MAX_LABELS:
         raise TooManyLabels(len(found), MAX_LABELS)
     return found
 
 
 def parse_labels(words: Iterable[str]) -> dict[str, str]:
-    """From ``name=value``, each name once; raises InvalidLabel, TooManyLabels."""
+    """Return labels from texts like ``name=value``. Raises InvalidLabel, also for a repeated name; TooManyLabels."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

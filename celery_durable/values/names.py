@@ -1,4 +1,4 @@
-"""Names, ids and free text, made sure to fit every database."""
+"""Checks of names and ids, and clean-up of free text, so that every database can store them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 MAX_ID_LENGTH = 255
-"""What the columns of ids and names hold, whatever the settings allow."""
+"""The size of the columns of ids and names, in characters. The settings may allow less."""
 MAX_TOPIC_LENGTH = 100
 MAX_LABEL_NAME_LENGTH = 64
 _MAX_ERROR_LENGTH = 10_000
 
 UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
-"""What some database refuses in text: NUL, and half a surrogate pair."""
+"""Characters that some databases refuse in text: NUL, and half a surrogate pair."""
 
 
 def check_identifier(what: str, value: object, limit: int) -> str:
-    """A name of letters, digits, ``_`` and ``-`` that does not begin with ``-``."""
+    """Return a name of letters, digits, ``_`` and ``-`` that does not begin with ``-``. Raises NameInvalid."""
     return _check_identifier(NameInvalid, what, value, limit)
 
 
 def check_instance_id(value: object, limit: int) -> str:
-    """An instance id; raises InvalidInstanceId."""
+    """Return a valid instance id. Raises InvalidInstanceId."""
     return _check_identifier(InvalidInstanceId, "Instance id", value, limit)
 
 
 def check_event_type(value: object, limit: int) -> str:
-    """An event type; raises InvalidEventType."""
+    """Return a valid event type. Raises InvalidEventType."""
     return _check_identifier(InvalidEventType, "Event type", value, limit)
 
 
 def check_topic(value: object) -> str:
-    """A topic: an event type that may have ``.``, ``:`` and ``/`` in it; raises InvalidTopic."""
+    """Return a valid topic: like an event type, but it may contain ``.``, ``:`` and ``/``. Raises InvalidTopic."""
     if not isinstance(value, str) or len(value) > MAX_TOPIC_LENGTH or not _TOPIC.fullmatch(value):
         rule = f"use 1 to {MAX_TOPIC_LENGTH} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
         raise InvalidTopic("Topic", value, rule)
@@ -51,17 +51,17 @@ def _check_identifier(error: type[NameInvalid], what: str, value: object, limit:
 
 
 def check_text_name(what: str, value: object, limit: int) -> str:
-    """A step name or log category: any text without control characters."""
+    """Return a name of any characters but control characters, such as a step name. Raises NameInvalid."""
     return _check_text(NameInvalid, what, value, limit)
 
 
 def check_label_name(value: object) -> str:
-    """The name of an instance's label; raises InvalidLabel."""
+    """Return the valid name of a label. Raises InvalidLabel."""
     return _check_identifier(InvalidLabel, "Label name", value, MAX_LABEL_NAME_LENGTH)
 
 
 def check_label_value(name: str, value: object) -> str:
-    """The value of an instance's label; raises InvalidLabel."""
+    """Return the valid value of a label. Raises InvalidLabel."""
     return _check_text(InvalidLabel, f"Label {name!r} with the value", value, MAX_ID_LENGTH)
 
 
@@ -72,11 +72,11 @@ def _check_text(error: type[NameInvalid], what: str, value: object, limit: int) 
 
 
 def sanitize_text(text: str, limit: int) -> str:
-    """Free text, such as an error message, made fit for every database: no NUL, no lone surrogates, bounded."""
+    """Return free text without NUL and lone surrogates, cut to ``limit`` characters."""
     clean = UNSTORABLE_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", ""))
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
 def sanitize_error(name: str, message: str) -> tuple[str, str]:
-    """An error's name and message, made fit for every database."""
+    """Return the name and the message of an error as `sanitize_text` makes them, each cut to its column."""
     return sanitize_text(name, MAX_ID_LENGTH), sanitize_text(message, _MAX_ERROR_LENGTH)

@@ -1,4 +1,4 @@
-"""What a step sends with its commit, read and checked where the author writes it: Celery tasks, outbound events."""
+"""Outbox messages from the Celery tasks and outbound events that a step sends with its commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STORABLE_OPTIONS = frozenset({
     "compression", "exchange", "expires", "headers", "ignore_result", "priority", "queue", "routing_key", "shadow",
     "soft_time_limit", "time_limit",
 })  # fmt: skip
-"""Options that mean the same whenever the task is sent."""
+"""Options whose meaning does not depend on when the task is sent."""
 _PRIORITY_LEVELS = 256
 _CANVAS_TYPES = ("chain", "group", "chord")
 
@@ -29,9 +29,9 @@ def build_task_message(
     id_: str,
     limits: PayloadLimits,
 ) -> OutboxMessage:
-    """A task to send: a Celery Signature, or a task or its name with ``args`` and ``kwargs``.
+    """Return the message for a Celery Signature, or for a task or its name with ``args`` and ``kwargs``.
 
-    Raises TaskRefused for what could not be kept (a countdown, a canvas), NotSerializable, PayloadTooLarge.
+    Raises TaskRefused for what the outbox cannot store (a countdown, a canvas), NotSerializable, PayloadTooLarge.
     """
     options: Mapping[str, Any] = {}
     if isinstance(what, Mapping) and "task" in what:  # a Signature is a dict
@@ -60,14 +60,14 @@ def build_task_message(
 
 
 def encode_step_task(what: Any, *, limits: PayloadLimits) -> str:
-    """A task that does a step, as `build_replying_task_message` reads it; raises as `build_task_message`."""
+    """Encode the task of a task step for `build_replying_task_message`. Raises what `build_task_message` raises."""
     return _encode_task(build_task_message(what, (), {}, id_="", limits=limits))
 
 
 def encode_map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
-    """The task for one item, as `build_replying_task_message` reads it: ``item`` precedes a Signature's own arguments.
+    """Encode the task of a map step for one item, for `build_replying_task_message`.
 
-    Raises as `build_task_message`.
+    ``item`` is the first argument, before the own arguments of a Signature. Raises what `build_task_message` raises.
     """
     if isinstance(what, Mapping) and "task" in what:
         what = {**what, "args": [item, *what["args"]]}
@@ -95,7 +95,7 @@ def build_replying_task_message(body: str, *, id_: str, answers: TaskReference) 
 
 
 def read_task_route(body: str) -> tuple[str | None, int | None]:
-    """The queue and the priority that a stored task names for itself; None: as Celery routes it."""
+    """Return the queue and the priority in the options of an encoded task; None for what Celery decides."""
     options = json.loads(body)["options"]
     queue, priority = options.get("queue"), options.get("priority")
     is_queue = isinstance(queue, str) and len(queue) <= MAX_ID_LENGTH
@@ -104,7 +104,7 @@ def read_task_route(body: str) -> tuple[str | None, int | None]:
 
 
 def build_event_message(name: str, payload: Any, *, id_: str, limits: PayloadLimits) -> OutboxMessage:
-    """An outbound event for the handler of its name; raises NameInvalid, NotSerializable, PayloadTooLarge."""
+    """Return the message of an outbound event. Raises NameInvalid, NotSerializable, PayloadTooLarge."""
     check_text_name("Outbound event", name, MAX_ID_LENGTH)
     return OutboxMessage(
         id_, OutboxKind.EVENT, name, encode(payload, what=f"Payload of outbound event {name!r}", limits=limits)

@@ -1,6 +1,6 @@
-"""Payloads: values of declared types to canonical JSON text and back.
+"""Conversion of values of declared types to canonical JSON text and back.
 
-What is refused is named by its path (``$.items[3].when``), never by its content.
+Errors name the path of a refused value (``$.items[3].when``), never its content.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ logger = logging.getLogger("celery_durable")
 
 @dataclass(frozen=True, slots=True)
 class PayloadLimits:
-    """How large the JSON form of a value may be, and how deeply nested."""
+    """The largest size of a value as JSON text, in bytes, and its deepest nesting."""
 
     size_bytes: int = 1024 * 1024
     depth: int = 64
 
 
 ALREADY_CHECKED_LIMITS = PayloadLimits(2**31, 10_000)
-"""Of what was held against the true limits before."""
+"""For values that were checked against the configured limits before: practically no limit."""
 
 
 class ValidationFailed(Exception):
@@ -61,9 +61,9 @@ class ValidationFailed(Exception):
 
 
 class Codec:
-    """Values of one declared type (None: any JSON value) to canonical JSON text and back.
+    """Converts values of one declared type (None: any JSON value) to canonical JSON text and back.
 
-    Text from outside, such as an event's payload, names fields by their aliases, as their model says.
+    Text from other programs, such as the payload of an event, uses the aliases that a model declares.
     """
 
     def __init__(self, annotation: Any = None, *, what: str = "A declared type") -> None:
@@ -85,21 +85,24 @@ class Codec:
 
     @property
     def is_typed(self) -> bool:
-        """Whether a type is declared; raises DefinitionInvalid for one that pydantic cannot read."""
+        """Return whether a type is declared. Raises DefinitionInvalid for one that pydantic cannot read."""
         return self._schema is not None
 
     def resolve_type(self, annotation: Any) -> None:
-        """Read this type now, or later where it names what is not defined yet; raises DefinitionInvalid."""
+        """Read this type now, or at its first use if it names a class that is not defined yet.
+
+        Raises DefinitionInvalid if pydantic cannot read it.
+        """
         with suppress(_UndefinedName):
             vars(self)["_schema"] = _build_type_schema(annotation, self._what)
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
-        """The JSON text of ``value``: raises NotSerializable, PayloadTooLarge."""
+        """Return the JSON text of a value. Raises NotSerializable, PayloadTooLarge, which show ``what``."""
         if self._schema is not None and not isinstance(value, Iterator):
             try:
                 plain = self._schema.dump(value)
             except _AUTHOR_CODE_ERRORS as exc:
-                _to_plain_json(value, "$", what, limits.depth)  # names the place, if the value is to blame
+                _to_plain_json(value, "$", what, limits.depth)  # raises with the path of the bad value
                 raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
             text = encode(plain, what=what, limits=limits)
             if _NON_STRING_KEY.search(text):
@@ -110,7 +113,7 @@ class Codec:
         return encode(value, what=what, limits=limits)
 
     def decode(self, text: str) -> Any:
-        """The typed value of JSON ``text``; raises ValidationFailed."""
+        """Return the typed value of a JSON text. Raises ValidationFailed."""
         if self._schema is None:
             return json.loads(text)
         names = (
@@ -119,7 +122,7 @@ class Codec:
         return _validate(self._schema.adapter.validate_json, text, **names)
 
     def check(self, value: Any) -> Any:
-        """``value`` as the declared type (a dict becomes its model); raises ValidationFailed."""
+        """Return ``value`` as the declared type (a dict becomes its model). Raises ValidationFailed."""
         return value if self._schema is None else _validate(self._schema.adapter.validate_python, value)
 
     @functools.cached_property
@@ -131,8 +134,8 @@ class Codec:
             return None
 
 
-# What author code, such as a validator or a serializer, raises when it is wrong. Not Exception: Celery's time
-# limits are Exceptions too, and no verdict on a value.
+# Errors that user code, such as a validator or a serializer, may raise for a value. Not Exception, because Celery
+# raises its time limits as Exceptions, and they say nothing about the value.
 _AUTHOR_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -149,7 +152,7 @@ def _validate(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
     try:
         return validate(value, **names)
     except pydantic.ValidationError as exc:
-        raise ValidationFailed(_pydantic_problems(exc)) from None  # its text shows the value
+        raise ValidationFailed(_pydantic_problems(exc)) from None  # the text of the original error shows the value
     except _AUTHOR_CODE_ERRORS as exc:
         raise ValidationFailed([("$", f"a validator raised {type(exc).__name__}")]) from exc
 
@@ -167,7 +170,7 @@ def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _TypeSchema:
-    """How pydantic reads and writes a declared type."""
+    """The pydantic validator and serializer of a declared type."""
 
     adapter: pydantic.TypeAdapter[Any]
     serializer: pydantic_core.SchemaSerializer
@@ -178,7 +181,7 @@ class _TypeSchema:
 
 
 class _UndefinedName(Exception):
-    """A type names another that is not defined, or not yet."""
+    """An annotation names a class that is not defined, or not yet."""
 
 
 @functools.cache
@@ -194,7 +197,10 @@ _UNTYPED_ANNOTATIONS: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typ
 
 
 def _build_type_schema(annotation: Any, what: str) -> _TypeSchema | None:
-    """None where nothing is declared: then a value is plain JSON, or refused as it comes."""
+    """Return the schema of a declared type, or None if the values are plain JSON data.
+
+    Raises DefinitionInvalid if pydantic cannot read the type.
+    """
     if any(annotation is each for each in _UNTYPED_ANNOTATIONS) or _is_iterator_type(annotation):
         return None
     try:
@@ -208,7 +214,7 @@ def _build_type_schema(annotation: Any, what: str) -> _TypeSchema | None:
     if not adapter.pydantic_complete:
         raise _UndefinedName(str(annotation))
     schema = adapter.core_schema
-    # By itself pydantic writes a NaN under Any as null.
+    # By default pydantic writes a NaN in a field of type Any as null.
     config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
     return _TypeSchema(
         adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_different_aliases(schema)
@@ -219,13 +225,16 @@ _ITERATOR_TYPES = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, 
 
 
 def _is_iterator_type(annotation: Any) -> bool:
-    """Whether pydantic would hand out something that can be read once."""
+    """Return whether pydantic would return an iterator for this type, which can be read only once."""
     origin = typing.get_origin(annotation) or annotation
     return origin in _ITERATOR_TYPES or any(_is_iterator_type(part) for part in typing.get_args(annotation))
 
 
 def _has_different_aliases(schema: Any) -> bool:
-    """Whether a field is written under one name and read under another: then only its own name goes both ways."""
+    """Return whether a field has different aliases for input and output.
+
+    Then only the name of the field itself can be both written and read.
+    """
     if isinstance(schema, dict):
         return schema.get("validation_alias") != schema.get("serialization_alias") or any(
             _has_different_aliases(part) for key, part in schema.items() if key not in ("default", "metadata")
@@ -234,7 +243,10 @@ def _has_different_aliases(schema: Any) -> bool:
 
 
 def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
-    """Canonical JSON text: no NaN, lone surrogates or NUL, bounded in depth and size, the same on every database."""
+    """Return canonical JSON text without NaN, lone surrogates or NUL, which every database stores unchanged.
+
+    Raises NotSerializable, PayloadTooLarge; ``what`` names the value in their messages.
+    """
     text = _encode_plain(value, limits.depth)
     if text is None:
         text = _dumps(_to_plain_json(value, "$", what, limits.depth))
@@ -249,13 +261,16 @@ def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
 
 
 _SECRET_MASK = "*" * 10
-"""What pydantic writes for a secret."""
+"""The text that pydantic writes instead of a secret."""
 _SECRETS = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
 _ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
 
 
 def _check_secrets(value: Any, what: str, path: str) -> None:
-    """Raise for a secret in what pydantic makes of a value for Python: a serializer that reveals it is obeyed."""
+    """Raise NotSerializable for a secret in a value that pydantic dumped in Python mode.
+
+    A model may reveal a secret with its own serializer. Then the dump has no secret here, and the value is accepted.
+    """
     if isinstance(value, _SECRETS):
         kind = next(kind for kind in _SECRETS if isinstance(value, kind))
         raise NotSerializable(what, path, f"is a {kind.__name__}, of which JSON would keep nothing but asterisks")
@@ -268,11 +283,11 @@ def _check_secrets(value: Any, what: str, path: str) -> None:
 
 
 _NON_STRING_KEY = re.compile(r'[{,]"(?:-?\d[^"\\]*|true|false|null)":')
-"""In JSON text: a key that may have been a number, a truth value or None. Then another may have become the same."""
+"""Matches, in JSON text, a key that may have been a number, a bool or None. Such a key may equal a string key."""
 
 
 def _check_duplicate_keys(value: Any, path: str, what: str) -> None:
-    """Raise where two keys of a mapping are the same in JSON, of which only one would be kept."""
+    """Raise NotSerializable if two keys of a mapping are equal as JSON, because only one of them would be stored."""
     if isinstance(value, Mapping):
         kinds: dict[str, type] = {}
         for key, item in value.items():
@@ -291,7 +306,7 @@ def _check_duplicate_keys(value: Any, path: str, what: str) -> None:
 
 
 def _encode_plain(value: Any, depth: int) -> str | None:
-    """The fast way for what json takes as it is; None sends the value down the careful way."""
+    """Return the JSON text of a value that the json module accepts unchanged, or None for the slow path."""
     try:
         text = _dumps(value)
         if not text.isascii():
@@ -307,11 +322,11 @@ def _dumps(value: Any) -> str:
 
 
 _INTEGER_LIMIT = 10**4300
-"""Python neither writes nor reads longer integers, unless told to."""
+"""By default Python converts no integers of more than 4300 digits to text or back."""
 
 
 def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
-    """Plain JSON data of ``value``, walked by hand so that the error can name the path."""
+    """Return ``value`` as plain JSON data. It walks the value itself, so that an error can name the path."""
     if isinstance(value, str):
         if UNSTORABLE_CHARACTERS.search(value):
             raise NotSerializable(what, path, "contains a NUL character or half a surrogate pair")
@@ -335,17 +350,17 @@ def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
 
 
 def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
-    """Whatever else pydantic can write: models, dataclasses, datetimes, sets."""
+    """Convert a value that only pydantic can write, such as a model, a dataclass, a datetime or a set."""
     if inspect.iscoroutine(value):
-        value.close()  # nobody will await it any more
+        value.close()  # prevents the warning that it was never awaited
         raise NotSerializable(what, path, "is a coroutine: steps are plain functions, so run it with asyncio.run(...)")
-    if isinstance(value, Iterator):  # the author's code would go on in here, outside his step
+    if isinstance(value, Iterator):  # a generator would run user code here, outside of its step
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
     try:
         plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)
     except _AUTHOR_CODE_ERRORS as exc:
         if fields := _get_fields(value):
-            _to_plain_json(fields, path, what, depth)  # one of them is to blame, as a rule
+            _to_plain_json(fields, path, what, depth)  # usually raises with the path of the field that fails
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
     return _to_plain_json(plain, path, what, depth)
 
@@ -359,7 +374,7 @@ def _get_fields(value: Any) -> dict[str, Any]:
 
 
 def _encode_key(key: Any, path: str, what: str) -> str:
-    """A key as json writes it."""
+    """Return a key as the json module writes it."""
     if isinstance(key, str):
         if UNSTORABLE_CHARACTERS.search(key):
             raise NotSerializable(what, path, "has a key with a NUL character or half a surrogate pair")

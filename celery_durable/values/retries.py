@@ -1,4 +1,4 @@
-"""How a step runs: what authors leave out comes from the defaults, and what they write is checked."""
+"""The configuration of a step: retries, timeout and repetition. Omitted values come from the defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Backoff = Literal["constant", "linear", "exponential"]
 _MAX_DURATION = timedelta(days=365)
 
 
-class _Unset(Enum):  # so that a copy or a pickle of it is the same object
+class _Unset(Enum):  # an enum, so that a copy or a pickle of it is the same object
     UNSET = "UNSET"
 
     def __repr__(self) -> str:
@@ -27,16 +27,22 @@ class _Unset(Enum):  # so that a copy or a pickle of it is the same object
 
 
 UNSET: Final[Any] = _Unset.UNSET
-"""Not given, where None has a meaning of its own."""
+"""The default of an omitted argument for which None has a meaning of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and how soon a failed step is tried again. What is left out comes from the defaults.
+    """How often and how soon a failed step is tried again. Omitted values come from the defaults.
 
-    ``limit``: retries after the first attempt, None for without end. ``delay``: before the first
-    retry, counted from the failure. ``backoff``: constant d; linear d, 2d, 3d; exponential d, 2d, 4d.
-    ``max_delay``: no delay grows beyond it, nor beyond 365 days.
+    Args:
+        limit: The number of retries after the first attempt; None for no limit.
+        delay: The time between a failure and the first retry. A number means seconds.
+        backoff: How the delay d grows: "constant" d, d, d; "linear" d, 2d, 3d; "exponential" d, 2d, 4d.
+        max_delay: The longest delay; None for 365 days.
+
+    Raises:
+        ConfigInvalid: ``limit`` or ``backoff`` cannot be used.
+        DurationInvalid: A duration cannot be read or is longer than 365 days.
     """
 
     limit: int | None = UNSET
@@ -58,16 +64,22 @@ class Retries:
 
 
 def _is_count(value: object) -> bool:
-    """A whole number that still fits the column of the attempts when one more is counted."""
+    """Return whether it is a count that fits the column of attempts after one more is added."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """How a step runs. What is left out comes from the function's, the workflow's, the app's defaults.
+    """How a step runs. Omitted values come from the defaults of the function, the workflow or the app, in this order.
 
-    ``retries``: a Retries, or a number for its limit. ``timeout``: for each attempt, None for none.
-    ``repeat``: the same name again is another step, counted, instead of the same one.
+    Args:
+        retries: A `Retries`, or a number for its limit.
+        timeout: The longest time for each attempt; None for no limit. A number means seconds.
+        repeat: If True, another call with the same name is a new step, with a number in its key.
+
+    Raises:
+        ConfigInvalid: ``retries`` or ``repeat`` cannot be used.
+        DurationInvalid: ``timeout`` cannot be read, or is outside of 1 ms to 365 days.
     """
 
     retries: Retries | int | None = UNSET
@@ -86,7 +98,7 @@ class StepConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """A StepConfig with nothing left out."""
+    """A `StepConfig` in which every value is set."""
 
     limit: int | None = 5
     delay: timedelta = timedelta(seconds=10)
@@ -97,11 +109,11 @@ class StepPolicy:
 
     @property
     def max_attempts(self) -> int | None:
-        """How often a step may run in all; None for without end."""
+        """The largest number of attempts, with the first; None for no limit."""
         return None if self.limit is None else self.limit + 1
 
     def override_with(self, config: StepConfig | None) -> StepPolicy:
-        """This policy with what ``config`` says laid over it."""
+        """Return a copy in which the values that ``config`` sets replace those of this policy."""
         if config is None:
             return self
         given: dict[str, Any] = {}
@@ -113,12 +125,12 @@ class StepPolicy:
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int) -> timedelta:
-        """How long to wait after attempt ``failed_attempt`` (from 1) failed."""
+        """Return the delay after the failed attempt with this number, from 1."""
         longest = _MAX_DURATION if self.max_delay is None else self.max_delay
         factor = {"constant": 1, "linear": failed_attempt, "exponential": 1 << min(failed_attempt - 1, 62)}[
             self.backoff
         ]
-        if self.delay and factor > longest / self.delay:  # before the product, which may be out of range
+        if self.delay and factor > longest / self.delay:  # compared before the multiplication, which may overflow
             return longest
         return min(self.delay * factor, longest)
 
