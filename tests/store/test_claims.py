@@ -285,7 +285,7 @@ def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: Worl
     assert world.try_claim(ref) is not None
 
 
-@pytest.mark.parametrize(("has_come", "after"), [(True, ReleaseOutcome.DUE), (False, ReleaseOutcome.WAITING)])
+@pytest.mark.parametrize(("is_satisfied", "after"), [(True, ReleaseOutcome.DUE), (False, ReleaseOutcome.WAITING)])
 def test_a_wait_may_check_a_condition_under_the_lock(world: World, is_satisfied: bool, after: ReleaseOutcome) -> None:
     claim = world.claim(world.create())
     seen = []
@@ -324,7 +324,7 @@ def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
     world.store.transact(work)
 
 
-@pytest.mark.parametrize("let_go", ["suspend", "release"])
+@pytest.mark.parametrize("release", ["suspend", "release"])
 def test_a_release_turns_a_pause_request_into_a_pause(world: World, release: str) -> None:
     ref = world.create()
     claim = world.claim(ref)

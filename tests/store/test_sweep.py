@@ -322,16 +322,16 @@ def test_a_sweep_skips_a_locked_instance(world: World) -> None:
 
 
 def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
-    def next_poll() -> object:
+    def read_next_due() -> object:
         return world.store.read(schedule.read_next_due)
 
-    assert next_poll() == (None, world.now)
+    assert read_next_due() == (None, world.now)
     world.create("o-1", run_at=world.now + seconds(60))
-    assert next_poll() == (world.now + seconds(60), world.now)
+    assert read_next_due() == (world.now + seconds(60), world.now)
     world.release(world.claim(world.create("o-2")))
-    assert next_poll() == (world.now + GRACE, world.now)
+    assert read_next_due() == (world.now + GRACE, world.now)
     world.create("o-3", run_at=world.now + seconds(1))
-    assert next_poll() == (world.now + seconds(1), world.now)
+    assert read_next_due() == (world.now + seconds(1), world.now)
 
 
 def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> None:
@@ -350,7 +350,7 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
     assert (found.queues_by_due_time(STARTING), found.next_at) == (["c", "b"], now + GRACE)
 
 
-# --- unsend -------------------------------------------------------------------------------------
+# --- undo_dispatch ------------------------------------------------------------------------------
 
 
 def test_messages_that_the_broker_did_not_accept_are_offered_again_soon(world: World) -> None:
