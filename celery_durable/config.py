@@ -24,11 +24,11 @@ class Settings:
     database_url: str | None = None
     """Where workflows live, as an SQLAlchemy URL. Needed unless Durable got ``engine=``."""
     database_schema: str | None = None
-    """The database schema of our tables; None: the connection's default."""
+    """The database schema of the package's tables. None: the connection's default."""
     table_prefix: str = ""
-    """Put before the name of each of our tables."""
+    """The prefix of the names of the package's tables."""
     prepared_statements: bool = True
-    """Off behind PgBouncer in transaction mode."""
+    """Set it to False behind PgBouncer in transaction mode."""
 
     queue: str = "durable"
     dispatcher: Dispatcher = "beat"
@@ -37,32 +37,32 @@ class Settings:
     """How long the dispatcher sleeps at most; it wakes earlier for work that is due earlier."""
     sweep_batch: int = 500
     queue_high_water: int = 10_000
-    """The dispatcher publishes nothing to a queue that is longer."""
+    """The dispatcher publishes nothing to a queue with more messages than this."""
     grace_seconds: float = 2.0
-    """How long a published message may take before a sweep looks whether it was taken."""
+    """How long a published message may take before a sweep checks whether a worker has taken it."""
     redispatch_max_seconds: float = 1800.0
     """A message that no worker takes is sent again when its queue shows that it is lost, or else after this long."""
     redispatch_seconds: float = 15.0
     """How soon outbound events are offered again, and what a tick took; doubling up to `redispatch_max_seconds`."""
 
     lease_seconds: float = 30.0
-    """How long a claim is good for without renewal; it is renewed every third of it."""
+    """How long a claim stays valid without renewal. The worker renews it after every third of this time."""
     stall_seconds: float | None = None
-    """A pass that has not moved for so long, outside of its author's code, loses its claim; None: the lease."""
+    """A pass that makes no progress for this long, outside of your code, loses its claim. None: `lease_seconds`."""
     pass_seconds: float = 60.0
-    """A pass that has run longer makes room for other instances at its next step boundary."""
+    """A pass that has run longer than this releases its run at the next step boundary, so that others can run."""
     max_crashes: int = 5
-    """Workers that may die at one place before the instance is given up."""
+    """After this many consecutive crashes of workers, the instance ends as WorkerCrashLoop."""
     unknown_workflow_seconds: float = 5.0
-    """How long an instance rests that met a worker without its workflow's code."""
+    """How soon an instance is tried again after it reached a worker without the workflow's code."""
     task_on_lost: OnLost = "resend"
-    """What becomes of a Celery task of a step that is lost with its worker or queue: ``resend``, ``fail`` or ``wait``
-    for its timeout. A step may say otherwise."""
+    """What happens to a Celery task of a step that is lost with its worker or queue: ``resend``, ``fail`` or ``wait``
+    for its timeout. A step can override it."""
     lost_limit: int = 3
     """A task that is lost this many times ends as TaskLost."""
 
     retention_seconds: float | None = None
-    """How long an instance is kept after its end; None: without end. A workflow may say otherwise."""
+    """How long an instance is kept after its end. None: forever. A workflow can override it."""
 
     step_defaults: StepConfig | None = None
     max_steps: int = 1024
@@ -88,38 +88,38 @@ class Settings:
 
     @property
     def lease(self) -> timedelta:
-        """How long a claim is good for."""
+        """How long a claim stays valid without renewal."""
         return timedelta(seconds=self.lease_seconds)
 
     @property
     def stall(self) -> timedelta:
-        """How long a pass may stand still in our own code."""
+        """How long a pass may make no progress outside of the user's code."""
         return self.lease if self.stall_seconds is None else timedelta(seconds=self.stall_seconds)
 
     @property
     def grace(self) -> timedelta:
-        """How long a published message may take."""
+        """How long a published message may take before a sweep checks it."""
         return timedelta(seconds=self.grace_seconds)
 
     @property
     def max_sleep(self) -> timedelta:
-        """How long a sleep may be, and a wait."""
+        """The longest sleep and the longest wait."""
         return timedelta(seconds=self.max_sleep_seconds)
 
     def retention_of(self, own: timedelta | None) -> timedelta | None:
-        """How long an ended instance is kept: what its workflow says, UNSET the app's; None without end."""
+        """How long an ended instance is kept: ``own`` of its workflow, or the app's if that is UNSET; None: forever."""
         if own is not UNSET:
             return own
         return None if self.retention_seconds is None else timedelta(seconds=self.retention_seconds)
 
     @property
     def limits(self) -> PayloadLimits:
-        """What a payload may measure."""
+        """The limits of size and depth of a payload."""
         return PayloadLimits(self.max_payload_bytes, self.max_payload_depth)
 
     @property
     def step_policy(self) -> StepPolicy:
-        """How a step runs for which nobody says more."""
+        """The policy of a step without a configuration of its own."""
         return StepPolicy().override_with(self.step_defaults)
 
 
@@ -137,8 +137,8 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
 def read_settings(conf: Mapping[str, Any]) -> Settings:
-    """The settings in a Celery configuration; an unknown ``durable_*`` key is an error, not a silent default."""
-    keys = list(conf)  # Celery reads its configuration now, and knows its namespace afterwards
+    """Read the settings from a Celery configuration; raises SettingUnknown for an unknown ``durable_*`` key."""
+    keys = list(conf)  # makes Celery load its configuration, after which it knows its prefix
     prefix = (getattr(conf, "prefix", None) or "celery_").lower()
     given: dict[str, Any] = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Workflows that belong to no particular app, like tasks of `@shared_task`: from functions and from lists of steps."""
+"""`durable_workflow` and `LinearWorkflow`: workflows that, like `@shared_task`, every app of the process knows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,23 @@ Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome])
 class LinearWorkflow(Workflow[P, Any]):
     """A workflow that is a list of steps, each with a handler. Every app of the process knows it.
 
-    ``version``: of the list, recorded with each run. ``params``: the type of the parameters. ``queue``: replaces
-    ``durable_queue``. ``retention``: how long an instance is kept after its end, replaces
-    ``durable_retention_seconds``. ``on_complete``, ``on_failure``: as for `durable_workflow`.
-
     All steps are recorded when a run starts. The run follows them to its end, even if a deploy changes this list.
-    Raises DefinitionInvalid and NameInvalid.
+
+    Args:
+        name: The workflow's name, unique in the process.
+        version: The version of the list, a whole number from 1. It is recorded with each run.
+        steps: The steps in order. Their names are unique.
+        params: The type of the parameters, such as a pydantic model. None: JSON data as it is.
+        queue: The Celery queue of its passes. None: ``durable_queue``.
+        retention: How long an instance is kept after its end: a timedelta, seconds, or text such as "90 days". None:
+            forever. Left out: ``durable_retention_seconds``.
+        on_complete: As in `durable_workflow`.
+        on_failure: As in `durable_workflow`.
+
+    Raises:
+        DefinitionInvalid: The version, the steps or a hook are invalid.
+        NameInvalid: The name or the queue breaks the rules.
+        WorkflowNameTaken: Other code has registered a workflow with this name.
     """
 
     definition: LinearDefinition
@@ -61,7 +72,17 @@ class LinearWorkflow(Workflow[P, Any]):
         super().__init__(definition, functools.partial(current_durable, f"Workflow {name!r}"))
 
     def handler(self, *steps: str) -> Callable[[Handling], Handling]:
-        """Make a function the handler of these steps: steps of the list, or of older lists that current runs follow."""
+        """Make a function the handler of steps. Use it as a decorator.
+
+        Args:
+            steps: Names of steps in the list, or in older lists that unfinished runs still follow.
+
+        Returns:
+            A decorator that returns the function unchanged.
+
+        Raises:
+            NameInvalid: A name breaks the rules.
+        """
         for step in steps:
             check_text_name("Step name", step, 256)
 
@@ -80,12 +101,27 @@ def durable_workflow(**options: Unpack[WorkflowOptions]) -> WorkflowDecorator: .
 def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> Any:
     """Make a function a durable workflow. Every app of the process knows it, as `@shared_task` does for tasks.
 
-    ``name``: defaults to the function's. ``queue``: replaces ``durable_queue``. ``step_defaults``: a StepConfig that
-    is the default of all its steps. ``max_steps``: replaces ``durable_max_steps``. ``retention``: how long an instance
-    is kept after its end, None for forever; replaces ``durable_retention_seconds``. ``max_run_duration``: a run that
-    takes longer is terminated. ``max_suspend_duration``: a run is terminated if a single suspension lasts longer.
-    ``on_complete``: a Celery task, or a task's name, that is sent when a run is complete. ``on_failure``: a task that
-    is sent when a run failed or took too long. Both are sent at least once, with the outcome of the run.
+    Use it as ``@durable_workflow`` or as ``@durable_workflow(option=...)``. The function takes a WorkflowEvent and a
+    Step. Options that are durations take a timedelta, seconds, or text such as "90 days".
+
+    Args:
+        fn: The function, if the decorator is used without options.
+        options: ``name``: the workflow's name; by default the function's. ``queue``: replaces ``durable_queue``.
+            ``step_defaults``: a StepConfig with the defaults of all its steps. ``max_steps``: replaces
+            ``durable_max_steps``. ``retention``: how long an instance is kept after its end, None for forever;
+            replaces ``durable_retention_seconds``. ``max_run_duration``: a run that takes longer is terminated.
+            ``max_suspend_duration``: a run is terminated if a single suspension lasts longer. ``on_complete``: a
+            Celery task, or its name, that is sent when a run is complete. ``on_failure``: a task that is sent when a
+            run failed or took too long. Both are sent at least once, with the outcome of the run.
+
+    Returns:
+        The `Workflow`, or with options a decorator that returns it.
+
+    Raises:
+        DefinitionInvalid: The function or an option is invalid.
+        AsyncNotSupported: The function is a coroutine function.
+        NameInvalid: The name or the queue breaks the rules.
+        WorkflowNameTaken: Other code has registered a workflow with this name.
     """
 
     def decorate(fn: Callable[..., Any]) -> Workflow[Any, Any]:

@@ -1,4 +1,4 @@
-"""The handles of users: a workflow that can be started, and an instance of it."""
+"""`Workflow` and `WorkflowInstance`, the handles by which applications start and control workflows."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Workflow(Generic[P, R]):
         """Call the workflow's function directly, without storing anything.
 
         Args:
-            event: What the function takes as its first parameter.
-            step: What it takes as its second.
+            event: The first argument of the function.
+            step: The second argument of the function.
 
         Returns:
             The function's return value.
@@ -172,7 +172,7 @@ class Workflow(Generic[P, R]):
             labels: For a new instance, as in `create`.
 
         Returns:
-            Whether it was "created", "restarted" or "unchanged" (``outcome``), with its id, run and status.
+            The ``outcome`` "created", "restarted" or "unchanged", with the instance's id, run and status.
 
         Raises:
             VersionMismatch: The instance has none of the versions in ``if_version``.
@@ -241,7 +241,7 @@ class Workflow(Generic[P, R]):
         Args:
             status: Only instances with this status.
             cursor: The ``cursor`` of the page before, called with the same filter. None: the first page.
-            limit: The most items that a page has, 1 to 1000.
+            limit: The maximum number of items on a page, 1 to 1000.
             labels: Only instances that have all of these labels.
 
         Returns:
@@ -415,7 +415,7 @@ class WorkflowInstance(Generic[R_co]):
         return self._operations.restart(self.workflow.name, self.id, from_step=from_step, reason=reason)
 
     def retry(self, *, reason: str | None = None) -> int:
-        """Retry what failed, in a new run with fresh attempts that keeps all earlier results.
+        """Retry the failed step, in a new run that keeps all earlier results. The step gets new attempts.
 
         Args:
             reason: Why, for the history; cut to 2048 characters.
@@ -555,7 +555,7 @@ class WorkflowInstance(Generic[R_co]):
         Args:
             run: The number of the run, from 1. None: the current one.
             after_id: Return lines after the one with this ``id``. 0: from the first line.
-            limit: The most lines to return.
+            limit: The maximum number of lines.
             levels: Only lines with one of these levels. None: all.
             category: Only lines of this category. None: all.
         """

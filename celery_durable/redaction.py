@@ -1,7 +1,7 @@
-"""Redaction: what people are shown of a record, with every value that people or their code wrote led past one hook.
+"""Redaction: passes the user data in records through a hook of the application before they are shown.
 
-The hook is the application's, given to `Durable`. The HTTP API and the commands show records that passed here; what is
-stored, and what the application's own code reads, stays as it is.
+The application gives the hook to `Durable`. The HTTP API and the commands show redacted records. Stored data, and data
+that the application reads itself, are not redacted.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _TEXTS = ("error", "message", "reason", "label", "by")
 
 @dataclass(frozen=True, slots=True)
 class RedactionContext:
-    """What a value is, for a `redact` hook.
+    """Describes a value to a `redact` hook.
 
-    ``name``: the step's, label's or key's, the event's type, the log line's category; else None.
+    ``name``: the name of the step or label, the published key, the event type, or the log category; else None.
     """
 
     kind: Kind
@@ -51,18 +51,18 @@ class RedactionContext:
 
 
 Redact = Callable[[Any, RedactionContext], Any]
-"""Returns what is shown in a value's place: JSON data; text for an error, message, reason, label or author (``by``).
-If it raises, ``"[redacted]"`` is shown."""
+"""Returns the value to show instead: JSON data; text for an error, message, reason, label or author (``by``).
+If the hook raises, ``"[redacted]"`` is shown."""
 
 
 class Redaction:
-    """What may be shown of one instance; without a hook, everything."""
+    """Redacts the records of one instance. Without a hook, records stay as they are."""
 
     def __init__(self, hook: Redact | None, workflow: str, instance_id: str) -> None:
         self._hook, self._workflow, self._instance_id = hook, workflow, instance_id
 
     def value(self, value: Any, kind: Kind, name: str | None = None) -> Any:
-        """One value."""
+        """Redact one value."""
         if self._hook is None or value is None:
             return value
         try:
@@ -73,15 +73,15 @@ class Redaction:
         return seen if kind not in _TEXTS or isinstance(seen, str) else REDACTED
 
     def status(self, status: InstanceStatus) -> InstanceStatus:
-        """With its output, or its error."""
+        """Redact output and error of a status."""
         return replace(status, output=self.value(status.output, "output"), error=self._error(status.error))
 
     def summary(self, item: InstanceSummary) -> InstanceSummary:
-        """A line of a list."""
+        """Redact an instance in a list."""
         return replace(item, error=self._error(item.error), labels=self._labels(item.labels))
 
     def details(self, details: InstanceDetails) -> InstanceDetails:
-        """An instance with its current run and step."""
+        """Redact an instance with its current run and step."""
         step = details.current_step
         return replace(
             details,
@@ -93,7 +93,7 @@ class Redaction:
         )
 
     def history(self, found: History) -> History:
-        """All of a run."""
+        """Redact the history of a run."""
         return replace(
             found,
             **self._run(found),
@@ -102,7 +102,7 @@ class Redaction:
         )
 
     def page(self, page: HistoryPage) -> HistoryPage:
-        """A page of each list of a run."""
+        """Redact a page of the history of a run."""
         logs = page.logs
         return replace(
             page,
@@ -130,19 +130,19 @@ class Redaction:
         )
 
     def step(self, step: StepRecord) -> StepRecord:
-        """A step with its result."""
+        """Redact result and error of a step."""
         return replace(
             step, result=self.value(step.result, "result", step.name), error=self._error(step.error, step.name)
         )
 
     def event(self, event: EventRecord) -> EventRecord:
-        """An event with its payload.
+        """Redact the payload of an event.
 
-        What others answered to a step is first of all its result, or its error: who hides these hides them here.
+        The payload of an answer to a step is also redacted as the result or the error of that step.
         """
         payload, step = event.payload, event.consumed_by_step_key
         if self._hook is not None and is_answer(event.type) and isinstance(payload, dict):
-            if step is None:  # nobody knows yet whose it is
+            if step is None:  # no step has consumed it, so its kind of value is unknown
                 return replace(event, payload=REDACTED)
             if "error" in payload:
                 error = payload["error"]
@@ -152,16 +152,16 @@ class Redaction:
         return replace(event, payload=self.value(payload, "payload", event.type))
 
     def log(self, line: LogRecord) -> LogRecord:
-        """A log line with its data."""
+        """Redact message and data of a log line."""
         message = self.value(line.message, "message", line.category)
         return replace(line, message=message, data=self.value(line.data, "data", line.category))
 
     def published(self, found: Mapping[str, Published]) -> dict[str, Published]:
-        """Published values by key."""
+        """Redact published values."""
         return {key: replace(each, value=self.value(each.value, "published", key)) for key, each in found.items()}
 
     def facts(self, facts: Facts) -> Facts:
-        """What a diagnosis rests on: its sentence quotes errors and reasons."""
+        """Redact the facts of a diagnosis, because its sentence quotes errors and reasons."""
         run, last = facts.run, facts.last_step
         return replace(
             facts,

@@ -1,7 +1,7 @@
-"""Kill a worker in the middle of a payment, and watch the order finish: `make demo`, or `python examples/demo.py`.
+"""Kill a worker during a payment, and watch the order finish: `make demo`, or `python examples/demo.py`.
 
 It runs order_approval.py on real `celery worker` processes, with SQLite and messages in files: no server needed.
-What it says at the end is counted in the databases; where a count is wrong it exits with 1.
+The counts at the end come from the databases. If a count is wrong, it exits with 1.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LEASE_SECONDS = 2
 PATIENCE_SECONDS = 30
 BAR = 40
 STEPS = ["record order", "charge card", "ask for approval", "wait for approval", "mark shipped", "tell customer"]
-# One process, so that one kill -9 leaves nothing of it; and nothing that delays its start.
+# A solo worker is one process, so one kill -9 ends it. The other options make it start faster.
 WORKER_OPTIONS = ["--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 
-# --- telling ------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 class Story:
-    """What a person watching reads: lines with the seconds since the beginning."""
+    """Prints lines with the seconds since the start."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -86,22 +86,22 @@ class World:
         return worker
 
     def await_(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Look again and again until ``is_so``; a worker that died, or too long a time, is the end."""
+        """Poll until ``is_so`` returns True; exit if the worker dies or it takes too long."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
             if time.monotonic() > deadline or self.processes[-1].poll() is not None:
-                raise SystemExit(f"\nThis did not happen: {what}. The worker's last words:\n\n{self.last_words()}")
+                raise SystemExit(f"\nThis did not happen: {what}. The end of the worker's log:\n\n{self.log_tail()}")
             time.sleep(0.02)
 
     @property
     def log(self) -> Path:
         return self.folder / "worker.log"
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
     def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
-        """Read a database with plain SQL: the proof must not hang on celery_durable's own word."""
+        """Read a database with plain SQL, so that the proof does not depend on celery_durable."""
         with closing(sqlite3.connect(self.folder / f"{database}.sqlite3", timeout=10)) as connection:
             return connection.execute(query).fetchall()
 
@@ -111,7 +111,7 @@ class World:
 
 @contextmanager
 def world() -> Iterator[World]:
-    """A world that leaves nothing behind, also when it is interrupted."""
+    """Create a world, and remove its folder and processes at the end, also after an interrupt."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -119,7 +119,7 @@ def world() -> Iterator[World]:
     signal.signal(signal.SIGTERM, stop)
     made = World(Path(tempfile.mkdtemp(prefix="celery_durable-demo-")))
     before = dict(os.environ)
-    for name in ("CELERY_BROKER_URL", "DURABLE_DATABASE_URL"):  # yours are left alone
+    for name in ("CELERY_BROKER_URL", "DURABLE_DATABASE_URL"):  # restored at the end
         os.environ.pop(name, None)
     os.environ.update(made.environment())
     try:
@@ -138,7 +138,7 @@ def world() -> Iterator[World]:
 
 
 def run(story: Story, here: World) -> None:
-    """Play it, up to the finished order."""
+    """Run the demo up to the finished order."""
     from examples import order_approval as shop
 
     shop.durable.migrate()
@@ -149,10 +149,10 @@ def run(story: Story, here: World) -> None:
     handle = shop.order.create(shop.OrderIn(order_id=ORDER, cents=12500), id=ORDER)
     story.tell(f'$ order.create(id="{ORDER}")', "one row in the database", CYAN)
 
-    seen = {"charge card"}  # told in its turn, however quick it is
+    seen = {"charge card"}  # printed separately below
 
     def watch() -> None:
-        """Tell of the steps that were committed since we last looked."""
+        """Print the steps that were committed since the last call."""
         for step in handle.history().steps:
             if step.status == "completed" and step.name not in seen:
                 seen.add(step.name)
@@ -162,18 +162,18 @@ def run(story: Story, here: World) -> None:
         watch()
         return here.count("payments", "SELECT count(*) FROM payment_request") >= times
 
-    here.await_("the payment begins", lambda: begun(1))
-    story.tell("  charge card", "the bank has taken the money; its answer is on the way ...", YELLOW)
+    here.await_("the payment starts", lambda: begun(1))
+    story.tell("  charge card", "the bank has taken the money, but its response is on the way ...", YELLOW)
     time.sleep(1)
     first.kill()
     first.wait()
-    story.tell(f"$ kill -9 {first.pid}", "in the middle of the step: paid, and nobody wrote it down", RED)
+    story.tell(f"$ kill -9 {first.pid}", "during the step: paid, but not recorded", RED)
 
     second = here.start_worker()
     story.tell("$ celery worker", f"process {second.pid}", CYAN)
-    story.note(f"The dead worker's claim ends after {LEASE_SECONDS} s. (The demo shortened this; normally it is 30 s.)")
-    here.await_("the payment begins again", lambda: begun(2))
-    story.tell("  charge card", "begins again, with the same idempotency key", YELLOW)
+    story.note(f"The dead worker's lease ends after {LEASE_SECONDS} s. (The demo shortened this; normally it is 30 s.)")
+    here.await_("the payment starts again", lambda: begun(2))
+    story.tell("  charge card", "starts again with the same idempotency key", YELLOW)
     seen.remove("charge card")
 
     def is_waiting() -> bool:
@@ -181,10 +181,10 @@ def run(story: Story, here: World) -> None:
         return handle.status().status == "waiting"
 
     here.await_("the order waits for approval", is_waiting)
-    story.tell("  wait for approval", "sleeps: no process holds it, it could wait for weeks ...", YELLOW)
+    story.tell("  wait for approval", "waits without a process; it could wait for weeks ...", YELLOW)
     time.sleep(1.5)
     handle.send_event("approval", {"approved": True, "by": "eve"})
-    story.tell('$ handle.send_event("approval")', "eve says yes", CYAN)
+    story.tell('$ handle.send_event("approval")', "eve approves", CYAN)
 
     def is_over() -> bool:
         watch()
@@ -196,18 +196,18 @@ def run(story: Story, here: World) -> None:
 
 REMARKS = {
     "record order": ", with a row in the shop's own table",
-    "charge card": ": the bank knew the key and took nothing more",
+    "charge card": "; the bank knew the key and charged nothing more",
 }
 
 
 def timeline(story: Story) -> None:
-    """What the database knows of the order."""
+    """Print when each step ran, as recorded in the database."""
     from examples import order_approval as shop
 
     history = shop.order.get(ORDER).history()
     ends = [step.finished_at for step in history.steps if step.finished_at is not None]
     whole = (max(ends) - history.created_at).total_seconds()
-    story.say(f"\n{story.paint('The timeline, as the database has it', BOLD)}")
+    story.say(f"\n{story.paint('The timeline, from the database', BOLD)}")
     for step in history.steps:
         begin, end = step.started_at or step.created_at, step.finished_at
         assert begin is not None
@@ -220,7 +220,7 @@ def timeline(story: Story) -> None:
 
 
 def prove(story: Story, here: World) -> bool:
-    """Count in the databases; True where every count is right."""
+    """Print counts from the databases. Returns whether all are right."""
     steps = here.rows("durable", "SELECT name, count(*) FROM workflow_step WHERE status = 'completed' GROUP BY name")
     requests, keys = here.rows("payments", "SELECT count(*), count(DISTINCT idempotency_key) FROM payment_request")[0]
     payments = here.rows("payments", "SELECT cents, refunded FROM payment")
@@ -232,11 +232,11 @@ def prove(story: Story, here: World) -> bool:
             sorted(steps, key=str) == sorted((name, 1) for name in STEPS) and rows == len(STEPS),
         ),
         (
-            f"the payment began {requests} times, with {keys} idempotency key",
+            f"the payment started {requests} times, with {keys} idempotency key",
             (requests, keys) == (2, 1)
             and here.rows("durable", "SELECT attempts FROM workflow_step WHERE name = 'charge card'") == [(2,)],
         ),
-        (f"the bank took the money {len(payments)} time", payments == [(12500, 0)]),
+        (f"the bank charged the card {len(payments)} time", payments == [(12500, 0)]),
         (
             f"the shop's own table: {len(orders)} order, changed 3 times (new, charged, shipped)",
             orders == [("shipped", "pay_1", 3)],
@@ -251,13 +251,13 @@ def prove(story: Story, here: World) -> bool:
 def main() -> int:
     sys.path[0] = str(ROOT)
     story = Story()
-    story.say(story.paint("A worker is killed in the middle of a payment. The order goes on.", BOLD))
+    story.say(story.paint("A worker is killed during a payment. The order continues.", BOLD))
     story.say("Real Celery workers, SQLite, no server. The workflow: examples/order_approval.py\n")
     with world() as here:
         run(story, here)
         timeline(story)
         if not prove(story, here):
-            story.say(f"\nA count is wrong. The worker's last words:\n\n{here.last_words()}")
+            story.say(f"\nA count is wrong. The end of the worker's log:\n\n{here.log_tail()}")
             return 1
     story.say(f"\nThat took {time.monotonic() - story.began:.0f} s. Next: README.md")
     return 0

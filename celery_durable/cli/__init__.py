@@ -1,7 +1,7 @@
-"""`celery -A proj durable ...`: the verbs for people.
+"""`celery -A proj durable ...`: the command group.
 
-Celery loads this module with every command of its own, so it imports nothing but Celery's click; a verb's module
-is loaded when the verb is called.
+Celery imports this module for every `celery` command, so it imports only click. The module of a command is imported
+when the command is called.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _MODULES = {
 
 
 class CommandGroup(click.Group):
-    """The verbs, in the order in which people meet them."""
+    """A group that imports the module of a command when the command is called. Help lists them in this order."""
 
     module_by_command: Mapping[str, str] = _MODULES
-    """Their names, and the module of each, with its name in it where that is another: ``reading.ls``."""
+    """The module of each command: ``module``, or ``module.function`` if the function has another name."""
     aliases: Mapping[str, str] = {"cancel": "terminate"}
-    """Other names of verbs; they are not listed."""
+    """Other names of commands. Help does not list them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        """All of them, without loading any."""
+        """Return the names of the commands, without importing their modules."""
         return list(self.module_by_command)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """One of them, loaded now."""
+        """Import the module of a command and return the command."""
         cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name not in self.module_by_command:
             return None
@@ -73,20 +73,20 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that is called; one that does not exist is answered with the nearest that does."""
+        """Resolve the command that the user typed. An unknown name fails and suggests the closest known one."""
         name = self.aliases.get(args[0], args[0])
         if name not in self.module_by_command and not name.startswith("-"):
             import difflib
 
             near = difflib.get_close_matches(name, self.module_by_command, n=1)
-            ctx.fail(f"There is no verb {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            ctx.fail(f"There is no command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
 
 @click.group(
     cls=CommandGroup,
     epilog="""\b
-Try it, without any server:
+Try it without any server:
   celery -A proj durable dev
   celery -A proj durable start order -P order_id=42 --id order-42
   celery -A proj durable show order order-42
@@ -94,10 +94,10 @@ Try it, without any server:
 \b
 Exit codes: 0 done, 1 refused, 2 wrong usage, 3 not found,
 4 database unreachable or timeout, 130 interrupted.
-In a pipe every list is tab-separated, one record a line, times in ISO 8601.""",
+In a pipe, lists are tab-separated, with one record per line and ISO 8601 times.""",
 )
 def durable() -> None:
-    """Run and look after durable workflows.
+    """Run and operate durable workflows.
 
-    The verbs work directly on the database of the app's Durable (durable_database_url).
+    The commands work directly on the database of the app's Durable (durable_database_url).
     """

@@ -1,4 +1,4 @@
-"""The instances behind an HTTP API, for the verbs (see docs/http.md)."""
+"""The backend of `celery-durable`: instances over the HTTP API (see docs/http.md)."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ _PAGE = 100
 
 
 class HttpBackend:
-    """The instances of one API."""
+    """Instances of one API. Requests that change something are repeated only if a repetition has no effect."""
 
     def __init__(self, client: Client, runtime: Runtime) -> None:
         self._client, self._runtime = client, runtime
 
     def now(self) -> datetime:
-        """The server's time, to the second; this machine's before it was asked anything."""
+        """Return the server's time, to the second; before the first response, the time of this machine."""
         return self._client.server_time or datetime.now(UTC)  # noqa: TID251  # there is no database here to ask
 
     def monotonic(self) -> float:
-        """Of this machine."""
+        """Return seconds of this machine's monotonic clock."""
         return self._runtime.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """On this machine."""
+        """Pause the calling thread."""
         self._runtime.sleep(seconds)
 
     def workflows(self) -> list[WorkflowInfo]:
-        """Those that the server knows."""
+        """Return the workflows that the server knows."""
         return [WorkflowInfo(each["name"]) for each in self._client.get("workflows").data["workflows"]]
 
     def list(
@@ -67,10 +67,11 @@ class HttpBackend:
         limit: int,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Of one workflow; several of the API's pages where more are wanted than it gives at once."""
+        """Return a page of instances of one workflow. A large page takes several requests."""
         if workflow is None:
             raise CliError(
-                "The HTTP API lists one workflow at a time.", "Name it; there are: celery-durable workflows list"
+                "The HTTP API lists one workflow at a time.",
+                "Name a workflow. To list them: celery-durable workflows list",
             )
         items: list[InstanceSummary] = []
         filters = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
@@ -86,7 +87,7 @@ class HttpBackend:
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
-        """One long poll."""
+        """Send one long poll."""
         query = {"wait": f"{wait_seconds:.3f}"} if known_version is not None and wait_seconds > 0 else {}
         response = self._client.get(
             *_instances(workflow, instance_id), query=query, known_etag=known_version, wait_seconds=wait_seconds
@@ -100,7 +101,7 @@ class HttpBackend:
         )
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """Page by page."""
+        """Read the history page by page."""
         path = _instances(workflow, instance_id, "history")
         query = {"pageSize": _PAGE, "runNumber": run}
         first = page = self._client.get(*path, query=query | {"includeRun": True}).data
@@ -112,7 +113,7 @@ class HttpBackend:
                 if f"{kind}Cursor" in cursors:
                     collected.extend(page[kind])
                 else:
-                    page.pop(f"{kind}Cursor", None)  # of the first page, which came again
+                    page.pop(f"{kind}Cursor", None)  # this list was complete, and the response repeats its first page
         run_data, types = first["run"], {each["stepKey"]: each["type"] for each in steps}
         return History(
             workflow=workflow,
@@ -135,12 +136,12 @@ class HttpBackend:
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
     ) -> HttpLogTail:
-        """By the API's cursors."""
+        """Return a reader that continues at the API's cursors."""
         filters = {"runNumber": run, "logLevel": level, "logCategory": category}
         return HttpLogTail(self._client, _instances(workflow, instance_id, "history"), filters)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
-        """As the server shows it; one of an earlier version shows nothing."""
+        """Return the published values; none if the server has an older version."""
         try:
             data = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
         except WrongApi:
@@ -150,7 +151,7 @@ class HttpBackend:
         }
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
-        """As the server sees it; one of an earlier version says nothing."""
+        """Return the diagnosis; None if the server has an older version."""
         try:
             data = self._client.get(*_instances(workflow, instance_id, "explain")).data
         except WrongApi:
@@ -158,7 +159,7 @@ class HttpBackend:
         return Diagnosis(Code(data["code"]), data["sentence"], data["facts"], tuple(data["actions"]))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """Tried again only with an id, which can be taken but once."""
+        """Create it. The request is repeated only with an id, because the second attempt is then refused."""
         body = {"params": params} | ({} if id is None else {"id": id}) | ({"labels": dict(labels)} if labels else {})
         response = self._client.post(*_instances(workflow), body=body, is_idempotent=id is not None, new_id=id)
         return str(response.data["id"])
@@ -166,63 +167,63 @@ class HttpBackend:
     def restart_or_create(
         self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
     ) -> RestartOrCreateResult:
-        """Not tried again: the run that a first try began may have ended meanwhile."""
+        """Restart or create. Never repeated: the run of the first attempt may have ended, and would run again."""
         body = {"params": params} | ({"labels": labels} if labels else {})
         data = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
         return RestartOrCreateResult(data["outcome"], data["id"], data["runNumber"], Status(data["details"]["status"]))
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Tried again only with an id, which is accepted but once."""
+        """Send the event. The request is repeated only with an id, because the run accepts an id once."""
         body = {"type": type_, "payload": payload} | ({} if id is None else {"id": id})
         path = _instances(workflow, instance_id, "events")
         return bool(self._client.post(*path, body=body, is_idempotent=id is not None).data["accepted"])
 
     def pause(self, workflow: str, instance_id: str) -> None:
-        """Not tried again, as all that follow."""
+        """Pause the instance. This request and the next ones are never repeated."""
         self._client.post(*_instances(workflow, instance_id, "pause"))
 
     def resume(self, workflow: str, instance_id: str) -> None:
-        """Takes back a pause that has not happened yet."""
+        """Resume the instance, or withdraw a pause that has not taken effect."""
         self._client.post(*_instances(workflow, instance_id, "resume"))
 
     def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """Refused where it has ended."""
+        """End the instance; refused if it has ended."""
         self._client.post(*_instances(workflow, instance_id, "terminate"), body=_reason_body(reason))
 
     def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """From any state."""
+        """Start a new run, from any status."""
         response = self._client.post(*_instances(workflow, instance_id, "restart"), body=_reason_body(reason))
         return int(response.data["runNumber"])
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Refused where it has not ended errored."""
+        """Retry the failed step; refused if the instance has not failed."""
         response = self._client.post(*_instances(workflow, instance_id, "retry"), body=_reason_body(reason))
         return int(response.data["runNumber"])
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """From any state."""
+        """Start a new run, from any status."""
         body = {"step": step} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "rewind"), body=body).data["runNumber"])
 
     def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Under another name than ``by`` where the server knows who is asking."""
+        """Complete the step. A server that authenticates users may record another name than ``by``."""
         body = {"step": step, "result": value, "by": by} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "set-result"), body=body).data["runNumber"])
 
     def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """As `set_result`."""
+        """Complete the step without a result, as `set_result` does."""
         body = {"step": step, "by": by} | (_reason_body(reason) or {})
         return int(self._client.post(*_instances(workflow, instance_id, "skip"), body=body).data["runNumber"])
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Tried again only with an id, which can be taken but once."""
+        """Create it. The request is repeated only with an id, because the second attempt is then refused."""
         body = {"step": step} | ({} if id is None else {"id": id})
         path = _instances(workflow, instance_id, "fork")
         return str(self._client.post(*path, body=body, is_idempotent=id is not None).data["id"])
 
 
 class HttpLogTail:
-    """The log lines of a run. A page that was not full is read again, for what has come since."""
+    """Reads the log lines of a run. The last page is read again, because new lines may have been added to it."""
 
     def __init__(self, client: Client, path: tuple[str, ...], filters: dict[str, Any]) -> None:
         self._client, self._path, self._filters = client, path, filters
@@ -230,7 +231,7 @@ class HttpLogTail:
         self._last_id = 0
 
     def read_new_lines(self) -> Iterator[LogRecord]:
-        """In pages."""
+        """Yield the new lines, page by page."""
         while True:
             query = {**self._filters, "includeLogs": True, "pageSize": _PAGE, "logsCursor": self._cursor}
             page = self._client.get(*self._path, query=query).data
@@ -251,7 +252,7 @@ def _reason_body(reason: str | None) -> dict[str, Any] | None:
     return None if reason is None else {"reason": reason}
 
 
-# --- what the API answers with ------------------------------------------------------------------
+# --- parsing responses --------------------------------------------------------------------------
 
 
 def _parse_time(text: str) -> datetime:
@@ -278,7 +279,7 @@ def _summary(workflow: str, data: dict[str, Any]) -> InstanceSummary:
         run_number=data["runNumber"],
         status=Status(data["details"]["status"]),
         error=_error(data["details"]),
-        run_at=None,  # the API keeps it to itself
+        run_at=None,  # the API does not return it
         created_at=_parse_time(data["createdAt"]),
         updated_at=_parse_time(data["updatedAt"]),
         labels=data.get("labels", {}),
@@ -357,7 +358,7 @@ def _origin(data: dict[str, Any] | None) -> Origin | None:
 
 
 def _audit_record(run: int, data: dict[str, Any], types: Mapping[str, str]) -> AuditRecord:
-    """``types``: of the run's steps, by key; statuses of linear ones have names of their own."""
+    """Parse an audit record. ``types``: the types of steps by key, because linear steps have other statuses."""
     before = data["before"]
     return AuditRecord(
         run_number=run,

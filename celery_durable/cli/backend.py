@@ -1,7 +1,7 @@
-"""What the verbs work on, whoever gives it: the store of an app, or its HTTP API.
+"""`Backend`, the interface by which commands reach instances: in the app's database, or over the HTTP API.
 
-The verbs that both `celery -A proj durable` and `celery-durable` have know nothing else: not SQL, not HTTP. Refusals
-are DurableErrors, or Refusals where the way to the instances is what fails.
+The commands that both `celery -A proj durable` and `celery-durable` have use only this interface. Its methods raise
+DurableError, or CliError if the database or the server cannot be used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from celery_durable.model import (
 )
 
 POLL_SECONDS = 0.1
-"""Between two looks at an instance that is followed; a look is one small read."""
+"""The pause between two reads of an instance that a command follows. A read is one small query."""
 LONG_POLL_SECONDS = 20.0
-"""How long one look at an instance that is followed may take where nothing changes."""
+"""The longest time for which one read of a followed instance waits for a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSnapshot:
-    """An instance at one moment. ``version``: opaque; another one means that something has changed."""
+    """The state of an instance at one moment. ``version`` is opaque and differs after every change."""
 
     status: Status
     run_number: int
@@ -42,35 +42,35 @@ class InstanceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowInfo:
-    """A workflow. What is not known is empty: over HTTP the name is all there is."""
+    """A workflow. Over HTTP only the name is known, and the other fields are empty."""
 
     name: str
     queue: str = ""
     code: str = ""
-    """Module and name of its function."""
+    """The module and the name of its function."""
 
 
 class LogTail(Protocol):
-    """The log lines of a run, read on and on."""
+    """Reads the log lines of a run, including lines that are written while it reads."""
 
     def read_new_lines(self) -> Iterator[LogRecord]:
-        """The lines since the last call, oldest first."""
+        """Return the lines that were written since the last call, oldest first."""
 
 
 class Backend(Protocol):
-    """Instances, by workflow and id."""
+    """Reads and changes instances. A change does the same as the method of `WorkflowInstance` with its name."""
 
     def now(self) -> datetime:
-        """The time by which everything shown was written."""
+        """Return the current time of the clock that wrote the stored times."""
 
     def monotonic(self) -> float:
-        """Seconds on a steady clock."""
+        """Return seconds of a monotonic clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Pause the calling thread."""
 
     def workflows(self) -> list[WorkflowInfo]:
-        """Those that the app knows, by name."""
+        """Return the workflows that the app knows, ordered by name."""
 
     def list(
         self,
@@ -81,61 +81,65 @@ class Backend(Protocol):
         limit: int,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Instances that have all these labels, newest first; raises CursorInvalid, InvalidLabel."""
+        """Return a page of instances that have all these labels, newest first; raises CursorInvalid, InvalidLabel."""
 
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
-        """An instance now; None while it is at the version ``known``, after ``patience`` seconds at most."""
+        """Return the current state of an instance; raises InstanceNotFound.
+
+        Returns None if the instance is still at ``known_version``. The method may wait up to ``wait_seconds`` for a
+        change before it returns None.
+        """
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """All steps and events of a run, by default the current one; raises RunNotFound."""
+        """Return all steps and events of a run, by default of the current one; raises RunNotFound."""
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
     ) -> LogTail:
-        """The log lines of a run from this level on."""
+        """Return a reader of the log lines of a run that have this level or a higher one."""
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
-        """What a run has published, by key."""
+        """Return the values that a run has published, by key."""
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
-        """Why it stands where it stands; None where that cannot be asked."""
+        """Return why an instance does not move; None if the server has no diagnosis."""
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """Have an instance started; answers with its id."""
+        """Create an instance and return its id."""
 
     def restart_or_create(
         self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
     ) -> RestartOrCreateResult:
-        """Begin a new run of the instance where it has ended, create it where there is none; tells which."""
+        """Restart the instance if it has ended, or create it if it does not exist."""
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Send an event; False where one of this id had come before."""
+        """Send an event. Returns False if the run had already accepted an event with this id."""
 
     def pause(self, workflow: str, instance_id: str) -> None:
-        """Stop it at its next step boundary."""
+        """Pause an instance at its next step boundary."""
 
     def resume(self, workflow: str, instance_id: str) -> None:
-        """Let it go on."""
+        """Resume a paused instance."""
 
     def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """End it for good."""
+        """End an instance without a result."""
 
     def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Begin a new run; answers with its number."""
+        """Start a new run and return its number."""
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Try again what ended it errored, in a new run; answers with its number."""
+        """Retry the failed step in a new run and return the number of the run."""
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """Begin a new run that goes on from a step; answers with its number."""
+        """Start a new run that continues from a step, and return its number."""
 
     def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Complete a step by hand; answers with the number of the run that goes on with it."""
+        """Complete a step by hand and return the number of the run that continues."""
 
     def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """Complete a step by hand, without a result."""
+        """Complete a step by hand without a result, and return the number of the run that continues."""
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Make an instance that goes on from a step of this one; answers with its id."""
+        """Create an instance that continues from a step of this one, and return its id."""

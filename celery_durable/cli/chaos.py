@@ -1,7 +1,7 @@
-"""`chaos`: prove on your own staging that nothing gets lost, by killing workers and losing and repeating messages.
+"""`chaos`: kills workers, and drops and repeats messages, to test on your staging that no instance is lost.
 
-Harmless to others: it kills only workers that it has started, drops only messages that it would have sent
-itself, reads the tables and writes nothing to them.
+It kills only workers that it has started, drops only messages of its own dispatcher, and checks the tables by reading
+them.
 """
 
 from __future__ import annotations
@@ -43,22 +43,26 @@ _COLUMNS = (Column("WHAT"), Column("HOW OFTEN"))
 
 @click.command(cls=Command, examples=["chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7"])
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How long to go on."
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How long to inject faults.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="How many to start, and to kill."
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="How many workers to start and kill."
 )
-@click.option("--seed", type=int, help="Decides what is done, and when; a random one by default.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--seed", type=int, help="Seed of the random faults; random by default.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, yes: bool) -> None:
-    """Kill workers and lose messages, to see that nothing is lost.
+    """Kill workers and lose messages, to test recovery.
 
-    Use it on your staging, while instances run there. It starts workers of its own, for the queues of your workflows
-    only, and kills these with kill -9, again and again; it repeats messages, and drops some that it would have sent.
-    Your own workers, your other tasks and the broker are left alone. A kill counts as an attempt of the step it hits.
-    At the end it shows what it did, how soon the struck runs went on, and every contradiction in the tables: exit
-    code 1 if there is one. Ctrl-C ends it early, and everything it started. Piped: what, how often.
+    Use it on your staging while instances run there. It starts its own workers for the queues of your workflows and
+    kills them with kill -9. It also repeats messages, and drops messages of its own dispatcher. It does not touch your
+    workers, other tasks and the broker. A kill counts as an attempt of the running step. At the end it shows what it
+    did, how soon the interrupted runs continued, and contradictions in the tables. The exit code is 1 if there are any.
+    Ctrl-C stops it and its workers. In a pipe: what, how often.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
@@ -67,11 +71,11 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
     database = durable.internals.store.engine.url.render_as_string()
     if not yes:
         click.confirm(
-            f"Start {workers} workers on {database}, and for {minutes:g} min kill them and lose and repeat messages?",
+            f"Start {workers} workers on {database}, and kill them, drop and repeat messages for {minutes:g} min?",
             abort=True,
             err=True,
         )
-    console.print_note(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C ends it")
+    console.print_note(f"seed {seed}, {workers} workers, {minutes:g} min; Ctrl-C stops it")
     app = ctx.find_root().params.get("app")
     chaos_run = ChaosRun(durable, console, random.Random(seed), app if isinstance(app, str) else None)  # noqa: S311  # no secret
     is_interrupted = chaos_run.run(workers=workers, length=timedelta(minutes=minutes))
@@ -91,13 +95,13 @@ def _check_broker(durable: Durable) -> None:
     url = str(conf.broker_read_url or "")
     if conf.task_always_eager or url.startswith("memory:"):
         raise CliError(
-            "There is no broker between processes, so there are no workers to kill.",
-            "Set broker_url, and task_always_eager to False: chaos needs workers in processes of their own.",
+            "The broker does not connect processes, so there are no workers to kill.",
+            "Set broker_url, and set task_always_eager to False: chaos needs workers in separate processes.",
         )
 
 
 class ChaosRun:
-    """One chaos run: its workers, its dispatcher, what it did to them and whom it struck."""
+    """One chaos run: its workers, its dispatcher, the injected faults, and the runs that they interrupted."""
 
     def __init__(self, durable: Durable, console: Console, rng: random.Random, app: str | None) -> None:
         self._durable, self._console, self._rng, self._app = durable, console, rng, app
@@ -115,7 +119,7 @@ class ChaosRun:
         self._queues = sorted({durable.internals.settings.queue} | {queue for queue in queues if queue})
 
     def run(self, *, workers: int, length: timedelta) -> bool:
-        """Go through with it, and end what was started; True when it was interrupted."""
+        """Inject faults, wait for recovery, and stop the workers. Returns True if the user interrupted it."""
         sweeper = Sweeper(
             self._durable.internals.store,
             self._durable.internals.settings,
@@ -143,7 +147,7 @@ class ChaosRun:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM: a flag, so that no worker is forgotten that is just being started."""
+        """Handle Ctrl-C and SIGTERM by a flag, so that a worker that is just being started is stopped too."""
 
         def handle_signal(*_: object) -> None:
             if self._stop.is_set():
@@ -151,7 +155,7 @@ class ChaosRun:
                     worker.signal_group(signal.SIGKILL)
                 os._exit(INTERRUPTED)
             self._stop.set()
-            self._console.print_note("Ending the workers that were started; once more ends them at once.")
+            self._console.print_note("Stopping the started workers. Press Ctrl-C again to kill them.")
 
         before = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -177,7 +181,7 @@ class ChaosRun:
 
     def _end_workers(self) -> None:
         for worker in self._workers:
-            worker.signal_group(signal.SIGCONT)  # one may have been frozen for its death
+            worker.signal_group(signal.SIGCONT)  # it may have been stopped in order to be killed
             worker.terminate()
         for worker in self._workers:
             worker.end()
@@ -210,7 +214,7 @@ class ChaosRun:
             self._counts["times the database was away"] += 1
 
     def _observe(self) -> None:
-        """Note who is at work now, and replace workers that have fallen."""
+        """Record the instances that are in progress, and replace workers that have exited."""
         if len(self._seen) < _MAX_OBSERVED:
             within, limit = timedelta(minutes=1), _MAX_OBSERVED - len(self._seen)
             self._seen |= self._durable.internals.store.read(
@@ -224,7 +228,7 @@ class ChaosRun:
         self._workers[self._workers.index(worker)] = self._new_worker()
 
     def _kill_child(self) -> None:
-        """Frozen first, so that its claim is read while nothing can change it."""
+        """Kill a pool process. It is stopped first, so that its claim cannot change while it is read."""
         worker = self._rng.choice(self._workers)
         pid = worker.pool_process_id() if worker.is_ready else None
         if pid is None or not worker.signal_pool_process(pid, signal.SIGSTOP):
@@ -275,7 +279,7 @@ class ChaosRun:
         end = runtime.monotonic() + settings.lease_seconds + 2 * settings.redispatch_seconds + _GRACE_SECONDS
         unrecovered = self._unrecovered()
         if unrecovered and not self._stop.is_set():
-            self._console.print_note(f"Waiting for {len(unrecovered)} runs that were struck to go on")
+            self._console.print_note(f"Waiting for {len(unrecovered)} interrupted runs to continue")
         while unrecovered and runtime.monotonic() < end and not self._stop.is_set():
             runtime.sleep(0.5)
             unrecovered = self._unrecovered()
@@ -296,7 +300,7 @@ class ChaosRun:
         return sorted((dict(self._counts) | messages).items())
 
     def report(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """The table, and what contradicts itself."""
+        """Return the rows of the report, and the contradictions in the tables."""
         pks = sorted(self._seen.keys() | {held.pk for held in self._killed_claims})
         read = self._durable.internals.store.read
         statuses, steps = read(lambda tx: chaos_checks.count_progress(tx, pks, since=self._since))
@@ -310,15 +314,15 @@ class ChaosRun:
             ("steps recorded meanwhile", str(steps)),
             ("zombie writes refused", str(logs.count(_SUPERSEDED))),
             ("unknown commits looked up", str(logs.count(_UNKNOWN))),
-            ("runs struck by a kill", str(len(self._killed_claims))),
-            ("seconds until they went on, p50 / p99", _quantiles(list(self._recovered.values()))),
-            ("not gone on yet", ", ".join(str(held.ref) for held in unrecovered[:5]) or "0"),
+            ("runs interrupted by a kill", str(len(self._killed_claims))),
+            ("seconds until they continued, p50 / p99", _quantiles(list(self._recovered.values()))),
+            ("not continued yet", ", ".join(str(held.ref) for held in unrecovered[:5]) or "0"),
             ("violations", str(len(violations))),
         ]
         return rows, violations
 
     def forget_logs(self, *, keep: bool) -> None:
-        """Remove the workers' logs, or say where they are."""
+        """Remove the logs of the workers, or print where they are."""
         if keep:
             self._console.print_note(f"The logs of the workers are in {self._folder}")
         else:

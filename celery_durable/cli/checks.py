@@ -1,4 +1,4 @@
-"""What `doctor` looks at: each check answers with findings, and never raises for what it was to find."""
+"""The checks of `doctor`. Each check yields findings; it does not raise for the problems that it looks for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celery_durable.store.schema import REVISION
 
 _APP = "<your app>"
 _MIN_TIME_LIMIT = timedelta(hours=1)
-"""A step may well take that long; what ends a pass before is a mistake."""
+"""A step may take this long. A shorter time limit of Celery would end passes that work correctly."""
 _MAX_LATENESS = timedelta(minutes=1)
 _CONNECT_SECONDS = 3
 _PING_SECONDS = 1.0
@@ -31,7 +31,7 @@ _VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "s
 
 
 class Level(StrEnum):
-    """How bad it is: FAIL stops work, WARN will hurt one day."""
+    """FAIL: work does not get done now. WARN: it works, but is likely to fail later."""
 
     OK = "OK"
     WARN = "WARN"
@@ -40,7 +40,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence about one thing, and how to mend it; nothing to mend where it is OK."""
+    """The result of one check. ``remedy`` is empty if the level is OK."""
 
     level: Level
     about: str
@@ -49,7 +49,7 @@ class Finding:
 
 
 def check_all(durable: Durable) -> Iterator[Finding]:
-    """Everything, in the order in which one would mend it."""
+    """Run all checks. Findings come in the order in which problems should be fixed."""
     try:
         _ = durable.internals.settings
     except DurableError as exc:
@@ -77,8 +77,8 @@ def _check_settings(durable: Durable) -> Iterator[Finding]:
     known = "1 workflow is" if count == 1 else f"{count} workflows are"
     yield Finding(Level.OK, about, f"The durable_* settings are valid; {known} known.")
     if conf.task_always_eager:
-        sentence = "task_always_eager is on: workflows run in whatever process creates them, and no worker gets any."
-        yield Finding(Level.WARN, about, sentence, "Remove it from the settings of production.")
+        sentence = "task_always_eager is on: workflows run in the process that creates them, and not on workers."
+        yield Finding(Level.WARN, about, sentence, "Remove it from the production settings.")
     if conf.worker_pool in ("gevent", "eventlet"):
         sentence = f"worker_pool is {conf.worker_pool!r}: such a worker runs no workflows."
         remedy = f"celery -A {_APP} worker -P prefork -Q {settings.queue}"
@@ -90,10 +90,10 @@ def _check_settings(durable: Durable) -> Iterator[Finding]:
         seconds = float((conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_SECONDS[transport]))
         if seconds < settings.lease_seconds:
             sentence = (
-                f"visibility_timeout is {seconds:g} s, and a lease {settings.lease_seconds:g} s: {transport} delivers "
-                "messages again while their runs are at work."
+                f"visibility_timeout is {seconds:g} s, and a lease lasts {settings.lease_seconds:g} s: {transport} "
+                "redelivers messages while their runs are in progress."
             )
-            remedy = "Take visibility_timeout out of broker_transport_options, or make it an hour."
+            remedy = "Remove visibility_timeout from broker_transport_options, or set it to an hour."
             yield Finding(Level.WARN, "visibility_timeout", sentence, remedy)
         else:
             sentence = f"visibility_timeout ({seconds:g} s) is longer than a lease ({settings.lease_seconds:g} s)."
@@ -103,10 +103,10 @@ def _check_settings(durable: Durable) -> Iterator[Finding]:
 def _check_accept_content(conf: Any) -> Iterator[Finding]:
     accepted = {str(each) for each in conf.accept_content or ()}
     if accepted & _PICKLE:
-        sentence = "accept_content has pickle: whoever can write to the broker runs code in your workers."
-        yield Finding(Level.WARN, "accept_content", sentence, "Take pickle out: accept_content = ['json'].")
+        sentence = "accept_content allows pickle: any client that can write to the broker can run code in your workers."
+        yield Finding(Level.WARN, "accept_content", sentence, "Remove pickle: accept_content = ['json'].")
     else:
-        yield Finding(Level.OK, "accept_content", "Workers read JSON, and no pickle.")
+        yield Finding(Level.OK, "accept_content", "Workers accept JSON and no pickle.")
 
 
 def _check_time_limits(durable: Durable) -> Finding:
@@ -116,7 +116,7 @@ def _check_time_limits(durable: Durable) -> Finding:
         sentence = "task_time_limit and task_soft_time_limit do not apply to passes, which have limits of their own"
         own = "" if not limits else f": {format_duration(timedelta(seconds=min(limits)))}"
         return Finding(Level.OK, "time limits", f"{sentence}{own}.")
-    sentence = f"A time limit of {min(limits):g} s ends {tasks.ADVANCE}, with the step that runs then, again and again."
+    sentence = f"A time limit of {min(limits):g} s kills {tasks.ADVANCE} and the step that it runs, on every attempt."
     remedy = f"Do not change the limits of {tasks.ADVANCE}; give steps a timeout instead."
     return Finding(Level.FAIL, "time limits", sentence, remedy)
 
@@ -138,7 +138,7 @@ _AMQP = ("read_timeout", '{"read_timeout": 5, "write_timeout": 5}, and broker_he
 _READ_TIMEOUT_OPTIONS = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(
     ("amqp", "amqps", "pyamqp"), _AMQP
 )
-"""By transport: the option that bounds a read, and what to set."""
+"""For each transport: the option that limits the time of a read, and the value to set."""
 
 
 def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
@@ -152,7 +152,7 @@ def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
         yield Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")
         return False
     if transport == "memory":
-        sentence = "The broker is this process's memory: no worker of another process hears of anything."
+        sentence = "The broker is the memory of this process: workers in other processes get no messages."
         yield Finding(Level.WARN, "broker", sentence, "Set broker_url to a server, for example redis:// or amqp://.")
         return True
     yield Finding(Level.OK, "broker", f"{url} answers.")
@@ -162,11 +162,16 @@ def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
 
 
 def _check_read_timeout(transport: str, options: dict[str, Any]) -> Finding:
-    """Without a bound Celery itself waits for ever for a broker that has gone silent, in a worker's main loop too."""
+    """Check that reads from the broker have a timeout.
+
+    Without one, Celery waits forever for a broker that stops responding, also in the main loop of a worker.
+    """
     about, wanted = _READ_TIMEOUT_OPTIONS[transport]
     if seconds := options.get(about):
-        return Finding(Level.OK, about, f"A broker that has gone silent is given up after {seconds:g} s.")
-    sentence = f"There is no {about}: a broker that has gone silent, instead of refusing, stops a worker for good."
+        return Finding(Level.OK, about, f"Celery gives up on a broker that stops responding after {seconds:g} s.")
+    sentence = (
+        f"{about} is not set: a broker that stops responding, without closing the connection, blocks a worker forever."
+    )
     return Finding(Level.WARN, about, sentence, f"Set broker_transport_options = {wanted}")
 
 
@@ -174,7 +179,7 @@ Processes = tuple[datetime, tuple[Heartbeat, ...]]
 
 
 def _check_database(durable: Durable) -> Generator[Finding, None, Processes | None]:
-    """Answers with the processes that are known; None where the database cannot tell."""
+    """Check the database. Returns its time and the stored heartbeats; None if the tables cannot be read."""
     about = "database"
     try:
         if embedded.is_without_store(durable):
@@ -200,10 +205,11 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
         yield Finding(Level.OK, about, f"{found.name} {found.version} at {url}, {found.isolation}.")
     if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
         remedy = "Let engine= use isolation_level='READ COMMITTED'."
-        yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups get lost.", remedy)
+        yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
     is_current = yield from _check_tables(durable)
     direction = "ahead of" if offset > timedelta(0) else "behind"
-    sentence = f"This machine's clock is {format_duration(abs(offset))} {direction} the database's, which alone counts."
+    ahead = f"{format_duration(abs(offset))} {direction} the database's"
+    sentence = f"This machine's clock is {ahead}. Workflows use only the database's clock."
     yield Finding(Level.OK, "clock", sentence)
     return durable.internals.store.read(heartbeats.read) if is_current else None
 
@@ -211,9 +217,9 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
 def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
     revision = migrate.read_revision(durable.internals.store)
     if revision is not None and revision >= REVISION:
-        yield Finding(Level.OK, "tables", f"They are at revision {revision}; this version needs {REVISION}.")
+        yield Finding(Level.OK, "tables", f"The tables are at revision {revision}; this version needs {REVISION}.")
         return True
-    at = "There are none" if revision is None else f"They are at revision {revision}"
+    at = "The tables do not exist" if revision is None else f"The tables are at revision {revision}"
     sentence = f"{at}; this version needs {REVISION}."
     yield Finding(Level.FAIL, "tables", sentence, f"celery -A {_APP} durable migrate")
     return False
@@ -237,7 +243,7 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
         nodes = ", ".join(sorted({beat.node for beat in sweeping})[:5])
         return Finding(Level.OK, about, f"Due work is looked for by {nodes}.")
     last = max((beat.swept_at for beat in beats if beat.swept_at is not None), default=None)
-    seen = "No dispatcher has been seen" if last is None else f"Nobody has looked for due work since {iso(last)}"
+    seen = "No dispatcher has been seen" if last is None else f"No dispatcher has looked for due work since {iso(last)}"
     host = {"worker": "worker", "none": ""}.get(setting, "beat")
     remedy = f"celery -A {_APP} {host}" if host else "Set durable_dispatcher to beat, worker or both in one process."
     sentence = f"{seen}: sleeps, timeouts and retries do not end (durable_dispatcher is {setting!r})."
@@ -245,13 +251,16 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
 
 
 def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
-    """What dispatchers say of queues that refuse, and of servers that are away: each once, by who has seen it first."""
+    """Report the outages that dispatchers recorded. Of one outage, only the earliest record is shown."""
     first_seen: dict[tuple[str, str], Outage] = {}
     for outage in sorted((each for beat in beats if beat.is_live(now) for each in beat.outages), key=_since):
         first_seen.setdefault((outage.what, outage.where), outage)
     for outage in first_seen.values():
-        who = {"queue": f"Queue {outage.where!r} refuses messages", "broker": f"The broker {outage.where} takes none"}
-        what = who.get(outage.what, "The dispatcher cannot look after due work")
+        who = {
+            "queue": f"Queue {outage.where!r} has refused messages",
+            "broker": f"The broker {outage.where} has taken no messages",
+        }
+        what = who.get(outage.what, "The dispatcher has not reached the database")
         sentence = (
             f"{what} since {iso(outage.since)}, {format_duration(now - outage.since, units=1)} ago: {outage.error}"
         )
@@ -267,8 +276,8 @@ def _check_backlog(durable: Durable) -> Finding:
     first, now = durable.internals.store.read(schedule.read_next_due)
     if first is None or now - first <= _MAX_LATENESS:
         return Finding(Level.OK, "backlog", "Nothing is late.")
-    sentence = f"The oldest due work has not been looked after for {format_duration(now - first, units=1)}."
-    remedy = "See to dispatcher, broker and workers; a long queue needs more workers."
+    sentence = f"The oldest due work has been waiting for {format_duration(now - first, units=1)}."
+    remedy = "Check dispatcher, broker and workers. If the queue is long, add workers."
     return Finding(Level.WARN, "backlog", sentence, remedy)
 
 
@@ -281,8 +290,8 @@ def _check_outbox(durable: Durable) -> Finding:
         if count == 1
         else f"{count} outbound events were given up: a handler"
     )
-    remedy = f"celery -A {_APP} durable outbox --given-up tells why; then outbox --retry ID... or --drop ID..."
-    return Finding(Level.WARN, "outbox", f"{what} failed to the last attempt.", remedy)
+    remedy = f"celery -A {_APP} durable outbox --given-up shows why; then outbox --retry ID... or --drop ID..."
+    return Finding(Level.WARN, "outbox", f"{what} failed in every attempt.", remedy)
 
 
 def _check_workers(
@@ -313,7 +322,9 @@ def _check_workers(
             continue
         nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
         if all(queue not in replying.get(beat.node, {queue}) for beat in consumers):
-            sentence = f"{queue!r} is consumed by {nodes}, says the last heartbeat, but no more, say they themselves."
+            sentence = (
+                f"The last heartbeats say that {nodes} consume {queue!r}, but the workers reply that they no longer do."
+            )
             remedy = f"celery -A {_APP} control add_consumer {queue}"
             yield Finding(Level.FAIL, "queue", sentence, remedy)
             continue
@@ -326,9 +337,9 @@ def _check_workers(
 
 
 def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
-    """Who takes the messages of a queue for which no worker of this database has a heartbeat."""
+    """Name the workers that consume the queue without a heartbeat in this database; "" if there are none."""
     nodes = ", ".join(sorted(node for node, queues in replying.items() if queue in queues)[:5])
-    return f" But {nodes} takes its messages, and writes no heartbeat into this database." if nodes else ""
+    return f" But {nodes} consumes it and writes no heartbeat to this database." if nodes else ""
 
 
 def _check_replies(durable: Durable, working: set[str], replying: set[str], *, has_broker: bool) -> Finding:
@@ -338,21 +349,21 @@ def _check_replies(durable: Durable, working: set[str], replying: set[str], *, h
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {_APP} worker")
     if not working:
         nodes = ", ".join(sorted(replying)[:5])
-        sentence = f"{nodes} answer, but have written no heartbeat {seen}."
-        remedy = "Do they load this app with its Durable, and have the same durable_database_url?"
+        sentence = f"{nodes} reply over the broker, but have written no heartbeat {seen}."
+        remedy = "Do they load this app with its Durable, and use the same durable_database_url?"
         return Finding(Level.FAIL, about, sentence, remedy)
     nodes = ", ".join(sorted(working)[:5])
     if has_broker and not working & replying and durable.app.conf.worker_enable_remote_control:
-        sentence = f"{nodes} work on this database, but do not answer over this broker."
-        remedy = "Have they the same broker_url? Busy solo workers do not answer either."
+        sentence = f"{nodes} write heartbeats to this database, but do not reply over this broker."
+        remedy = "Do they use the same broker_url? Busy solo workers do not reply either."
         return Finding(Level.WARN, about, sentence, remedy)
     return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
 
 
 def _find_replying_workers(durable: Durable) -> dict[str, set[str]]:
-    """The workers that answer over the broker in time, and the queues that they consume."""
+    """Ask workers over the broker which queues they consume. Workers that do not reply in time are left out."""
     try:
-        # A connection of our own: one that went back to the pool after a reply that it still waits for hurts forks.
+        # A connection of its own: a pooled connection that still waits for replies would be inherited by forks.
         with durable.app.connection_for_write(connect_timeout=_CONNECT_SECONDS) as connection:
             replies = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
     except Exception:  # noqa: BLE001  # transports without broadcast

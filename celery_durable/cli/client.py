@@ -1,7 +1,7 @@
-"""Requests to the HTTP API, with what Python brings along: no library, no app, no database.
+"""An HTTP client for the API, with only the standard library.
 
-What failed on the way is tried again where repeating it cannot do anything twice. Redirects are not followed: the
-headers, and with them the credentials, go to nobody but the server that was named.
+Failed requests are repeated if a repetition cannot have a second effect. Redirects are not followed, so headers and
+credentials go only to the server that the user named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _PROBLEM = "application/problem+json"
 _TEMPORARY = frozenset({429, 502, 503, 504})
-"""What a server, or a proxy before it, answers with for a while."""
+"""Status codes of temporary failures, of a server or of a proxy in front of it."""
 _RETRIED = _TEMPORARY | {500}
 _MAX_PAUSE_SECONDS = 30.0
 _MAX_BODY_BYTES = 256 * 2**20
@@ -36,12 +36,12 @@ _MAX_BODY_BYTES = 256 * 2**20
 
 
 class WrongApi(CliError):
-    """What answers is not our API, or one of another version."""
+    """The server does not serve this API, or serves another version of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that is no refusal; ``data`` None for 304."""
+    """A successful response. ``data`` is None for 304 Not Modified. ``tries``: how many requests were sent."""
 
     data: Any
     etag: str | None
@@ -50,7 +50,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class _HttpResponse:
-    """What a server sent; of a body that is too large one byte more than may be."""
+    """A response. A body that is too large is cut at one byte more than the limit."""
 
     code: int
     reason: str
@@ -60,7 +60,7 @@ class _HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """``limit`` after the first, the first after ``delay_seconds``, then each time twice as long."""
+    """``limit``: retries after the first request. ``delay_seconds``: the first pause, which doubles each time."""
 
     limit: int = 2
     delay_seconds: float = 0.5
@@ -72,11 +72,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """One API.
+    """A client of one API.
 
-    ``timeout_seconds``: for one request up to the last byte of its answer, beyond the time for which it asks the server
-    to wait. ``max_body_bytes``: of an answer, in bytes.
-    ``log_request``: gets each request as a command, in which the headers' values are left out: they may be secrets.
+    ``timeout_seconds``: for one request up to the last byte of its response, not counting the time of a long poll.
+    ``max_body_bytes``: the largest accepted response. ``log_request``: is called with each request as a curl command,
+    without the values of the headers, which may be secrets.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Client:
         self._log_request = log_request
         self._opener = urllib.request.build_opener(_NoRedirects())
         self.server_time: datetime | None = None
-        """When the last answer was sent, by the server's clock."""
+        """When the server sent its last response, by its own clock."""
 
     def get(
         self, *path: str, query: Mapping[str, Any] | None = None, known_etag: object = None, wait_seconds: float = 0
     ) -> Reply:
-        """Read something. ``known_etag``: an ETag, answered with None as long as it is of it.
+        """Send a GET request. ``known_etag``: the reply has no data as long as the resource has this ETag.
 
-        Of ``query`` what is None is left out, and a list is asked for by each of its items.
+        ``query``: None values are left out, and a list becomes one parameter per item.
         """
         query_values = [(key, value if isinstance(value, list) else [value]) for key, value in (query or {}).items()]
         parameters = [(key, _text(value)) for key, values in query_values for value in values if value is not None]
@@ -143,7 +143,7 @@ class Client:
             self._log_request(self._as_curl(method, target, data, headers))
         left, tries, pause = self._retries.limit if is_idempotent else 0, 1, self._retries.delay_seconds
         while True:
-            request = urllib.request.Request(f"{self.base_url}/{target}", data, method=method)  # noqa: S310  # checked by the door
+            request = urllib.request.Request(f"{self.base_url}/{target}", data, method=method)  # noqa: S310  # the option checks the scheme
             for name, value in (("Accept", "application/json"), *self._headers, *headers):
                 request.add_header(name, value)
             try:
@@ -217,18 +217,18 @@ class Client:
             target=subject,
         )
         if code == "INSTANCE_ID_ALREADY_EXISTS" and tries > 1:
-            error.hint = f"An earlier try of this command got no answer, and may have made it. {error.hint}"
+            error.hint = f"An earlier attempt of this command got no response, and may have created it. {error.hint}"
         return error
 
     def _error_of_other_server(self, response: _HttpResponse) -> CliError:
-        """Not our API's words: a proxy's, or a hook's own answer."""
+        """Make an error from a response that is not of the API, but of a proxy or of a hook of the application."""
         if response.code in (401, 403):
             return make_cli_error(
                 f"The server refuses: {response.code} {response.reason}. Send your credentials: -H 'Name: value'",
                 code="", http_status=response.code, target=[],
             )  # fmt: skip
         if 300 <= response.code < 400:
-            return self._wrong_api(f"sends elsewhere, to {response.headers.get('Location')}")
+            return self._wrong_api(f"redirects to {response.headers.get('Location')}")
         if response.code == 404:
             return self._wrong_api("knows no such route")
         code = UNREACHABLE if response.code in _TEMPORARY else REFUSED
@@ -242,16 +242,16 @@ class Client:
         reason = getattr(error, "reason", None) or error
         hint = "Is the server running, and is the base URL right?"
         if is_change:
-            hint = "Whether it was done is not known: look before you repeat it."
+            hint = "The change may have been made. Check before you repeat it."
         return CliError(
             f"{self.base_url} cannot be reached: {reason or type(error).__name__}", hint, exit_code=UNREACHABLE
         )
 
 
 def _call_with_timeout(work: Callable[[], T], seconds: float) -> T:
-    """What ``work`` returns; TimeoutError after so long.
+    """Return what ``work`` returns; raises TimeoutError after ``seconds``.
 
-    A socket's own timeout is one of each read: a server that sends a byte now and then would never exceed it.
+    The timeout of a socket limits only each read, so a server that sends single bytes would never exceed it.
     """
     outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
@@ -272,7 +272,7 @@ def _call_with_timeout(work: Callable[[], T], seconds: float) -> T:
 
 
 def _target_of(path: Sequence[str]) -> Sequence[str]:
-    """The workflow and the instance of ``workflows/{}/instances/{}``."""
+    """Return the workflow and the instance in the path ``workflows/{}/instances/{}``, for error messages."""
     return [path[1], path[3]] if len(path) > 3 else []
 
 

@@ -1,4 +1,4 @@
-"""What every verb shares: its examples, the way to the instances, refusals as two lines and an exit code."""
+"""The parts that all commands share: examples in the help, access to the instances, and errors with exit codes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _COMMAND_PREFIX = f"celery -A {YOUR_APP} durable"
 
 
 class Connection(abc.ABC):
-    """A way to the instances other than the app's own store: what ``ctx.obj`` is where there is one."""
+    """Gives access to instances without the app's database. Commands of `celery-durable` find it in ``ctx.obj``."""
 
     name: str
-    """What the user types before the verb."""
+    """The program that the user typed, for the commands that we suggest."""
     no_color = False
 
     @abc.abstractmethod
     def open(self) -> Backend:
-        """The instances; raises Refusal."""
+        """Return the backend; raises CliError."""
 
     @abc.abstractmethod
     def raise_if_unreadable(self, exc: Exception) -> None:
-        """Raise Refusal if a command failed at what the other side sent."""
+        """Raise CliError if the server sent a response that this version cannot read."""
 
 
 def open_backend(ctx: click.Context) -> Backend:
-    """The instances that the user means: those of the app named by -A, or those behind another door."""
+    """Return the backend of this program: the database of the app given by -A, or the HTTP API."""
     if isinstance(ctx.obj, Connection):
         return ctx.obj.open()
     from celery_durable.cli.stored import StoreBackend, open_durable
@@ -51,7 +51,7 @@ def open_backend(ctx: click.Context) -> Backend:
 
 
 class CliError(click.ClickException):
-    """The verb was not done: ``error:`` says why, ``hint:`` what to do, on standard error."""
+    """A command failed. Standard error shows the reason after ``error:`` and the remedy after ``hint:``."""
 
     exit_code: int  # type: ignore[misc]  # click reads it from the exception, not from its class
 
@@ -61,7 +61,7 @@ class CliError(click.ClickException):
         self._ctx = click.get_current_context(silent=True)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say it, in click's place."""
+        """Print the error. Click calls this."""
         file = sys.stderr if file is None else file
         no_color = self._ctx is not None and getattr(self._ctx.obj, "no_color", False)
         for prefix, color, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
@@ -73,14 +73,14 @@ class CliError(click.ClickException):
 
 
 class Command(click.Command):
-    """A command of ours. ``examples``: what follows ``celery -A proj durable`` or ``celery-durable`` in its help."""
+    """A command with ``examples`` in its help. Help puts the name of the program before each of them."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, as the user of this door types them."""
+        """Write the examples, with the program that the user called."""
         name = ctx.obj.name if isinstance(ctx.obj, Connection) else "celery -A proj durable"
         formatter.write_paragraph()
         formatter.write("  Examples:\n")
@@ -88,7 +88,7 @@ class Command(click.Command):
             formatter.write(f"    {name} {example}\n")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; an error of ours becomes a Refusal."""
+        """Run the command. A DurableError becomes a CliError."""
         try:
             return super().invoke(ctx)
         except DurableError as exc:
@@ -109,7 +109,10 @@ class Command(click.Command):
 
 
 def convert_arguments_to_options(command: Command, name: str) -> Command:
-    """The same verb whose operands are options: ``instances get --workflow order --id o-1`` for ``show order o-1``."""
+    """Return the same command with options instead of arguments.
+
+    ``show order o-1`` becomes ``instances get --workflow order --id o-1``.
+    """
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = {param.name: _make_option(param) for param in arguments}
     params = [options.get(param.name, param) for param in command.params]
@@ -148,40 +151,43 @@ _OPTION_HELP = {
     "workflow": "The workflow's name.",
     "id": "The instance's id.",
     "type": "The type of the event.",
-    "step": "The step's key: its name, unless it is repeated.",
-    "value": "The result, as JSON, from a file or from standard input.",
+    "step": "The step's key: its name, or name and number if the step is repeated.",
+    "value": "The result as JSON, from a file, or from standard input.",
 }
 
 
 def convert_error(exc: DurableError) -> CliError:
-    """An error of ours as people meet it."""
+    """Convert a DurableError to a CliError."""
     target = [str(getattr(exc, name, "")) for name in ("workflow", "instance_id")]
     return make_cli_error(str(exc), code=exc.code, http_status=exc.http_status, target=target)
 
 
 def make_cli_error(message: str, *, code: str, http_status: int, target: Sequence[str]) -> CliError:
-    """The first sentence of a message, the rest as the hint, its kind as the exit code."""
+    """Make an error from a message: its first sentence is the error, the rest is the hint.
+
+    ``http_status`` decides the exit code. ``target``: the workflow and the instance that suggested commands name.
+    """
     error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
-    match code:  # two whose advice is for people who write Python
+    match code:  # the messages of these two advise Python calls
         case "INSTANCE_TERMINAL":
-            hint = f"To begin a new run of it: {_COMMAND_PREFIX} restart {shlex.join(target)}"
+            hint = f"To start a new run: {_COMMAND_PREFIX} restart {shlex.join(target)}"
         case "INSTANCE_ID_ALREADY_EXISTS":
-            hint = f"Use another --id, or look at this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
+            hint = f"Use another --id, or inspect this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
     return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED))
 
 
 def app_name(ctx: click.Context) -> str:
-    """What the user called his app, for the commands we suggest."""
+    """Return the app that the user gave with -A, or a placeholder, for the commands that we suggest."""
     given = ctx.find_root().params.get("app")
     return given if isinstance(given, str) else YOUR_APP
 
 
 def adapt_commands(ctx: click.Context, text: str) -> str:
-    """A text of ours with the commands in it as this user types them."""
+    """Replace the commands in a text by those that this user can type."""
     return text.replace(_COMMAND_PREFIX, command_line(ctx, "").rstrip()).replace(YOUR_APP, app_name(ctx))
 
 
 def command_line(ctx: click.Context, arguments: str) -> str:
-    """A command that the user can copy."""
+    """Return a command line that the user can copy."""
     name = ctx.obj.name if isinstance(ctx.obj, Connection) else f"celery -A {app_name(ctx)} durable"
     return f"{name} {arguments}"

@@ -1,4 +1,4 @@
-"""The verbs that begin work or bring it news: start and send-event."""
+"""The commands start and send-event."""
 
 from __future__ import annotations
 
@@ -31,17 +31,23 @@ from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
     "--params",
     type=JsonInput(),
     metavar="JSON|@file|-",
-    help="The parameters, as JSON, from a file or from standard input.",
+    help="The parameters as JSON, from a file, or from standard input.",
 )
 @click.option(
-    "-P", "single_params", multiple=True, metavar="KEY=TEXT|KEY:=JSON", help="One parameter; over those of --params."
+    "-P",
+    "single_params",
+    multiple=True,
+    metavar="KEY=TEXT|KEY:=JSON",
+    help="One parameter; overrides the one in --params.",
 )
-@click.option("--id", "id", help="The instance's id, unique per workflow; a random one by default.")
-@click.option("--restart", is_flag=True, help="Where the --id is taken: begin a new run of it, if it has ended.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label, which ls finds it by.")
-@click.option("--wait", is_flag=True, help="Wait for the end; print the output, or fail as the instance did.")
-@click.option("--follow", is_flag=True, help="Show steps and log lines until the end; includes --wait.")
-@click.option("--timeout", type=DurationInput(), help="How long to wait; the instance itself goes on.")
+@click.option("--id", "id", help="The instance's id, unique per workflow; random by default.")
+@click.option("--restart", is_flag=True, help="If the --id exists and has ended, start a new run of it.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label to find the instance by; repeatable."
+)
+@click.option("--wait", is_flag=True, help="Wait for the end and print the output; fail if the instance fails.")
+@click.option("--follow", is_flag=True, help="Show steps and log lines until the end; implies --wait.")
+@click.option("--timeout", type=DurationInput(), help="How long to wait. The instance continues after it.")
 @click.pass_context
 def start(
     ctx: click.Context,
@@ -57,22 +63,21 @@ def start(
 ) -> None:
     """Start an instance of a workflow.
 
-    Use it to try a workflow, or to start one by hand. Returns as soon as the instance is recorded. Piped: its id, and
-    with --restart what happened (created, restarted or unchanged) and its run; with --wait or --follow, then its
-    status and its output as JSON. A restarted instance keeps its parameters and
-    labels.
+    Use it to try a workflow, or to start one by hand. It returns when the instance is stored. A restarted instance
+    keeps its parameters and labels. In a pipe it prints the id; --restart adds the outcome (created, restarted or
+    unchanged) and the run. --wait and --follow add a record with the status and the output as JSON.
     """
     if timeout is not None and not (wait or follow):
         raise click.UsageError("--timeout needs --wait or --follow.")
     if restart and id is None:
-        raise click.UsageError("--restart needs --id: a random one is never taken.")
+        raise click.UsageError("--restart needs --id: a random id never exists before.")
     params_given, label_values = merged_params(params, single_params), values.parse_labels(labels)
     backend, console = open_backend(ctx), Console.from_context(ctx)
     if restart:
         assert id is not None
         started = backend.restart_or_create(workflow, params_given, id=id, labels=label_values)
         instance_id, run, extra = id, started.run_number, [started.outcome, str(started.run_number)]
-        verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Goes on already:"}
+        verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Still running:"}
         verb = verbs[started.outcome]
     else:
         instance_id, run, extra, verb = (
@@ -84,7 +89,7 @@ def start(
     if console.is_terminal:
         console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
         if not (wait or follow):
-            console.print_line(Styled(f"Look at it: {command_line(ctx, f'show {workflow} {instance_id}')}", "dim"))
+            console.print_line(Styled(f"Show it: {command_line(ctx, f'show {workflow} {instance_id}')}", "dim"))
     else:
         console.print_record(instance_id, *extra)
     if wait or follow:
@@ -122,14 +127,14 @@ def _follow_to_end(
     "--payload",
     type=JsonInput(),
     metavar="JSON|@file|-",
-    help="What the event carries, as JSON, from a file or standard input.",
+    help="The payload as JSON, from a file, or from standard input.",
 )
-@click.option("--event-id", help="Makes repetition harmless: an id is accepted once per run.")
+@click.option("--event-id", help="Makes sending idempotent: a run accepts an id once.")
 @click.pass_context
 def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: Any, event_id: str | None) -> None:
     """Send an event to an instance.
 
-    Use it to answer a wait_for_event. An event that comes early is kept until the workflow asks for its type.
+    Use it to answer a wait_for_event. An event that is sent early is stored until the workflow waits for its type.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     is_new = backend.send_event(workflow, id, type, payload, id=event_id)
@@ -138,4 +143,4 @@ def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: A
         console.print_entry(["Sent", type, target])
     else:
         console.print_entry(["Repeated", type, target])
-        console.print_note(f"An event with the id {event_id!r} had come to this run before; nothing was changed.")
+        console.print_note(f"This run had already accepted an event with id {event_id!r}; nothing was changed.")

@@ -1,7 +1,7 @@
-"""What people see: aligned tables and colours on a terminal, tab-separated records in a pipe.
+"""Output of the commands: aligned tables and colours on a terminal, tab-separated records in a pipe.
 
-Nothing that comes from a workflow reaches the terminal with its control characters (escape sequences move
-cursors, retitle windows and hide text).
+Control characters are removed from all stored text, because escape sequences could move the cursor, change the
+window's title or hide text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE_BREAKS = re.compile(r"[\t\r\n\u2028\u2029]+")
 
 
 def strip_control_characters(text: object) -> str:
-    """Text on one line, without control characters and without what turns the direction of writing."""
+    """Return the text on one line, without control characters and marks that change the direction of writing."""
     return _strip_control(_LINE_BREAKS.sub(" ", str(text))).strip()
 
 
@@ -32,7 +32,7 @@ def _strip_control(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Styled:
-    """Text with a look of its own, such as a status; on a terminal at least ``width`` wide."""
+    """Text with a style, such as a status. A terminal pads it to ``width`` characters."""
 
     text: str
     style: str = ""
@@ -53,7 +53,7 @@ class Bar:
 
     @property
     def for_terminal(self) -> str:
-        """For people, in letters that every terminal has."""
+        """The bar as ASCII text."""
         return f"[{'#' * int(self.fraction * _BAR_WIDTH):-<{_BAR_WIDTH}}] {self.label}"
 
 
@@ -76,7 +76,7 @@ class Column:
 
 
 class Console:
-    """Standard output, once known what it is."""
+    """Writes to standard output: for people on a terminal, for programs in a pipe."""
 
     def __init__(self, *, is_terminal: bool, has_color: bool) -> None:
         self.is_terminal, self.has_color = is_terminal, has_color
@@ -84,34 +84,36 @@ class Console:
 
     @classmethod
     def from_context(cls, ctx: click.Context) -> Console:
-        """The screen of this process, as Celery's --no-color and NO_COLOR want it."""
+        """Return the console of this process. It respects Celery's --no-color and NO_COLOR."""
         is_terminal = sys.stdout.isatty()
         return cls(is_terminal=is_terminal, has_color=is_terminal and not getattr(ctx.obj, "no_color", False))
 
     def print_line(self, *cells: Cell, indent: int = 0) -> None:
-        """One line for people, its parts apart, empty ones left out."""
+        """Print one line for people: the cells that are not empty, with gaps between them."""
         text = "   ".join(self._render(cell) for cell in cells if _text(cell))
         click.echo(" " * indent + text.rstrip(), color=self.has_color)
 
     def print_record(self, *cells: Cell) -> None:
-        """One line for programs."""
+        """Print one line for programs: the cells, separated by tabs."""
         click.echo("\t".join(strip_control_characters(_text(cell)) for cell in cells))
 
     def print_entry(self, cells: Sequence[Cell]) -> None:
-        """One line of many that come one by one: for people or for programs, as the screen is."""
+        """Print one line of a stream: for people on a terminal, for programs in a pipe."""
         (self.print_line if self.is_terminal else self.print_record)(*cells)
 
     def print_event(self, at: Cell, cells: Sequence[Cell]) -> None:
-        """An entry about what is followed. On a terminal the newest of each bar stays below all others."""
+        """Print one update of a followed instance. A terminal keeps the newest state of each bar below all lines."""
         if not self.is_terminal or os.environ.get("TERM") == "dumb":
             self.print_entry([at, *cells])
             return
         size, name = shutil.get_terminal_size(), tuple(_text(cell) for cell in cells[:-1])
         if self._bars:
-            click.echo(f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True)  # up to the first, and all of it gone
+            click.echo(
+                f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True
+            )  # move up to the first bar and clear all bars
         if isinstance(cells[-1], Bar) and (name in self._bars or len(self._bars) < size.lines - 2):
             text = "   ".join(_pad(cell) for cell in (at, *cells))
-            self._bars[name] = text[: size.columns - 1]  # one that breaks would be two lines
+            self._bars[name] = text[: size.columns - 1]  # a wrapped bar would take two lines
         else:
             self._bars.pop(name, None)
             self.print_line(at, *cells)
@@ -119,27 +121,27 @@ class Console:
             click.echo(bar, color=self.has_color)
 
     def print_block(self, title: str, lines: Sequence[str]) -> None:
-        """Lines with an indentation of their own under a head, for people."""
+        """Print indented lines under a heading, for people."""
         if title:
             self.print_line(title, indent=2)
         for text in lines:
             click.echo(" " * (4 if title else 2) + _strip_control(text), color=self.has_color)
 
     def print_blank_line(self) -> None:
-        """An empty line between parts."""
+        """Print an empty line between sections."""
         click.echo()
 
     def print_heading(self, text: str) -> None:
-        """The head of a part, apart from what is above it."""
+        """Print an empty line and the heading of a section."""
         self.print_blank_line()
         self.print_line(Styled(text, "dim"))
 
     def print_note(self, text: str) -> None:
-        """A remark on standard error, where it spoils no pipe."""
+        """Print a remark to standard error, so that it does not get into a pipe."""
         click.echo(strip_control_characters(text), err=True)
 
     def print_table(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-        """Rows under their heads on a terminal; tab-separated without heads in a pipe."""
+        """Print rows under column titles on a terminal; in a pipe, tab-separated and without titles."""
         if not self.is_terminal:
             for row in rows:
                 self.print_record(*row)
@@ -186,11 +188,11 @@ def _pad(cell: Cell) -> str:
 
 _COLUMN_GAP = 3
 _MIN_COLUMN_WIDTH = 24
-"""How narrow a column may become that may be shortened; then lines grow longer than the terminal, which breaks them."""
+"""Columns are not shortened below this width. Longer lines wrap at the end of the terminal."""
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], available: int) -> list[int]:
-    """How wide each column is: the whole ones as wide as they need, the last that is not gets what is left."""
+    """Return the width of each column. If the terminal is too narrow, the last columns are shortened first."""
     from rich.cells import cell_len
 
     widths = [
@@ -208,7 +210,7 @@ def _text(cell: Cell) -> str:
 
 
 def _displayed(cell: Cell) -> str:
-    """As people see it."""
+    """The text that a terminal shows."""
     return cell.for_terminal if isinstance(cell, Bar) else _text(cell)
 
 
@@ -216,7 +218,7 @@ def _style_of(cell: Cell) -> str:
     return cell.style if isinstance(cell, Styled) else ""
 
 
-# Looks are rich's names; click writes them this way.
+# Styles have the names that rich uses; these are click's arguments for them.
 _CLICK_STYLES: dict[str, dict[str, Any]] = {
     "bold": {"bold": True},
     "dim": {"dim": True},

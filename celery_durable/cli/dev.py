@@ -1,7 +1,7 @@
-"""`dev`: worker, dispatcher, broker and database in one process, to write and try workflows without any server.
+"""`dev`: worker, dispatcher, broker and database in one process, for writing workflows without any server.
 
-What is lost with the broker's memory when it stops is dispatch messages, which may be lost (LAW 1): started again, it
-goes on where it was.
+Dispatch messages are lost when the process stops. Instances continue at the next start, because the database has their
+state (LAW 1).
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from celery_durable.model import RunRef
 from celery_durable.store import migrate
 
 Replacement = tuple[str, Cell, Cell]
-"""What about, what is used, instead of what."""
+"""A name, the part that `dev` uses, and the configured part that it replaces."""
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command(cls=Command, examples=["dev", "dev --concurrency 2 --loglevel info"])
 @click.option(
-    "-c", "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Threads of the worker."
+    "-c", "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Number of worker threads."
 )
 @click.option(
-    "-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", show_default=True, help="Of Celery's own log."
+    "-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", show_default=True, help="Level of Celery's log."
 )
 @click.pass_context
 def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
-    """Run everything in this process, without any server.
+    """Run worker, dispatcher, broker and database in this process.
 
-    Use it while you write workflows: it migrates, works and shows each step as it is recorded. The broker is this
-    process's memory; the database is durable_database_url, or a SQLite file in this directory. Not for production.
+    Use it while you write workflows. It creates the tables, runs instances, and shows each step as it is recorded.
+    Messages stay in memory. The database is durable_database_url, or else a SQLite file in this directory. Not for
+    production.
     """
     durable, console = attached_durable(ctx), Console.from_context(ctx)
     replacements = _replace_servers(durable)
@@ -73,7 +74,7 @@ def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
 
 
 def _replace_servers(durable: Durable) -> list[Replacement]:
-    """Put embedded parts in the place of servers; answers with what that replaces, to be told."""
+    """Replace servers by embedded parts. Returns the replacements, to be printed."""
     app: Any = durable.app
     broker = embedded.use_memory_broker(app)
     replacements: list[Replacement] = [("broker", "this process's memory", _describe_replaced(broker))]
@@ -121,7 +122,7 @@ def _print_summary(ctx: click.Context, console: Console, durable: Durable, repla
 
 
 class _LocalWorker:
-    """The worker on a thread of its own, the screen on the main thread, until a signal ends both."""
+    """Runs the worker on its own thread and prints updates on the main thread, until a signal stops both."""
 
     def __init__(self, durable: Durable, console: Console, worker: Any) -> None:
         self._durable, self._console, self._worker = durable, console, worker
@@ -129,10 +130,10 @@ class _LocalWorker:
         self._task_events: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
         self._running: set[RunRef] = set()
         self._followers: dict[RunRef, Follower] = {}
-        """Also of what is over: a superfluous message about it must not have it told anew."""
+        """Ended runs stay here, so that a repeated message does not print their updates again."""
 
     def run(self) -> None:
-        """Work until told to stop; raises what ended the worker before that."""
+        """Run until a signal arrives or the worker exits; raises Exit if the worker failed."""
         since = database_now(self._durable)
         thread = threading.Thread(target=self._run_worker, name="durable-dev-worker", daemon=True)
         with self._signals(), self._recording_runs():
@@ -143,7 +144,7 @@ class _LocalWorker:
                 except Exception as exc:
                     if not self._durable.internals.store.is_transient(
                         exc
-                    ):  # the worker sits an outage out, and so do we
+                    ):  # like the worker, wait until the database is back
                         raise
             self._durable.internals.stop_flag.set()  # running passes end at their next step boundary
             self._worker.stop()
@@ -165,7 +166,7 @@ class _LocalWorker:
             if self._stop.is_set():
                 os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
             self._stop.set()
-            self._console.print_note("Stopping after the steps that run now; once more stops at once.")
+            self._console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once.")
 
         before = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -176,7 +177,7 @@ class _LocalWorker:
 
     @contextlib.contextmanager
     def _recording_runs(self) -> Iterator[None]:
-        """Note which runs are advanced in this process; the main thread then looks at them."""
+        """Record which runs the worker starts and stops advancing, for the main thread."""
 
         def record_event(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
             if sender.name == tasks.ADVANCE:
@@ -191,7 +192,7 @@ class _LocalWorker:
             signals.task_postrun.disconnect(record_event)
 
     def _print_updates(self, since: datetime) -> None:
-        """Show what is new about the runs that are being advanced, or were since the last look."""
+        """Print updates of the runs that the worker advances, or has advanced since the last call."""
         active: set[RunRef] = set()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -203,7 +204,7 @@ class _LocalWorker:
                 self._followers[ref] = Follower(
                     StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=since
                 )
-            with contextlib.suppress(InstanceNotFound):  # a message may name what there is not
+            with contextlib.suppress(InstanceNotFound):  # a message may name an instance that was deleted
                 for at, cells in self._followers[ref].read_updates():
                     when = render.format_clock_time(at, exact=not self._console.is_terminal)
                     self._console.print_entry([when, Styled(str(ref), "bold"), *cells])

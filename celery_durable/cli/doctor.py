@@ -1,4 +1,4 @@
-"""`doctor`: is this installation in order, and if not, what to do."""
+"""`doctor`: finds problems of an installation and says how to fix them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Check configuration, servers and processes.
 
-    Use it after a deploy, and when nothing moves. Changes nothing. Each finding is OK, WARN or FAIL, and says how to
-    mend it; the exit code is 1 if one is FAIL. Piped: level, what about, sentence, remedy.
+    Use it after a deploy, and when instances do not move. It changes nothing. Each finding is OK, WARN or FAIL, and
+    says how to fix the problem. The exit code is 1 if there is a FAIL. In a pipe: level, subject, sentence, remedy.
     """
     from celery_durable.cli import checks
     from celery_durable.cli.stored import attached_durable
@@ -30,7 +30,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
-    except DurableError as exc:  # the settings are looked at when the app is first asked for one
+    except DurableError as exc:  # settings are validated at first use
         findings = [checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")]
     else:
         findings = list(checks.check_all(durable))

@@ -1,4 +1,4 @@
-"""What stands in for servers that are not configured: a SQLite file, and a broker in this process's memory."""
+"""Embedded replacements of servers: a SQLite file as database, and a broker in the memory of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEV_FILE = Path("durable-dev.sqlite")
 
 _BROKER_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 _POLLING = {"polling_interval": 0.02}
-"""Seconds between two looks of the memory transport; its own second would be felt at every step."""
+"""How often the memory transport polls, in seconds. Its default of 1 s would delay every step."""
 _DEV_GRACE_SECONDS = 0.05
 _MAX_LEASE_SECONDS = 5.0
 
@@ -31,26 +31,29 @@ def is_without_store(durable: Durable) -> bool:
 
 
 def use_dev_store(durable: Durable) -> None:
-    """Keep workflows in a SQLite file of the current directory."""
+    """Store workflows in a SQLite file of the current directory."""
     _set(durable, database_url=f"sqlite:///{DEV_FILE.resolve()}")
 
 
 def join_dev_store(durable: Durable) -> None:
-    """Use the file of a `durable dev` in another process: it hears no messages of ours, so let it look soon."""
+    """Use the file of a `durable dev` that runs in another process.
+
+    That process gets no messages from this one. The short grace time makes its dispatcher find the work soon.
+    """
     use_dev_store(durable)
     use_memory_broker(durable.app)
     _set(durable, grace_seconds=_DEV_GRACE_SECONDS)
 
 
 def use_no_store(durable: Durable) -> None:
-    """Ask no database for anything: what follows has its data from elsewhere."""
+    """Make the Durable work without a database, for commands that read files."""
     _set(durable, database_url=f"sqlite:///{os.devnull}")
 
 
 def use_memory_broker(app: Any) -> str | None:
-    """Send messages through this process's memory; answers with the configured broker, None where that changes nothing.
+    """Use a broker in the memory of this process. Returns the URL of the broker that it replaces, or None.
 
-    Must come before the app's first connection.
+    Call it before the app connects for the first time.
     """
     configured = app.conf.broker_write_url or ""
     if not isinstance(configured, str):
@@ -68,7 +71,7 @@ def use_memory_broker(app: Any) -> str | None:
 
 
 def run_dispatcher_in_worker(durable: Durable) -> None:
-    """Have the worker of this process find due work, soon also after it was killed."""
+    """Run the dispatcher in this worker, with a short lease, so that it soon recovers the runs of a killed process."""
     lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
     _set(durable, dispatcher="worker", lease_seconds=lease)
 

@@ -1,4 +1,4 @@
-"""`explain`: why an instance is not moving, and what to do."""
+"""`explain`: says why an instance does not move, and what to do."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _STYLES = {
 @click.command(cls=Command, examples=["explain order order-42", "explain order/order-42 --json"])
 @click.argument("workflow", metavar="WORKFLOW[/ID]")
 @click.argument("id", required=False)
-@click.option("--json", "as_json", is_flag=True, help="The code, the sentence, the facts and the actions as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the code, the sentence, the facts and the actions as JSON."
+)
 @click.pass_context
 def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) -> None:
-    """Tell why an instance is not moving.
+    """Explain why an instance does not move.
 
-    Use it when something waits, and you want to know for what, and whether somebody has to do something. Looks at the
-    database alone: at the instance, and at the heartbeats of dispatchers and workers. Piped: the code and the sentence,
-    then one line for each action.
+    Use it to find out what an instance waits for, and whether you have to do something. It reads only the database: the
+    instance, and the heartbeats of dispatchers and workers. In a pipe: the code and the sentence, then one line per
+    action.
     """
     name, _, rest = workflow.partition("/")
     instance_id = id or rest
@@ -39,9 +41,7 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
     backend, console = open_backend(ctx), Console.from_context(ctx)
     diagnosis = backend.explain(name, instance_id)
     if diagnosis is None:
-        raise CliError(
-            "The server does not explain.", "It is of an older version; show tells where the instance stands"
-        )
+        raise CliError("The server gives no explanations.", "It runs an older version. Use show to see the status")
     if as_json:
         document = {
             "code": diagnosis.code,
@@ -62,12 +62,12 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
 
 
 def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:
-    """The sentence, and below it what to type, for people."""
+    """Print the sentence, and below it the commands to run, for people."""
     console.print_line(diagnosis.sentence, indent=2)
     for action in adapted_actions(ctx, diagnosis):
         console.print_line(Styled(f"Try: {action}", "dim"), indent=2)
 
 
 def adapted_actions(ctx: click.Context, diagnosis: Diagnosis) -> list[str]:
-    """What to type."""
+    """Return the commands to run, as this user can type them."""
     return [adapt_commands(ctx, action) for action in diagnosis.actions]

@@ -1,4 +1,4 @@
-"""`export`: all that is recorded of a run, as JSON."""
+"""`export`: prints the complete record of a run as JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from celery_durable.store.watchdog import limit_database_time
 @click.command(cls=Command, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
 @click.argument("workflow")
 @click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
-@click.option("--logs/--no-logs", default=True, help="With the log lines, or without them.")
+@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+@click.option("--logs/--no-logs", default=True, help="Include log lines, or leave them out.")
 @click.pass_context
 def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bool) -> None:
-    """Print all that is recorded of a run as JSON.
+    """Print the complete record of a run as JSON.
 
-    Use it to keep the history of an instance, to attach it to a bug report, to look into it with jq, or to replay it
-    elsewhere (replay --file). Holds parameters, results and payloads, as the application shows them.
+    Use it to archive the history of an instance, to attach it to a bug report, to query it with jq, or to replay it on
+    another machine (replay --file). It contains parameters, results and payloads, after the application's redaction.
     """
     backend = open_backend(ctx)
     seen = backend.read_snapshot(workflow, id)
@@ -39,10 +39,10 @@ def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bo
 
 
 def encode_json(value: Any) -> Any:
-    """Times and spans as JSON has them."""
+    """Encode datetimes as ISO 8601 and timedeltas as seconds."""
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         case timedelta():
             return value.total_seconds()
-    raise TypeError(f"{type(value).__name__} is no part of a history")
+    raise TypeError(f"{type(value).__name__} cannot be exported")

@@ -1,4 +1,4 @@
-"""What `chaos` breaks: workers that it started itself, and messages that it publishes itself. Nothing else."""
+"""The faults of `chaos`: it kills only workers that it started, and drops only messages of its own dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXIT_SECONDS = 10.0
 
 
 class OwnWorker:
-    """A worker with one pool process, in a process group of its own, so that Ctrl-C is for us alone."""
+    """A worker with one pool process, in its own process group, so that Ctrl-C reaches only `chaos`."""
 
     def __init__(self, app: str | None, node: str, queues: Sequence[str], log: Path) -> None:
         self.node, self.log = node, log
@@ -46,15 +46,15 @@ class OwnWorker:
         return self.is_running and "ready." in self.read_log()
 
     def read_log(self) -> str:
-        """Its log so far."""
+        """Return the log of the worker up to now."""
         return self.log.read_text(errors="replace")
 
     def pool_process_id(self) -> int | None:
-        """Its pool process; None while there is none."""
+        """Return the id of the pool process; None if there is none."""
         return next(iter(_find_children(self._process.pid)), None)
 
     def signal_pool_process(self, pid: int, number: int) -> bool:
-        """Signal the pool process if it is still ours; True when it got it."""
+        """Signal the pool process if it is still a child of this worker. Returns whether it was signalled."""
         if pid not in _find_children(self._process.pid):
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -73,12 +73,12 @@ class OwnWorker:
         self._process.wait(_EXIT_SECONDS)
 
     def terminate(self) -> None:
-        """SIGTERM: it finishes its step and hands its run on."""
+        """Send SIGTERM. The worker finishes its current step and releases its run."""
         if self.is_running:
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait for its end, not for ever."""
+        """Wait for the worker to exit, and kill it after 10 s."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECONDS)
         with contextlib.suppress(ProcessLookupError):  # its pool process may have outlived it
@@ -87,7 +87,7 @@ class OwnWorker:
 
 
 def _find_children(parent: int) -> list[int]:
-    """Direct children that live, as /proc or else ps tells."""
+    """Return the ids of the direct child processes that are alive, from /proc, or else from ps."""
     proc = Path("/proc")
     if (proc / str(os.getpid()) / "stat").exists():
         return [pid for pid, parent_id in _proc_parents(proc) if parent_id == parent]
@@ -107,7 +107,7 @@ def _proc_parents(proc: Path) -> list[tuple[int, int]]:
 
 
 class Messenger:
-    """Publishes what our own dispatcher finds: some of it not at all, some several times."""
+    """The publisher of the dispatcher that `chaos` runs. It drops some messages and sends others twice."""
 
     def __init__(self, publisher: Publisher, rng: random.Random) -> None:
         self._publisher, self._rng = publisher, rng
@@ -115,7 +115,7 @@ class Messenger:
         self.done: Counter[str] = Counter(dropped=0, repeated=0)
 
     def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
-        """As a Publisher does, but unreliably. A message that is dropped counts as sent: the sweep will do it again."""
+        """Publish like `Publisher`, but unreliably. A dropped message is reported as sent; a sweep sends it again."""
         sent: list[int] = []
         for index in range(len(due_runs)):
             chance = self._rng.random()
@@ -131,7 +131,7 @@ class Messenger:
         return PublishReport(states)
 
     def repeat(self, due: DueRun) -> None:
-        """A message that nobody needs."""
+        """Publish a superfluous message."""
         self._publisher.publish([due])
         with self._lock:
             self.done["repeated"] += 1

@@ -1,4 +1,4 @@
-"""Following an instance while it runs: what is new since the last look, in order of time."""
+"""Follows a run while it executes: returns the changes since the last read, in order of time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ Update = tuple[datetime, list[Cell]]
 
 
 class Follower:
-    """One run of an instance, told line by line: when, kind (step, log, run), status or level, what.
+    """Follows one run. An update is a time and cells: kind (step, log, run), status or level, text.
 
-    A published value: when, "published", its key, the value.
-
-    ``since``: what ended before it is not told.
+    The cells of a published value are "published", its key and the value. ``since``: updates before it are left out.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class Follower:
         seen, history, lines, published = self._read_together(seen)
         self._version = seen.version
         self.has_ended = seen.status.is_terminal or seen.run_number != self.run
-        # What a step says is before its end.
+        # Sorting is stable: with equal times, log lines of a step come before its end.
         updates = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
         updates.sort(key=lambda item: item[0])
         return [(at, cells) for at, cells in updates if self._since is None or at >= self._since]
@@ -69,7 +67,7 @@ class Follower:
     def _read_together(
         self, seen: InstanceSnapshot
     ) -> tuple[InstanceSnapshot, History, list[LogRecord], dict[str, Published]]:
-        """The instance, its steps, new log lines and values as of one moment: each commit counts the version."""
+        """Read instance, steps, new log lines and values again until no commit changed the version meanwhile."""
         lines: list[LogRecord] = []
         for attempt in itertools.count(1):
             history = self._backend.history(self.workflow, self.instance_id, run=self.run)
@@ -104,7 +102,7 @@ class Follower:
                 yield updates.updated_at, [Styled("published", "dim", 16), key, render.format_progress(updates.value)]
 
     def _end(self, history: History) -> Iterator[Update]:
-        """Once: on a busy database it may have come between two reads."""
+        """Yield the end of the run, only once."""
         status, at = history.status, history.completed_at
         if status.status.is_terminal and at is not None and not self._is_end_shown:
             self._is_end_shown = True
@@ -113,11 +111,11 @@ class Follower:
 
 
 _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
-"""Neither news of what is over nor of what is to come."""
+"""Steps with these statuses have not finished and wait for nothing, so there is nothing to show yet."""
 
 
 def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[Update]:
-    """The news of a run until it ends; raises ResultTimeout."""
+    """Yield the updates of a run until it ends; raises ResultTimeout."""
     started = backend.monotonic()
     left = LONG_POLL_SECONDS
     while True:
@@ -133,7 +131,7 @@ def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: floa
 
 
 def read_outcome(follower: Follower, backend: Backend) -> InstanceStatus:
-    """The outcome of a run that is over; raises WorkflowFailed where it did not complete."""
+    """Return the final status of a run that has ended; raises WorkflowFailed if it did not complete."""
     status = backend.history(follower.workflow, follower.instance_id, run=follower.run).status
     if status.status is not Status.COMPLETE:
         name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
@@ -142,7 +140,7 @@ def read_outcome(follower: Follower, backend: Backend) -> InstanceStatus:
 
 
 def format_step(step: StepRecord, times: Times) -> list[Cell]:
-    """A step as it is told: its status, its name, how long it took or what it waits for."""
+    """Format a step: status, name, and how long it took or what it waits for."""
     cells: list[Cell] = [step.name]
     if step.is_waiting:
         cells.append(render.describe_wait(step, times))
@@ -153,5 +151,5 @@ def format_step(step: StepRecord, times: Times) -> list[Cell]:
 
 
 def format_line(kind: str, word: Status | StepStatus | LogLevel, *cells: Cell) -> list[Cell]:
-    """Kind, status or level, and what there is to say."""
+    """Format an update: kind, status or level, and further cells."""
     return [Styled(kind, "dim", 4), render.style_status(word, width=9), *cells]

@@ -1,4 +1,4 @@
-"""`init`: a first workflow for who has none yet, with a test, and what to type next."""
+"""`init`: writes a first workflow and its test, and prints the next commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from celery_durable import EventTimeout, Step, WorkflowEvent, durable_workflow
 from pydantic import BaseModel
 """
 _WORKFLOW = '''\
-"""A first workflow: an order that is charged once, and waits for somebody's approval."""
+"""A first workflow: an order that is charged once, and then waits for an approval."""
 
 {head}
 
@@ -40,7 +40,7 @@ class Approval(BaseModel):
 
 
 def charge(order_id: str, cents: int) -> str:
-    """Called at least once; what it returns is recorded once, and never asked for again."""
+    """Called at least once. Its result is recorded once, and then not computed again."""
     return f"payment-{{order_id}}"
 
 
@@ -56,7 +56,7 @@ def order(event: WorkflowEvent[Order], step: Step) -> str:
     return f"shipped, approved by {{answer.payload.by}}"
 '''
 _TEST = '''\
-"""Tests of the first workflow: no broker, no server, and time that moves when it is told to."""
+"""Tests of the first workflow, without broker and server. The test moves the time."""
 
 from celery_durable.testing import DurableHarness
 
@@ -88,8 +88,9 @@ def test_an_order_that_nobody_approves_expires() -> None:
 def init(ctx: click.Context, module: str | None) -> None:
     """Write a first workflow and its test.
 
-    Use it to begin. Without -A it writes an app, too, into shop.py; with -A the workflow alone, into workflows.py.
-    MODULE is another name. Files that exist are left alone. Says what to type next; piped: what (wrote, do), which.
+    Use it to get started. Without -A it also writes an app, into shop.py. With -A it writes only the workflow, into
+    workflows.py. MODULE changes the name. It overwrites no file, and prints what to type next. In a pipe: action
+    (wrote, do), then the file or the command.
     """
     app = _named_app(ctx)
     name = module or ("shop" if app is None else "workflows")
@@ -112,7 +113,7 @@ def init(ctx: click.Context, module: str | None) -> None:
 
 
 def _named_app(ctx: click.Context) -> Any:
-    """The app named by -A; None where none was."""
+    """Return the app given by -A; None without -A."""
     app = ctx.obj.app
     return None if ctx.find_root().params.get("app") is None and app.main == "default" else app
 
@@ -124,13 +125,13 @@ def _files(module: str, head: str) -> dict[Path, str]:
 
 def _check_can_write(app: Any, module: str, files: dict[Path, str]) -> None:
     if not module.isidentifier() or keyword.iskeyword(module):
-        raise click.BadParameter(f"{module!r} can be no module: use letters, digits and _")
+        raise click.BadParameter(f"{module!r} cannot be a module name: use letters, digits and _")
     for path in files:
         if path.exists():
-            raise CliError(f"{path} exists, and is left alone.", "Give another name: celery durable init orders")
+            raise CliError(f"{path} exists already.", "Give another name: celery durable init orders")
     if importlib.util.find_spec(module) is not None:
         raise CliError(
-            f"There is a module {module!r} already, which a new one would hide.",
+            f"A module {module!r} exists already, and the new file would hide it.",
             "Give another name: celery durable init orders",
         )
     durable = getattr(app, "durable", None)
@@ -138,23 +139,23 @@ def _check_can_write(app: Any, module: str, files: dict[Path, str]) -> None:
         app.loader.import_default_modules()
         if "order" in durable.workflows:
             raise CliError(
-                "The app has a workflow 'order' already.", "See what there is: celery -A <your app> durable ls"
+                "The app has a workflow 'order' already.", "List its instances: celery -A <your app> durable ls"
             )
 
 
 def _next_steps(module: str, app: Any, name: str) -> list[tuple[str, str]]:
-    """What it is for, and what to type."""
+    """Return pairs of a purpose and the command to type."""
     attach = [] if app is None or isinstance(getattr(app, "durable", None), Durable) else [
-        ("Where the app is made:", "from celery_durable import Durable; durable = Durable(app)")
+        ("Where you create the app:", "from celery_durable import Durable; durable = Durable(app)")
     ]  # fmt: skip
-    load = [] if app is None else [("In the app's settings, beside others:", f'imports = ["{module}"]')]
+    load = [] if app is None else [("Add to the app's settings:", f'imports = ["{module}"]')]
     command = f"celery -A {name} durable"
     return [
         *attach,
         *load,
-        ("Run it, without any server:", f"{command} dev"),
+        ("Run it without any server:", f"{command} dev"),
         ("In a second terminal:", f"{command} start order -P order_id=42 -P cents:=1999 --id order-42"),
         ("Why does it wait?", f"{command} explain order/order-42"),
-        ("Answer it:", f"""{command} send-event order order-42 approval --payload '{{"by": "eve"}}'"""),
+        ("Approve it:", f"""{command} send-event order order-42 approval --payload '{{"by": "eve"}}'"""),
         ("Test it:", f"python -m pytest test_{module}.py"),
     ]

@@ -1,4 +1,4 @@
-"""What people type: JSON as an argument, from a file or from standard input, and single parameters."""
+"""Types of options and arguments: JSON text, files and standard input, durations, and single parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JsonInput(click.ParamType[Any]):
     name = "JSON|@file|-"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value that the JSON text means."""
+        """Read and parse the JSON text."""
         if not isinstance(value, str):
             return value
         if value == "-":
@@ -47,7 +47,7 @@ class DurationInput(click.ParamType[timedelta]):
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The length of time; fails outside its range, too."""
+        """Parse the duration; fails if it is out of range."""
         try:
             seconds: Any = float(value)
         except (TypeError, ValueError):
@@ -59,11 +59,11 @@ class DurationInput(click.ParamType[timedelta]):
 
 
 def merged_params(given: Any, singles: Sequence[str]) -> Any:
-    """``--params`` with each ``-P`` laid over it; None where neither was given. Raises BadParameter."""
+    """Merge each ``-P`` into ``--params``. Returns None if neither was given; raises BadParameter."""
     if not singles:
         return given
     if given is not None and not isinstance(given, dict):
-        raise click.BadParameter("adds to an object, but --params is none", param_hint="-P")
+        raise click.BadParameter("needs --params to be a JSON object", param_hint="-P")
     merged: dict[str, Any] = dict(given or {})
     keys: set[str] = set()
     for single in singles:

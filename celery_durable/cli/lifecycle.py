@@ -1,4 +1,4 @@
-"""The verbs that steer: pause, resume, terminate and restart, one instance, several, or all that fit a condition."""
+"""The commands pause, resume, terminate and restart, for one instance, several, or all that match a condition."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from celery_durable.errors import DurableError
 from celery_durable.model import TERMINAL, Status
 
 Action = Callable[[Backend, str, str], Sequence[str]]
-"""Does it to one instance, and says what was done."""
+"""Changes one instance and returns the cells to print."""
 _UNFINISHED = frozenset(Status) - TERMINAL
 _MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the user means: the instances ``ids``, or all that fit ``where``."""
+    """The instances that the user selected: those named by ``ids``, or all that match ``where``."""
 
     ctx: click.Context
     workflow: str | None
@@ -33,7 +33,7 @@ class Targets:
     yes: bool
 
     def apply(self, action: Action, statuses: frozenset[Status] | set[Status]) -> None:
-        """Do it to the instances that are named, or to all that fit the condition and are in one of ``statuses``."""
+        """Apply the action to the named instances, or to all that match the condition and have one of ``statuses``."""
         if (self.where is None) == (not self.ids) or (self.where is not None and self.workflow is not None):
             raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
         if self.yes and self.where is None:
@@ -57,14 +57,14 @@ class Targets:
                 console.print_record(f"Would {self.ctx.info_name}", f"{name}/{each}")
         count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
         if found and not self.yes:
-            count = f"Would {self.ctx.info_name} {count}; nothing was changed. Do it: --yes"
+            count = f"Would {self.ctx.info_name} {count}; nothing was changed. Add --yes to do it."
         else:
             count += "."
         console.print_note(count)
 
 
 def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
-    """WORKFLOW ID..., or --where: ``fn`` gets them as its first argument."""
+    """Add WORKFLOW ID... and --where to a command. ``fn`` gets them as `Targets` in its first argument."""
 
     @click.pass_context
     def command(
@@ -80,12 +80,12 @@ def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
 
     functools.update_wrapper(command, fn)
     for add in (
-        click.option("--yes", is_flag=True, help="With --where: do it. Without it only what would be done is shown."),
+        click.option("--yes", is_flag=True, help="With --where: apply the change. Without it, only show the matches."),
         click.option(
             "--where",
             type=WhereInput(),
-            help="All that fit: workflow=, status=, error= (its name), older= and since= (its last change), "
-            "label.NAME=, separated by blanks.",
+            help="Select all that match: workflow=, status=, error= (name), older= and since= (last change), "
+            "label.NAME=, separated by spaces.",
         ),
         click.argument("id", nargs=-1),
         click.argument("workflow", required=False),
@@ -99,15 +99,14 @@ def on_targets(fn: Callable[..., None]) -> Callable[..., None]:
 def pause(targets: Targets) -> None:
     """Stop instances at their next step boundary.
 
-    Use it to hold something back while you look into it. A running step ends first; timers and deadlines go on
-    counting.
+    Use it to hold instances while you investigate. A running step finishes first. Timers and deadlines continue.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
         backend.pause(workflow, instance_id)
         seen = backend.read_snapshot(workflow, instance_id)
         is_paused = seen is not None and seen.status is Status.PAUSED
-        return ["Paused" if is_paused else "Pauses when the running step ends"]
+        return ["Paused" if is_paused else "Will pause when the running step ends"]
 
     targets.apply(action, _UNFINISHED - {Status.PAUSED})
 
@@ -115,9 +114,9 @@ def pause(targets: Targets) -> None:
 @click.command(cls=Command, examples=["resume order order-42", "resume --where 'workflow=order' --yes"])
 @on_targets
 def resume(targets: Targets) -> None:
-    """Let paused instances go on.
+    """Resume paused instances.
 
-    Use it after pause. A pause that has not taken effect yet is taken back; on anything else it does nothing.
+    Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
@@ -138,11 +137,11 @@ def resume(targets: Targets) -> None:
     ],
 )
 @on_targets
-@click.option("--reason", help="Why; it is kept with the run.")
+@click.option("--reason", help="Why; stored with the run.")
 def terminate(targets: Targets, reason: str | None) -> None:
-    """End instances for good, without a result.
+    """End instances permanently, without a result.
 
-    Use it for what must not go on. A step that is running may run to its end, but nothing of it is recorded.
+    Use it for instances that must not continue. A running step may finish, but nothing of it is recorded.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
@@ -161,12 +160,12 @@ def terminate(targets: Targets, reason: str | None) -> None:
     ],
 )
 @on_targets
-@click.option("--reason", help="Why; it is kept with the new run.")
+@click.option("--reason", help="Why; stored with the new run.")
 def restart(targets: Targets, reason: str | None) -> None:
     """Run instances again from the beginning.
 
-    Use it after mending what made them fail. They get the same parameters; all steps run again, with their effects.
-    Earlier runs stay readable. With --where only what has ended, unless it names another status.
+    Use it after you have fixed the cause of a failure. Parameters stay the same. All steps run again, with their side
+    effects. Earlier runs stay readable. --where selects only ended instances, unless it names a status.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
@@ -182,7 +181,7 @@ def _apply_to_each(
     action: Callable[[str, str], Sequence[str]],
     targets: Sequence[tuple[str, str]],
 ) -> None:
-    """Do it to one after the other; of several, one that refuses does not keep the others from it."""
+    """Apply the action to each target. If one of several fails, its error is printed and the others continue."""
     exit_code = 0
     for workflow, instance_id in targets:
         try:

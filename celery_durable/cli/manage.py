@@ -1,4 +1,4 @@
-"""`migrate`: the tables."""
+"""`migrate`: creates or updates the tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from celery_durable.cli.console import Console
 @click.option(
     "--check",
     is_flag=True,
-    help="Change nothing; fail if tables or columns are older than this version needs, or missing.",
+    help="Change nothing; fail if tables or columns are missing or outdated.",
 )
 @click.pass_context
 def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
-    """Make the tables, or bring them up to date.
+    """Create the tables, or update them.
 
-    Use it once per deploy, before the new workers start. Only adds: workers of the older version go on meanwhile.
+    Use it once per deploy, before the new workers start. It only adds tables and columns, so workers of the older
+    version continue.
     """
     from celery_durable.cli.stored import reaching_database, stored_durable
     from celery_durable.store import migrate as migrations

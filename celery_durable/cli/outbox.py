@@ -1,4 +1,4 @@
-"""The verb of the outbox: what is to be sent or delivered, and what is to become of what was given up."""
+"""`outbox`: lists tasks and outbound events that have not been sent, and retries or drops given-up events."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _COLUMNS = (
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--given-up", is_flag=True, help="Only outbound events whose attempts are used up.")
-@click.option("--retry", is_flag=True, help="Have these events, which were given up, delivered again as new.")
+@click.option("--retry", is_flag=True, help="Deliver these given-up events again, with new attempts.")
 @click.option("--drop", is_flag=True, help="Delete these tasks or events for good.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @click.pass_context
 def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool, drop: bool, limit: int) -> None:
-    """List what is to be sent, and see to what was given up.
+    """List unsent messages, and retry or drop given-up events.
 
-    Use it when a task or an outbound event of a step has not arrived: what has is in here no more. --retry and --drop
-    do it with all the ids that are named, or with none. Piped: kind, name, id, workflow, instance, run, attempts,
-    since, next (empty: given up), error; or what was done, kind, name, id.
+    Use it when a task or an outbound event of a step has not arrived. Sent messages are removed from the outbox.
+    --retry and --drop change all named ids, or none. In a pipe: kind, name, id, workflow, instance, run, attempts,
+    since, next (empty: given up), error; or action, kind, name, id.
     """
     if retry + drop + given_up > 1:
         raise click.UsageError("--retry, --drop and --given-up exclude each other.")
     if bool(ids) is not (retry or drop):
-        raise click.UsageError("Name ids with --retry or --drop, and only then.")
+        raise click.UsageError("Name ids together with --retry or --drop only.")
     durable, console = open_durable(ctx), Console.from_context(ctx)
     if retry:
         _print_action(console, "To be delivered again", durable.internals.operations.retry_outbox(ids))
@@ -53,7 +53,7 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
     else:
         found = durable.internals.operations.outbox(given_up=given_up, limit=limit + 1)
         if not found:
-            console.print_note("Nothing was given up." if given_up else "Nothing is in the outbox.")
+            console.print_note("No events were given up." if given_up else "The outbox is empty.")
             return
         times = Times(database_now(durable), exact=not console.is_terminal)
         console.print_table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])

@@ -1,4 +1,4 @@
-"""The verbs of operators with access to the database: stats, waits, leases, wake and sweep."""
+"""Commands for operators with access to the database: stats, waits, leases, wake and sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
 
 _LIMIT = click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most."
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of rows."
 )
 _WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS")))
 _LEASE_COLUMNS = tuple(map(Column, ("WORKFLOW", "ID", "RUN", "NODE", "TASK", "LEASE ENDS", "CRASHES")))
@@ -30,8 +30,8 @@ _WAKEABLE = frozenset(Status) - TERMINAL - {Status.PAUSED}
 def stats(ctx: click.Context) -> None:
     """Count instances by workflow and status.
 
-    Use it to see how things stand at large: also how much is due and not worked on, since when, and how many messages
-    wait in the queues. Piped: count, workflow, status, number; then due, number, since; then queue, name, length.
+    Use it for an overview. It also shows how many runs are due and not claimed, since when, and how many messages are
+    in the queues. In a pipe: count, workflow, status, number; then due, number, since; then queue, name, length.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
@@ -57,7 +57,7 @@ def stats(ctx: click.Context) -> None:
         console.print_blank_line()
     console.print_line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
     for queue, length in queues.items():
-        length_text = "not known: no broker, or no such queue yet" if length is None else f"{length} messages"
+        length_text = "unknown: no broker, or the queue does not exist yet" if length is None else f"{length} messages"
         console.print_line(f"queue {queue}", length_text)
 
 
@@ -68,13 +68,13 @@ def _queues(durable: Durable) -> list[str]:
 
 @click.command(cls=Command, examples=["waits", "waits --type approval -w order"])
 @click.option("-t", "--type", "event_type", help="Only waits for events of this type.")
-@click.option("-w", "--workflow", help="Only of this workflow.")
+@click.option("-w", "--workflow", help="Only instances of this workflow.")
 @_LIMIT
 @click.pass_context
 def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limit: int) -> None:
-    """List who waits for an event.
+    """List the instances that wait for an event.
 
-    Use it to find to whom an event has to be sent. Those of the newest instances come first. Piped: type, workflow, id,
+    Use it to find where to send an event. Waits of the newest instances come first. In a pipe: type, workflow, id,
     step, since, times out, status of the instance.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
@@ -104,10 +104,10 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
 @_LIMIT
 @click.pass_context
 def leases(ctx: click.Context, limit: int) -> None:
-    """List who works on what.
+    """List the runs that workers hold.
 
-    Use it to see which worker holds an instance, and until when it must say that it lives. A lease that has ended is
-    taken by the next sweep. Piped: workflow, id, run, node, Celery task, end of the lease, crashes in a row.
+    Use it to see which worker holds an instance, and when its lease ends if the worker does not renew it. A sweep
+    releases expired leases. In a pipe: workflow, id, run, node, Celery task, end of the lease, consecutive crashes.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.internals.operations.leases(limit=limit)
@@ -129,10 +129,10 @@ def leases(ctx: click.Context, limit: int) -> None:
 )
 @on_targets
 def wake(targets: Targets) -> None:
-    """Have instances looked at now.
+    """Make a worker check instances now.
 
-    Use it when messages were lost and you do not want to wait for the next sweep, after a crash whose pause is long, or
-    to start early what was put off. What sleeps goes on sleeping, and what waits for an event goes on waiting.
+    Use it if messages were lost and you do not want to wait for the next sweep, to skip the pause after a crash, or to
+    start a scheduled instance early. It does not end a sleep or a wait for an event.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
@@ -140,7 +140,7 @@ def wake(targets: Targets) -> None:
         return [
             "Woken"
             if backend.durable.internals.operations.wake(workflow, instance_id)
-            else "Not woken, it is paused or worked on"
+            else "Not woken: it is paused, or a worker holds it"
         ]
 
     targets.apply(action, _WAKEABLE)
@@ -149,12 +149,12 @@ def wake(targets: Targets) -> None:
 @click.command(cls=Command, examples=["sweep"])
 @click.pass_context
 def sweep(ctx: click.Context) -> None:
-    """Look once for what is due, and tell the workers.
+    """Search once for due work, and send messages to the workers.
 
-    Use it where no dispatcher runs, or from cron. Any number at once, beside dispatchers too. What a dead worker holds
-    is taken from it when sweeps have seen its lease expired for a lease's time. A message that was sent five seconds
-    ago or earlier, and that no worker has taken, is sent again if its queue is empty: it was lost. The exit code is
-    1 if the broker or a queue took no messages. It does not search for Celery tasks of steps that were lost.
+    Use it if no dispatcher runs, or from cron. Sweeps may run at the same time, also beside dispatchers. A sweep
+    releases a dead worker's run after sweeps have seen its lease expired for the length of a lease. A message counts as
+    lost, and is sent again, if it is five seconds old, no worker has taken it, and its queue is empty. Lost Celery
+    tasks of steps are not searched. The exit code is 1 if the broker or a queue took no messages.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     published = durable.internals.sweeper.sweep_as_only_dispatcher()

@@ -1,4 +1,4 @@
-"""The verb that deletes what has ended long ago."""
+"""`prune`: deletes instances that ended long ago."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from celery_durable.model import TERMINAL, Status
     cls=Command,
     examples=["prune --older-than '90 days'", "prune --older-than '1 h' --workflow order --status complete --yes"],
 )
-@click.option("--older-than", type=DurationInput(), required=True, help="How long ago they ended, at least.")
+@click.option(
+    "--older-than", type=DurationInput(), required=True, help="Only instances that ended at least this long ago."
+)
 @click.option("--workflow", help="Only instances of this workflow.")
 @click.option(
     "--status",
     "statuses",
     multiple=True,
     type=click.Choice(sorted(str(status) for status in TERMINAL)),
-    help="Only those that ended like this; may be repeated.",
+    help="Only instances with this status; repeatable.",
 )
-@click.option("--yes", is_flag=True, help="Delete them; without it they are only counted.")
+@click.option("--yes", is_flag=True, help="Delete them. Without it, they are only counted.")
 @click.pass_context
 def prune(
     ctx: click.Context, older_than: timedelta, workflow: str | None, statuses: tuple[str, ...], yes: bool
 ) -> None:
     """Delete instances that ended long ago.
 
-    Use it where durable_retention_seconds was not set, or was set too late. With an instance go all its runs, steps,
-    events and log lines. Nothing that has not ended is deleted.
+    Use it if durable_retention_seconds was not set, or was set too late. It deletes all runs, steps, events and log
+    lines of an instance. Instances that have not ended are never deleted.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
@@ -45,4 +47,4 @@ def prune(
     else:
         found = operations.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
         console.print_entry(["Would delete", Styled(str(found), "bold")])
-        console.print_note("Nothing was deleted: --yes does it.")
+        console.print_note("Nothing was deleted. Add --yes to delete.")

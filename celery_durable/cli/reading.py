@@ -1,4 +1,4 @@
-"""The verbs that only look: workflows, ls, logs and history; also at instances of workflows that nobody knows."""
+"""The commands that only read: workflows, ls, logs and history. They also show instances of unknown workflows."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _WORKFLOW_COLUMNS = (
 def workflows(ctx: click.Context) -> None:
     """List the workflows.
 
-    Use it to see what can be started. They are those that this app imports; over HTTP those that the server knows.
-    Piped: name, queue, function.
+    Use it to see what you can start. It lists the workflows that this app imports; over HTTP, those of the server. In a
+    pipe: name, queue, function.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     found = backend.workflows()
@@ -52,10 +52,16 @@ def workflows(ctx: click.Context) -> None:
     ],
 )
 @click.option("-w", "--workflow", help="Only instances of this workflow.")
-@click.option("-s", "--status", type=_STATUS, help="Only in this status.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only with this label; several: with all.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
-@click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
+@click.option("-s", "--status", type=_STATUS, help="Only instances with this status.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Only instances with this label; repeatable, all must match.",
+)
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum number of rows.")
+@click.option("--cursor", help="The cursor that the previous page printed.")
 @click.pass_context
 def ls(
     ctx: click.Context,
@@ -67,7 +73,7 @@ def ls(
 ) -> None:
     """List instances, newest first.
 
-    Use it to find an id, or what is in trouble. Piped: workflow, id, status, run, created, changed, next time due,
+    Use it to find an id, or failed instances. In a pipe: workflow, id, status, run, created, changed, next time due,
     error.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
@@ -89,11 +95,11 @@ def ls(
 )
 @click.argument("workflow")
 @click.argument("id")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
-@click.option("--level", "--log-level", type=_LEVEL, help="This level and above.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+@click.option("--level", "--log-level", type=_LEVEL, help="Only lines of this level and above.")
 @click.option("--category", "--log-category", help="Only lines of this category.")
-@click.option("--replays", is_flag=True, help="Also what was said again when the workflow's code was replayed.")
+@click.option("--replays", is_flag=True, help="Include lines that were logged again in a replay.")
 @click.pass_context
 def logs(
     ctx: click.Context,
@@ -105,10 +111,10 @@ def logs(
     category: str | None,
     replays: bool,
 ) -> None:
-    """Show what an instance has logged.
+    """Show the log lines of a run.
 
-    Use it to read what step.log and the engine said, oldest first; times are UTC. Piped: time, level, category, message
-    with its data.
+    Use it to read what step.log and the engine have logged, oldest first. Times are UTC. In a pipe: time, level,
+    category, message with its data.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     number = _run_number(backend, workflow, id, run)
@@ -132,7 +138,7 @@ def logs(
 
 
 def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | None) -> int:
-    """The run that is meant; raises RunNotFound."""
+    """Return the number of the run that the user selected; raises RunNotFound."""
     if run is not None:
         return backend.history(workflow, instance_id, run=run).run_number
     seen = backend.read_snapshot(workflow, instance_id)
@@ -146,10 +152,12 @@ def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | No
 )
 @click.argument("workflow")
 @click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
-@click.option("--include-logs", "--logs", "include_logs", is_flag=True, help="Log lines too.")
-@click.option("--level", "--log-level", type=_LEVEL, help="Log lines of this level and above; includes --include-logs.")
-@click.option("--category", "--log-category", help="Only log lines of this category; includes --include-logs.")
+@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+@click.option("--include-logs", "--logs", "include_logs", is_flag=True, help="Include log lines.")
+@click.option(
+    "--level", "--log-level", type=_LEVEL, help="Only log lines of this level and above; implies --include-logs."
+)
+@click.option("--category", "--log-category", help="Only log lines of this category; implies --include-logs.")
 @click.pass_context
 def history(
     ctx: click.Context,
@@ -160,10 +168,10 @@ def history(
     level: str | None,
     category: str | None,
 ) -> None:
-    """Tell what has happened in a run, in order of time.
+    """Show what has happened in a run, in order of time.
 
-    Use it to see how an instance came to where it stands: its begin, its steps, the events that were sent to it, its
-    end. Piped: time, kind (run, step, event, log), status, level or type, then what there is to say.
+    Use it to see how a run got to its current state: its start, its steps, the events it received, and its end. In a
+    pipe: time, kind (run, step, event, log), status, level or type, then the details.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     run_history = backend.history(workflow, id, run=run)
@@ -190,7 +198,7 @@ def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datet
     for event in run_history.events:
         yield event.created_at, _event_cells(event, names)
     for step in run_history.steps:
-        if step.status is StepStatus.LINEAR_PENDING:  # it has not come to that
+        if step.status is StepStatus.LINEAR_PENDING:  # the run has not reached this step
             continue
         is_open = step.status in OPEN_STEPS
         at = step.started_at if is_open else step.finished_at

@@ -1,7 +1,7 @@
-"""`celery-durable`: the verbs over the HTTP API, for machines that have neither the app nor its database.
+"""`celery-durable`: the commands over the HTTP API, for machines without the app and its database.
 
-It imports no workflow, no Celery and no database driver. The same verbs as `celery -A proj durable`; beside them the
-groups `workflows` and `instances`, which name everything by options.
+It imports no workflow, no Celery and no database driver. It has commands of `celery -A proj durable`, and the groups
+`workflows` and `instances`, whose commands take options instead of arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
 class HttpConnection(Connection):
-    """What the options of `celery-durable` say."""
+    """The connection that the options of `celery-durable` describe."""
 
     name = "celery-durable"
 
@@ -40,10 +40,10 @@ class HttpConnection(Connection):
         self.is_verbose = False
 
     def open(self) -> HttpBackend:
-        """The API's instances; nothing is asked yet."""
+        """Return the backend, without sending a request; raises CliError without a base URL."""
         if self.base_url is None:
             raise CliError(
-                "No API was named.",
+                "No base URL was given.",
                 f"Give its URL, -b https://shop.example/api, or set {_URL}",
                 exit_code=click.UsageError.exit_code,
             )
@@ -59,7 +59,7 @@ class HttpConnection(Connection):
         return HttpBackend(client, runtime)
 
     def raise_if_unreadable(self, exc: Exception) -> None:
-        """Show no traceback without --verbose. An OSError is that of a closed pipe; click ends quietly on it."""
+        """Hide tracebacks without --verbose. An OSError means a closed pipe, which click handles."""
         if self.is_verbose or isinstance(exc, OSError):
             return
         what = textwrap.shorten(f"{type(exc).__name__}: {exc}", 200)
@@ -75,19 +75,19 @@ def _print_request(line: str) -> None:
 
 
 class HeaderInput(click.ParamType[tuple[str, str]]):
-    """``Name: value``; a value is never shown, it may be a secret."""
+    """``Name: value``. Values may be secrets, so they are never shown."""
 
     name = "'NAME: VALUE'"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Name and value."""
+        """Return the name and the value."""
         if isinstance(value, tuple):
             return value
         name, colon, text = value.partition(":")
         if not colon or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
-            self.fail("a header is written 'Name: value'", param, ctx)
+            self.fail("write a header as 'Name: value'", param, ctx)
         if not text.isascii():
-            self.fail(f"the value of {name} has characters that no header may have", param, ctx)
+            self.fail(f"the value of {name} has characters that are not ASCII", param, ctx)
         return name, text.strip()
 
 
@@ -110,12 +110,12 @@ def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str |
 
 
 def _shared_commands(*names: str) -> dict[str, str]:
-    """Verbs that are found where those of `celery -A proj durable` are."""
+    """Return the modules of commands that `celery -A proj durable` has too."""
     return {name: CommandGroup.module_by_command[name] for name in names}
 
 
 class InstanceCommands(CommandGroup):
-    """`instances ...`: the verbs that concern instances, with options in the place of operands."""
+    """`instances ...`: commands on instances, with options instead of arguments."""
 
     module_by_command: Mapping[str, str] = {
         "list": "reading.ls",
@@ -128,7 +128,7 @@ class InstanceCommands(CommandGroup):
     }  # fmt: skip
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them, in its form with options."""
+        """Return a command with options instead of arguments."""
         found = super().get_command(ctx, cmd_name)
         return convert_arguments_to_options(found, cmd_name) if isinstance(found, Command) else None
 
@@ -139,7 +139,7 @@ class WorkflowCommands(CommandGroup):
     module_by_command: Mapping[str, str] = {"list": "reading.workflows"}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The one there is."""
+        """Return `workflows list`, the only command."""
         found = super().get_command(ctx, cmd_name)
         if not isinstance(found, Command):
             return None
@@ -150,22 +150,22 @@ class WorkflowCommands(CommandGroup):
 
 @click.group(cls=InstanceCommands)
 def instances() -> None:
-    """The verbs for instances, with everything named by options.
+    """Commands on instances, with options instead of arguments.
 
-    Use it in scripts that should be easy to read: `instances get -w order -i order-42` is `show order order-42`.
+    Use it in scripts, to make them easy to read: `instances get -w order -i order-42` is `show order order-42`.
     """
 
 
 @click.group(cls=WorkflowCommands)
 def workflows() -> None:
-    """What there is to be started.
+    """Commands on workflows.
 
-    Use it to learn the names: `workflows list`.
+    Use it to see what you can start: `workflows list`.
     """
 
 
 class RemoteCommands(CommandGroup):
-    """The verbs that work over HTTP."""
+    """The commands of `celery-durable`."""
 
     module_by_command: Mapping[str, str] = {
         "workflows": "remote",
@@ -187,18 +187,23 @@ Examples:
   celery-durable instances get --workflow order --id order-42
 
 \b
-Environment: {_URL} is the base URL; {_HEADERS} are headers, one on each line;
+Environment: {_URL} is the base URL; {_HEADERS} has headers, one per line;
 DURABLE_TIMEOUT, DURABLE_RETRIES and NO_COLOR.
 
 \b
 Exit codes: 0 done, 1 refused, 2 wrong usage, 3 not found, 4 server unreachable
 or timeout, 5 not allowed, 130 interrupted.
-For people: programs ask the API itself, for example
+Programs should call the API directly, for example
   curl -H 'X-Api-Key: sesame' https://shop.example/api/workflows/order/instances/order-42""",
 )
-@click.option("-b", "--base-url", envvar=_URL, callback=_base_url, help="Where the API is served, as /workflows in it.")
+@click.option("-b", "--base-url", envvar=_URL, callback=_base_url, help="The URL under which /workflows is served.")
 @click.option(
-    "-H", "--header", "headers", type=HeaderInput(), multiple=True, help="Sent with each request; repeatable."
+    "-H",
+    "--header",
+    "headers",
+    type=HeaderInput(),
+    multiple=True,
+    help="A header to send with each request; repeatable.",
 )
 @click.option(
     "--timeout",
@@ -206,7 +211,7 @@ For people: programs ask the API itself, for example
     envvar="DURABLE_TIMEOUT",
     default="15s",
     show_default=True,
-    help="Of one request, up to the last byte of its answer.",
+    help="Time limit of one request, up to the last byte of its response.",
 )
 @click.option(
     "--retries",
@@ -214,15 +219,20 @@ For people: programs ask the API itself, for example
     envvar="DURABLE_RETRIES",
     default=2,
     show_default=True,
-    help="Of what can be repeated (reads; creations and events with an id), after network errors, 429, 500, 502-504.",
+    help="How often to repeat what can be repeated safely (reads; creations and events with an id), after network "
+    "errors, 429, 500, 502-504.",
 )
 @click.option(
-    "--retry-delay", type=DurationInput(), default="500ms", show_default=True, help="Before the first; doubles."
+    "--retry-delay",
+    type=DurationInput(),
+    default="500ms",
+    show_default=True,
+    help="Pause before the first retry; doubles each time.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show each request as a curl command, without header values, and tracebacks."
 )
-@click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR.")
+@click.option("--no-color", is_flag=True, help="Disable colours, like NO_COLOR.")
 @click.version_option(package_name="celery-durable")
 @click.pass_context
 def celery_durable(
@@ -235,10 +245,10 @@ def celery_durable(
     verbose: bool,
     no_color: bool,
 ) -> None:
-    """Look after durable workflows over their HTTP API.
+    """Operate durable workflows over their HTTP API.
 
-    Needs neither the app nor its database. The URL is the one under which the API is mounted, with which every route
-    begins: https://shop.example/api where https://shop.example/api/workflows lists the workflows.
+    It needs neither the app nor its database. The base URL is the one under which the API is mounted: use
+    https://shop.example/api if https://shop.example/api/workflows lists the workflows.
     """
     connection = HttpConnection()
     ctx.obj = connection
@@ -259,5 +269,5 @@ def _headers_of_environment(ctx: click.Context) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     celery_durable(prog_name="celery-durable")

@@ -1,4 +1,4 @@
-"""Rows of the store as lines and cells for people: times, lengths of time, statuses, what a step waits for."""
+"""Formats records as cells and lines: times, durations, statuses, and what a step waits for."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _TYPES_WITH_ATTEMPTS = (StepType.DO, StepType.TASK)
 
 
 def style_status(word: Status | StepStatus | LogLevel, *, width: int = 0) -> Styled:
-    """A status in its colour."""
+    """Return a status or a level in its colour."""
     return Styled(str(word), _STYLES.get(word, ""), width)
 
 
@@ -71,19 +71,19 @@ def iso(instant: datetime | None) -> str:
 
 
 def format_clock_time(instant: datetime, *, exact: bool) -> Styled:
-    """When something happened that is told as it happens: the time of day, in UTC, unless ``exact``."""
+    """Format the time of an update: the time of day in UTC, or with ``exact`` the complete time."""
     return Styled(iso(instant) if exact else iso(instant).partition("T")[2], "dim")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How instants are shown: relative to ``now``, or ``exact`` for programs and for --full."""
+    """Formats times: relative to ``now``, or ``exact`` for programs and for --full."""
 
     now: datetime
     exact: bool
 
     def format(self, instant: datetime | None) -> str:
-        """When that is: ``40 min ago``, ``in 23 h 20 min``."""
+        """Format a time, such as ``40 min ago`` or ``in 23 h 20 min``."""
         if instant is None or self.exact:
             return iso(instant)
         left = instant - self.now
@@ -92,22 +92,22 @@ class Times:
         return f"in {format_duration(left)}" if left > timedelta(0) else f"{format_duration(-left, units=1)} ago"
 
     def format_in_sentence(self, instant: datetime | None) -> str:
-        """The same, to end a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
+        """Format a time for use in a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
         return f"at {iso(instant)}" if self.exact else self.format(instant)
 
 
 def to_compact_json(value: Any) -> str:
-    """A stored value on one line."""
+    """Return a stored value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def to_indented_json(value: Any) -> list[str]:
-    """A stored value as indented lines."""
+    """Return a stored value as lines of indented JSON."""
     return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
 
 
 def format_error(error: ErrorInfo | None) -> str:
-    """An error as name and message; empty for None."""
+    """Return name and message of an error; "" for None."""
     if error is None:
         return ""
     return f"{error.name}: {error.message}" if error.message else error.name
@@ -128,7 +128,7 @@ INSTANCE_COLUMNS = (
 
 
 def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
-    """One line of `ls`."""
+    """Return a row of `ls`."""
     return [
         item.workflow,
         item.id,
@@ -142,7 +142,7 @@ def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
 
 
 def label_cells(labels: Mapping[str, str]) -> list[str]:
-    """Labels as they are typed."""
+    """Return labels as ``name=value``."""
     return [f"{name}={value}" for name, value in labels.items()]
 
 
@@ -159,7 +159,7 @@ STEP_TIMES = (Column("STARTED"), Column("FINISHED"))
 
 
 def step_cells(step: StepRecord, times: Times) -> list[Cell]:
-    """One line of the steps in `show`."""
+    """Return a row of the steps in `show`."""
     return [
         step.name,
         _TYPES[step.type],
@@ -172,20 +172,20 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
 
 
 def format_attempts(step: StepRecord) -> str:
-    """``2/6``; ``2`` where there is no limit; nothing for what is not attempted."""
+    """Return ``2/6``, or ``2`` without a limit; "" for steps without attempts, such as sleeps."""
     if step.display_type not in _TYPES_WITH_ATTEMPTS or not step.attempts:
         return ""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
 def format_time_taken(step: StepRecord, now: datetime) -> str:
-    """How long a step has taken, or has been open."""
+    """Return how long a step has taken, or has been open."""
     started = step.created_at if step.display_type is not StepType.DO else step.started_at or step.created_at
     return "" if started is None else format_duration((step.finished_at or now) - started)
 
 
 def describe_wait(step: StepRecord, times: Times) -> str:
-    """What has to come before an open step can go on; empty where nothing has to."""
+    """Return what an open step waits for; "" if it does not wait."""
     if not step.is_waiting:
         return ""
     match step.display_type:
@@ -194,7 +194,7 @@ def describe_wait(step: StepRecord, times: Times) -> str:
         case StepType.WAIT:
             return f'event "{step.wait_event_type}", times out {times.format_in_sentence(step.wake_at)}'
         case StepType.SLEEP:
-            return f"its time {times.format_in_sentence(step.wake_at)}"
+            return f"end of the sleep {times.format_in_sentence(step.wake_at)}"
         case StepType.DO:
             return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
         case StepType.TASK:
@@ -216,7 +216,7 @@ EVENT_COLUMNS = (
 
 
 def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell]:
-    """One line of the events in `show`."""
+    """Return a row of the events in `show`."""
     names = {step.step_key: step.name for step in history.steps}
     key = event.consumed_by_step_key
     consumer: Cell = Styled("-", "dim") if key is None else names.get(key, key)
@@ -224,13 +224,13 @@ def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell
 
 
 def get_result(step: StepRecord) -> Any:
-    """What a step gave to its workflow; of an event its payload."""
+    """Return the result of a step; for a wait, the payload of the event."""
     is_event = step.type is StepType.WAIT and isinstance(step.result, dict)
     return step.result.get("payload") if is_event else step.result
 
 
 def log_cells(line: LogRecord) -> list[Cell]:
-    """One line of `logs`: time, level, category, message and its data, whether it was said again in a replay."""
+    """Return a row of `logs`: time, level, category, message with data, and a mark if a replay logged it."""
     data = line.data if isinstance(line.data, dict) else ({} if line.data is None else {"data": line.data})
     sentences = " ".join([line.message, *(f"{key}={_plain(value)}" for key, value in data.items())])
     replay: list[Cell] = [Styled("(replay)", "dim")] if line.is_replay else []
@@ -245,7 +245,7 @@ def _plain(value: Any) -> str:
 
 
 def describe_run(history: History) -> list[str]:
-    """What a run ended with, and why it was ended or begun, as sentences. What a live one waits for `explain` says."""
+    """Return sentences about a run: its error, its parent, the run that it continues, and the reason that was given."""
     sentences = [] if history.status.error is None else [format_error(history.status.error)]
     if (parent := history.parent) is not None:
         sentences.append(describe_parent(parent))
@@ -255,12 +255,12 @@ def describe_run(history: History) -> list[str]:
 
 
 def describe_parent(parent: ParentStep) -> str:
-    """The step that created an instance, as a sentence."""
+    """Return a sentence about the step that created an instance."""
     return f"Child of step {parent.step_key}, run {parent.run_number} of {parent.workflow}/{parent.instance_id}"
 
 
 def describe_origin(origin: Origin, instance_id: str) -> str:
-    """Where a run's first steps come from, as a sentence."""
+    """Return a sentence about the run whose steps this run has kept."""
     run = f"run {origin.run_number}" + ("" if origin.instance_id == instance_id else f" of {origin.instance_id}")
     return f"Continues {run}" + ("" if origin.step_key is None else f", from step {origin.step_key}")
 
@@ -269,7 +269,7 @@ AUDIT_COLUMNS = (Column("BY HAND"), Column("STEP"), Column("WAS"), Column("BY"),
 
 
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
-    """What somebody did to a step."""
+    """Return a row about a step that was completed or skipped by hand."""
     action = record.action.replace("_", "-")
     status, when = style_status(record.status_before), times.format(record.created_at)
     return [action, record.step_key, status, record.by, when, record.reason or ""]
@@ -281,12 +281,12 @@ PUBLISHED_COLUMNS = (Column("PUBLISHED"), Column("VALUE", keeps_full_text=False)
 
 
 def published_cells(key: str, found: Published, times: Times) -> list[Cell]:
-    """A key, its value, and since when it has it."""
+    """Return a row of a published value: key, value, and time of the last change."""
     return [key, format_progress(found.value), times.format(found.updated_at)]
 
 
 def format_progress(value: Any) -> Cell:
-    """A published value: a bar where it says how far something has come, ``{"done": 3, "total": 10}`` or 0.3."""
+    """Return a published value; a progress bar for ``{"done": 3, "total": 10}`` or a number from 0 to 1."""
     match value:
         case {"done": int() | float() as done, "total": int() | float() as total} if total > 0 and done >= 0:
             return Bar(to_compact_json(value), min(1.0, done / total), f"{done}/{total}")

@@ -1,4 +1,4 @@
-"""`replay`: a recorded run against the code of today, without running or writing anything."""
+"""`replay`: checks the current code against a recorded run, without running steps or writing anything."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
 )
 @click.argument("workflow", required=False)
 @click.argument("id", required=False)
-@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
+@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
 @click.option(
     "--file",
     "files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Runs that `export` printed, one or several; repeatable. No database is asked.",
+    help="A file with runs that `export` printed; repeatable. No database is used.",
 )
 @click.pass_context
 def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | None, files: tuple[Path, ...]) -> None:
-    """Replay a recorded run against the code of today.
+    """Check the current code against a recorded run.
 
-    Use it before a deploy that changes a workflow: on instances of staging, or in CI on exported runs. No step is run
-    and nothing is written; the workflow's code between its steps is executed. Exit code 1 where the code does something
-    else than the record. What has changed of an open step (its event type, topic, task, child, timeout) is shown, and
-    is no difference. Piped: what (run, step, differs, changed, end), then its fields.
+    Use it before a deploy that changes a workflow: on instances of staging, or in CI on exported runs. It executes the
+    code between the steps, runs no step, and writes nothing. The exit code is 1 if the code differs from the record.
+    Changes of an open step (event type, topic, task, child, timeout) are shown, but are no difference. In a pipe: kind
+    (run, step, differs, changed, end), then its fields.
     """
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
@@ -78,7 +78,7 @@ def _read(path: Path) -> Iterator[RecordedRun]:
             text = text[end:].lstrip()
     except (OSError, ValueError, ValueRefused) as exc:
         raise CliError(
-            f"{path} cannot be read: {exc}", "Print a run anew: celery -A <your app> durable export order order-42"
+            f"{path} cannot be read: {exc}", "Export the run again: celery -A <your app> durable export order order-42"
         ) from exc
 
 
@@ -114,6 +114,6 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
         console.print_record("end", found.end)
     if recorded.is_partial:
         console.print_note(
-            f"{target} continues another run: what step.now(), step.random() and step.uuid() had given to that one is "
-            "not in an export. Replay it from the database where its code depends on them."
+            f"{target} continues another run. An export does not contain the values that step.now(), step.random() and "
+            "step.uuid() returned in that run. If the code depends on them, replay the run from the database."
         )

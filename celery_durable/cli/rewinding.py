@@ -1,4 +1,4 @@
-"""The verbs that do again or settle by hand: rewind, fork, retry, set-result and skip."""
+"""The commands that repeat steps or complete them by hand: rewind, fork, retry, set-result and skip."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from celery_durable.cli.inputs import JsonInput
 from celery_durable.cli.lifecycle import Targets, on_targets
 from celery_durable.model import Status
 
-_REASON = click.option("--reason", help="Why; it is kept with the new run.")
-_AUDIT_REASON = click.option("--reason", help="Why; it is kept with the run.")
-_BY = click.option("--by", help="Who does it, as it is kept with the run; by default the user of this system.")
+_REASON = click.option("--reason", help="Why; stored with the new run.")
+_AUDIT_REASON = click.option("--reason", help="Why; stored with the run.")
+_BY = click.option("--by", help="Your name, stored with the run; by default the user of this system.")
 
 
 @click.command(
@@ -33,10 +33,10 @@ _BY = click.option("--by", help="Who does it, as it is kept with the run; by def
 @_REASON
 @click.pass_context
 def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | None) -> None:
-    """Run an instance again from a step on.
+    """Run an instance again from a step.
 
-    Use it when what happened before the step is right. A new run keeps the steps that were called before it, and all
-    events; the step and those after it run again, with their effects. Earlier runs stay readable.
+    Use it if the results before the step are right. A new run keeps all events and the finished steps that were called
+    before it. The step and all later steps run again, with their side effects. Earlier runs stay readable.
     """
     run = open_backend(ctx).rewind(workflow, id, step, reason=reason)
     _print_done(ctx, "Rewound", workflow, id, f"run {run}", f"from {step}")
@@ -53,10 +53,10 @@ def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | 
 @on_targets
 @_REASON
 def retry(targets: Targets, reason: str | None) -> None:
-    """Try again what ended errored instances.
+    """Retry the failed step of errored instances.
 
-    Use it after mending what made them fail. A new run keeps what was done before the failure; the failed step gets
-    fresh attempts.
+    Use it after you have fixed the cause of the failure. A new run keeps the results from before the failure, and the
+    failed step gets new attempts.
     """
 
     def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
@@ -69,13 +69,13 @@ def retry(targets: Targets, reason: str | None) -> None:
 @click.argument("workflow")
 @click.argument("id")
 @click.argument("step")
-@click.option("--id", "new_id", help="The new instance's id, unique per workflow; a random one by default.")
+@click.option("--id", "new_id", help="The new instance's id, unique per workflow; random by default.")
 @click.pass_context
 def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | None) -> None:
-    """Create an instance that goes on from a step of another.
+    """Create an instance that continues from a step of another.
 
-    Use it to try another ending. It has the same parameters, the steps that were called before this one, and all
-    events. The other instance is left alone.
+    Use it to try a different outcome. The new instance gets the same parameters, all events, and the finished steps
+    that were called before this step. The other instance is not changed.
     """
     new_instance_id = open_backend(ctx).fork(workflow, id, step, id=new_id)
     if Console.from_context(ctx).is_terminal:
@@ -101,12 +101,12 @@ def set_result(
 ) -> None:
     """Complete a step by hand, with a result.
 
-    Use it where the work was done by other means. The step must be open, or have ended its instance errored; a wait
-    gets the value as the payload of an event. Who did it and why is kept (show); over HTTP the server may know better
-    than --by.
+    Use it if the work was done by other means. The step must be open, or its failure must have ended the instance. A
+    wait gets the value as the payload of an event. The name and the reason are stored, and show displays them. Over
+    HTTP, the server may replace --by with the user that it has authenticated.
     """
     run = open_backend(ctx).set_result(workflow, id, step, value, by=by or _user(), reason=reason)
-    _print_done(ctx, "Settled", workflow, id, f"run {run}", step)
+    _print_done(ctx, "Completed", workflow, id, f"run {run}", step)
 
 
 @click.command(cls=Command, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
@@ -119,7 +119,7 @@ def set_result(
 def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, reason: str | None) -> None:
     """Complete a step by hand, without a result.
 
-    Use it to end a sleep, or to go on without a step; its result is then null. Else as set-result.
+    Use it to end a sleep, or to continue without a step. The result of the step is null. The rules of set-result apply.
     """
     run = open_backend(ctx).skip(workflow, id, step, by=by or _user(), reason=reason)
     _print_done(ctx, "Skipped", workflow, id, f"run {run}", step)
@@ -128,8 +128,8 @@ def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        raise click.UsageError("This system does not say who you are: use --by.") from None
+    except (KeyError, OSError):  # in a container, the user may have no name
+        raise click.UsageError("Your user name is unknown on this system: use --by.") from None
 
 
 def _print_done(ctx: click.Context, action: str, workflow: str, instance_id: str, *more: str) -> None:

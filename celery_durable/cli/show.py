@@ -1,4 +1,4 @@
-"""`show`: one instance, where it stands, its steps and its events."""
+"""`show`: one instance with its status, steps and events."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from celery_durable.model import History, Published, Status, StepRecord
 )
 @click.argument("workflow")
 @click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="A run before the current one.")
-@click.option("--full", is_flag=True, help="Parameters, results, payloads and output too, and exact times.")
+@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+@click.option("--full", is_flag=True, help="Include parameters, results, payloads and output, and show exact times.")
 @click.pass_context
 def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool) -> None:
-    """Show one instance: where it stands, its steps, its events.
+    """Show one instance with its status, steps and events.
 
-    Use it to see what an instance has done, what it waits for, and what it publishes of itself. Piped: one record a
-    line, named by its first field (instance, label, origin, parent, error, reason, step, event, audit, published; with
-    --full also params and output, and a last field with the result or payload as JSON).
+    Use it to see what an instance has done, what it waits for, and what it has published. In a pipe: one record per
+    line, whose first field is its kind (instance, label, origin, parent, error, reason, step, event, audit, published).
+    --full adds params, output, and a last field with the result or payload as JSON.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     seen = backend.read_snapshot(workflow, id)

@@ -1,4 +1,4 @@
-"""The direct way: the Durable of the app named by -A, its database, and its instances for the verbs."""
+"""The backend of `celery -A proj durable`: the Durable of the app given by -A, and its database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEVELS = list(LogLevel)  # from the least to the most important
 
 
 def attached_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A."""
+    """Return the Durable of the app given by -A; raises CliError."""
     app = ctx.obj.app
     found = getattr(app, "durable", None)
     if found is None:
@@ -45,18 +45,18 @@ def attached_durable(ctx: click.Context) -> Durable:
         return found
     if ctx.find_root().params.get("app") is None and app.main == "default":
         raise CliError(
-            "No Celery app was named, so there is no database to look into.",
-            f"Name it before the verb: celery -A proj durable {ctx.info_name} (or set CELERY_APP=proj)",
+            "No Celery app was given, so the database is unknown.",
+            f"Give it before the command: celery -A proj durable {ctx.info_name} (or set CELERY_APP=proj)",
             exit_code=click.UsageError.exit_code,
         )
     raise CliError(
         f"The Celery app {app.main!r} has no Durable.",
-        "Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)",
+        "Create one where you create the app: from celery_durable import Durable; durable = Durable(app)",
     )
 
 
 def open_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A, with its database reached and its tables up to date."""
+    """Return the Durable of the app given by -A, after checking that its tables are up to date."""
     durable = stored_durable(ctx)
     with reaching_database():
         migrate.check_revision(durable.internals.store)
@@ -64,7 +64,7 @@ def open_durable(ctx: click.Context) -> Durable:
 
 
 def stored_durable(ctx: click.Context) -> Durable:
-    """The Durable of the app named by -A, with a database: its own, or else that of `durable dev` in this directory."""
+    """Return the Durable of the app given by -A. Without a database of its own it uses that of `durable dev`."""
     durable = attached_durable(ctx)
     with reaching_database():
         if embedded.is_without_store(durable):
@@ -81,7 +81,7 @@ def stored_durable(ctx: click.Context) -> Durable:
 
 @contextmanager
 def reaching_database() -> Iterator[None]:
-    """Turn what the first connection may raise into a refusal: many drivers, many errors, one meaning."""
+    """Convert the errors of a first connection to CliError. Each driver raises its own errors."""
     try:
         yield
     except (DurableError, click.ClickException):
@@ -98,7 +98,7 @@ def reaching_database() -> Iterator[None]:
 
 
 def raise_if_unreachable(exc: Exception) -> None:
-    """Raise a refusal where an error says that the database has gone away."""
+    """Raise CliError if the error means that the database is unreachable."""
     if Store.is_transient(exc):
         raise _unreachable(exc) from exc
 
@@ -110,14 +110,14 @@ def _unreachable(exc: Exception) -> CliError:
 
 
 def database_now(durable: Durable) -> datetime:
-    """The database's time, by which everything shown was written."""
+    """Return the current time of the database, whose clock wrote all stored times."""
     return durable.internals.store.read(schedule.read_next_due)[1]
 
 
 class StoreBackend:
-    """The instances in the store of a Durable; also those of workflows that this process has never heard of.
+    """Instances in the database of a Durable, also those of workflows that this process does not know.
 
-    What it shows of values the application's redaction has let through.
+    All values pass the application's redaction hook.
     """
 
     def __init__(self, durable: Durable) -> None:
@@ -128,7 +128,7 @@ class StoreBackend:
         return self.durable.internals.operations
 
     def now(self) -> datetime:
-        """The database's time."""
+        """Return the time of the database."""
         return database_now(self.durable)
 
     def monotonic(self) -> float:
@@ -140,7 +140,7 @@ class StoreBackend:
         self.durable.internals.runtime.sleep(seconds)
 
     def workflows(self) -> list[WorkflowInfo]:
-        """Those that a worker of this app would know."""
+        """Return the workflows that a worker of this app would know."""
         self.durable.app.loader.import_default_modules()
         registry, queue = self.durable.internals.registry, self.durable.internals.settings.queue
         known = [registry.get(name) for name in sorted(registry)]
@@ -155,7 +155,7 @@ class StoreBackend:
         limit: int,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Also of all workflows."""
+        """Return a page of instances of a workflow, or of all workflows."""
         found = self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
         return Page(
             tuple(self.durable.internals.redaction(each.workflow, each.id).summary(each) for each in found.items),
@@ -165,7 +165,7 @@ class StoreBackend:
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
-        """One row; what has not changed is looked at again after a while, by the caller."""
+        """Read one row. Without a change, pause for one poll interval at most; the caller polls."""
         found = self._operations.read_with_tag(workflow, instance_id)
         row = found.instance
         if found.tag == known_version:
@@ -175,84 +175,84 @@ class StoreBackend:
         return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """From one transaction."""
+        """Read the history in one transaction."""
         found = self._operations.history(workflow, instance_id, run=run)
         return self.durable.internals.redaction(workflow, instance_id).history(found)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
     ) -> StoredLogTail:
-        """By the lines' ids."""
+        """Return a reader that continues after the last line's id."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
         filters = {"run": run, "levels": levels, "category": category}
         redaction = self.durable.internals.redaction(workflow, instance_id)
         return StoredLogTail(self._operations, (workflow, instance_id), filters, redaction)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
-        """From one look."""
+        """Read the published values in one transaction."""
         found = self._operations.published(workflow, instance_id, run=run)
         return self.durable.internals.redaction(workflow, instance_id).published(found)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
-        """From the database alone."""
+        """Diagnose the instance from the database alone."""
         facts = self._operations.facts(workflow, instance_id)
         return explain(self.durable.internals.redaction(workflow, instance_id).facts(facts))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """The app's workflows are imported before."""
+        """Import the app's workflows, then create or restart the instance."""
         self.durable.app.loader.import_default_modules()
         return self._operations.create(workflow, params, id=id, labels=labels)
 
     def restart_or_create(
         self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
     ) -> RestartOrCreateResult:
-        """The app's workflows are imported before."""
+        """Import the app's workflows, then create or restart the instance."""
         self.durable.app.loader.import_default_modules()
         return self._operations.restart_or_create(workflow, params, id=id, labels=labels)
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Wakes the workers over the app's broker, as all that follow."""
+        """Store the event, and notify the workers over the app's broker."""
         return self._operations.send_event(workflow, instance_id, type_, payload, id=id)
 
     def pause(self, workflow: str, instance_id: str) -> None:
-        """Asks, where somebody works on it."""
+        """Pause the instance, or request a pause if a worker holds it."""
         self._operations.pause(workflow, instance_id)
 
     def resume(self, workflow: str, instance_id: str) -> None:
-        """Takes back a pause that has not happened yet."""
+        """Resume the instance, or withdraw a pause that has not taken effect."""
         self._operations.resume(workflow, instance_id)
 
     def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """Raises InstanceTerminal."""
+        """End the instance; raises InstanceTerminal."""
         self._operations.terminate(workflow, instance_id, reason=reason)
 
     def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """From any state."""
+        """Start a new run, from any status."""
         return self._operations.restart(workflow, instance_id, reason=reason)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Raises InstanceNotErrored."""
+        """Retry the failed step; raises InstanceNotErrored."""
         return self._operations.retry(workflow, instance_id, reason=reason)
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """Raises StepNotFound."""
+        """Start a new run from a step; raises StepNotFound."""
         return self._operations.restart(workflow, instance_id, from_step=step, reason=reason)
 
     def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Raises StepNotFound, StepNotOpen."""
+        """Complete the step; raises StepNotFound, StepNotOpen."""
         return self._operations.set_result(workflow, instance_id, step, value, by=by, reason=reason)
 
     def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """Raises StepNotFound, StepNotOpen."""
+        """Complete the step; raises StepNotFound, StepNotOpen."""
         return self._operations.skip(workflow, instance_id, step, by=by, reason=reason)
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Raises StepNotFound, InstanceAlreadyExists."""
+        """Create the fork; raises StepNotFound, InstanceAlreadyExists."""
         return self._operations.fork(workflow, instance_id, step, id=id)
 
 
 class StoredLogTail:
-    """The log lines of a run, each read once."""
+    """Reads each log line of a run once."""
 
     def __init__(
         self, operations: Operations, target: tuple[str, str], filters: Mapping[str, Any], redaction: Redaction
@@ -261,7 +261,7 @@ class StoredLogTail:
         self._last_id = 0
 
     def read_new_lines(self) -> Iterator[LogRecord]:
-        """In pages; what is written meanwhile comes too."""
+        """Yield the new lines, page by page, including lines that are written meanwhile."""
         while True:
             page = self._operations.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
             for line in page:

@@ -1,4 +1,4 @@
-"""The verbs of topics: emit to all who wait, and see who they are."""
+"""The commands of topics: emit and waiters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _COLUMNS = (
     "--payload",
     type=JsonInput(),
     metavar="JSON|@file|-",
-    help="What all who wait get, as JSON, from a file or standard input.",
+    help="The payload as JSON, from a file, or from standard input.",
 )
-@click.option("--id", "id", help="Makes repetition harmless: a run gets an emission of one id once.")
+@click.option("--id", "id", help="Makes emitting idempotent: a run gets an emission with this id once.")
 @click.pass_context
 def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
-    """Hand a payload to all who wait on a topic now.
+    """Send a payload to all instances that wait for a topic now.
 
-    Use it to answer wait_for_topic. Nothing is kept for waits to come. Piped: topic, number of waits.
+    Use it to answer wait_for_topic. The emission is not stored for later waits. In a pipe: topic, number of waits.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     resumed = durable.internals.operations.emit(topic, payload, id=id)
@@ -50,13 +50,13 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
 
 @click.command(cls=Command, examples=["waiters user.updated", "waiters user.updated --limit 100"])
 @click.argument("topic")
-@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="How many at most.")
-@click.option("--cursor", help="Go on after an earlier page; it printed the cursor.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum number of rows.")
+@click.option("--cursor", help="The cursor that the previous page printed.")
 @click.pass_context
 def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> None:
-    """List who waits on a topic, oldest instances first.
+    """List the instances that wait for a topic, oldest first.
 
-    Use it before emit. Piped: workflow, id, run, step, since when, until when.
+    Use it before emit. In a pipe: workflow, id, run, step, since, times out.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     page = durable.internals.operations.waiters(topic, cursor=cursor, limit=limit)
@@ -75,6 +75,6 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     if rows:
         console.print_table(_COLUMNS, rows)
     else:
-        console.print_note(f"No instance waits on topic {topic!r}.")
+        console.print_note(f"No instance waits for topic {topic!r}.")
     if page.cursor is not None:
         console.print_note(f"There are more: --cursor {page.cursor}")

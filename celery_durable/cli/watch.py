@@ -1,4 +1,4 @@
-"""`watch`: an instance until it ends, or a list as it changes."""
+"""`watch`: follows an instance until it ends, or refreshes a list."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from celery_durable.model import Status
 @click.argument("workflow", required=False)
 @click.argument("id", required=False)
 @click.option(
-    "-s", "--status", type=click.Choice([str(each) for each in Status]), help="Of a list: only in this status."
+    "-s", "--status", type=click.Choice([str(each) for each in Status]), help="List: only instances with this status."
 )
-@click.option("--limit", type=click.IntRange(1, 100), default=25, show_default=True, help="Of a list: how many.")
-@click.option("--every", type=DurationInput(), default="2s", show_default=True, help="Of a list: how often to look.")
-@click.option("--timeout", type=DurationInput(), help="Of an instance: how long to watch at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100), default=25, show_default=True, help="List: maximum number of rows."
+)
+@click.option("--every", type=DurationInput(), default="2s", show_default=True, help="List: time between refreshes.")
+@click.option("--timeout", type=DurationInput(), help="Instance: how long to watch at most.")
 @click.pass_context
 def watch(
     ctx: click.Context,
@@ -35,11 +37,11 @@ def watch(
     every: timedelta,
     timeout: timedelta | None,
 ) -> None:
-    """Watch an instance to its end, or a list as it changes.
+    """Watch an instance until it ends, or a list as it changes.
 
-    Use it to see something go on. Of an instance: a line for each step, log line, published value and its end; it fails
-    if the instance does. On a terminal, a value that says how far something has come is a bar. Of a list, until you
-    interrupt it: on a terminal the table, again and again; piped one record for each that is new or has changed.
+    Use it to follow progress. For an instance, it prints a line for each step, log line, published value and the end,
+    and fails if the instance fails. A terminal shows a published progress value as a bar. For a list, it runs until you
+    interrupt it: a terminal refreshes the table, a pipe gets a record for each new or changed instance.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     if id is None:

@@ -1,4 +1,4 @@
-"""`--where`: which instances a verb is meant for, as ``workflow=order status=errored error=CardDeclined since=2h``."""
+"""`--where`: selects instances, as in ``workflow=order status=errored error=CardDeclined since=2h``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """All that is given must hold. ``older``, ``since``: at least, at most so long ago was its last change.
+    """A condition on instances. All fields that are set must match.
 
-    ``labels``: given one by one, as ``label.tenant=acme``.
+    ``older``: the last change is at least this long ago. ``since``: at most this long ago. ``labels``: all must match.
     """
 
     workflow: str | None = None
@@ -40,12 +40,12 @@ _ALLOWED_KEYS = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
 
 
 class WhereInput(click.ParamType[Condition]):
-    """``key=value``, separated by blanks."""
+    """``key=value`` pairs, separated by spaces."""
 
     name = "CONDITION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
-        """The condition; fails where a key is unknown or given twice, and where there is none."""
+        """Parse the condition; fails if it is empty, or a key is unknown or given twice."""
         if isinstance(value, Condition):
             return value
         given: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class WhereInput(click.ParamType[Condition]):
                 case _:
                     given[key] = text
         if not given and not labels:
-            self.fail("names no condition", param, ctx)
+            self.fail("the condition is empty", param, ctx)
         try:
             return Condition(**given, labels=values.parse_labels(labels))
         except ValueRefused as exc:
@@ -77,7 +77,7 @@ class WhereInput(click.ParamType[Condition]):
 
 
 def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
-    """The instances that fit, newest first, as they are read page by page."""
+    """Yield the instances that match, newest first. They are read page by page."""
     now, cursor = backend.now(), None
     while True:
         page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE, labels=where.labels)

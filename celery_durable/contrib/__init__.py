@@ -1,1 +1,1 @@
-"""Bridges to what others have built. Nothing inside the library imports them."""
+"""Integrations with other libraries. No other module of the package imports them."""

@@ -1,7 +1,8 @@
 """OpenTelemetry traces: a span for each pass over a run and for each call of a step's function.
 
-Needs ``celery-durable[otel]``; `instrument` is called in every process. A pass belongs to the trace of whoever woke it:
-his context travels in the headers of the message, and where they are missing the pass begins a trace (LAW 1).
+Needs ``celery-durable[otel]``. Call `instrument` in every process. A pass belongs to the trace of the process that sent
+its dispatch message, because the message's headers carry the trace context. Without these headers, the pass starts a
+new trace.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ __all__ = ["Tracing", "instrument"]
 
 _Run = tuple[str, str, int]
 _current: ContextVar[tuple[_Run, Span] | None] = ContextVar("celery_durable_span", default=None)
-"""The pass on this thread."""
+"""The pass that runs on this thread, and its span."""
 
 
 class Tracing:
-    """Makes the spans, while it is connected."""
+    """Creates spans while it is connected."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("celery_durable", tracer_provider=tracer_provider)
@@ -40,7 +41,7 @@ class Tracing:
         )
 
     def connect(self) -> None:
-        """Begin to make spans."""
+        """Start creating spans."""
         signals.around_pass.connect(self._pass)
         signals.around_step.connect(self._step)
         for signal, receiver in self._receivers:
@@ -48,7 +49,7 @@ class Tracing:
         before_task_publish.connect(_inject, sender=ADVANCE, weak=False)
 
     def disconnect(self) -> None:
-        """Make no more spans."""
+        """Stop creating spans."""
         signals.around_pass.disconnect(self._pass)
         signals.around_step.disconnect(self._step)
         for signal, receiver in self._receivers:
@@ -72,7 +73,7 @@ class Tracing:
             except Exception as exc:
                 _record(span, exc)
                 raise
-            except BaseException as exc:  # it was superseded, or its worker ends
+            except BaseException as exc:  # the pass is superseded, or its worker stops
                 span.set_attribute("celery_durable.outcome", type(exc).__name__)
                 raise
             finally:
@@ -82,7 +83,7 @@ class Tracing:
         self, workflow: str, instance_id: str, run_number: int, step: str, attempt: int
     ) -> AbstractContextManager[None]:
         attributes = _attributes(workflow, instance_id, run_number, step=step, attempt=attempt)
-        # Asked for on the thread of the pass, whose span is the parent; entered on the body's.
+        # Called on the thread of the pass, whose span is the parent. The result is entered on the body's thread.
         return self._attempt(f"durable.step {step}", context.get_current(), attributes)
 
     @contextmanager
@@ -113,7 +114,14 @@ class Tracing:
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> Tracing:
-    """Make spans in this process and in those that it forks; with the global provider, or another one."""
+    """Create spans in this process and in the processes that it forks.
+
+    Args:
+        tracer_provider: The provider of the tracer. None: the global one.
+
+    Returns:
+        The connected `Tracing`. Call its ``disconnect()`` to stop.
+    """
     tracing = Tracing(tracer_provider)
     tracing.connect()
     return tracing
@@ -130,7 +138,7 @@ def _record(span: Span, exc: BaseException) -> None:
 
 
 def _mark(run: dict[str, Any], outcome: str) -> Span | None:
-    """Note how the pass on this thread ends; None where the signal is about another run."""
+    """Set the outcome on the span of this thread's pass. Returns None if the signal is about another run."""
     found = _current.get()
     if found is None or found[0] != (run["workflow"], run["instance_id"], run["run_number"]):
         return None
@@ -139,7 +147,7 @@ def _mark(run: dict[str, Any], outcome: str) -> Span | None:
 
 
 def _inject(headers: dict[str, Any], **_: Any) -> None:
-    """Give the message the context of whoever publishes it; what another instrumentation gave it stays."""
+    """Add the current trace context to the message. Headers that another instrumentation has set are kept."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     for name, value in carrier.items():
@@ -147,10 +155,10 @@ def _inject(headers: dict[str, Any], **_: Any) -> None:
 
 
 def _woken_by() -> Context:
-    """The context of a pass: the one that is open here, else that of the message."""
+    """Return the parent context of a pass: the active span, or else the context in the message."""
     here = context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
-    if getattr(current_task, "name", None) != ADVANCE:  # a proxy, of None where no task runs
+    if getattr(current_task, "name", None) != ADVANCE:  # a proxy; it stands for None if no task runs
         return here
     return propagate.extract(current_task.request.headers or {}, context=here)

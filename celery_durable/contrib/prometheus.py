@@ -1,7 +1,7 @@
-"""Prometheus metrics: what this process does, from our signals, and how the instances stand, from the database.
+"""Prometheus metrics: counters of this process, from signals, and gauges of instances, from the database.
 
-Needs ``celery-durable[prometheus]``. `instrument` is called in every process, before a worker forks; `exposed` is the
-registry to serve.
+Needs ``celery-durable[prometheus]``. Call `instrument` in every process, before a worker forks, and serve the registry
+that `exposed` returns.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 
 
 class Metrics:
-    """Counters and histograms of what happens in this process, while it is connected to the signals."""
+    """Counters and histograms of this process. They count while they are connected to the signals."""
 
     def __init__(self, registry: CollectorRegistry, *, by_step: bool) -> None:
         self._by_step = by_step
-        self.started = Counter("celery_durable_runs_started", "Runs begun.", ["workflow"], registry=registry)
+        self.started = Counter("celery_durable_runs_started", "Runs started.", ["workflow"], registry=registry)
         self.ended = Counter(
-            "celery_durable_runs_ended", "Runs ended, by how they did.", ["workflow", "status"], registry=registry
+            "celery_durable_runs_ended", "Runs ended, by status.", ["workflow", "status"], registry=registry
         )
         self.queue_wait = Histogram(
             "celery_durable_queue_wait_seconds",
-            "From when a run was to start to its start.",
+            "Time from when a run was due to its start.",
             ["workflow"],
             registry=registry,
             buckets=_LATENCIES,
         )
         self.resume_latency = Histogram(
             "celery_durable_resume_latency_seconds",
-            "From when a run was due again to a worker going on with it.",
+            "Time from when a waiting run was due to when a worker continued it.",
             ["workflow"],
             registry=registry,
             buckets=_LATENCIES,
         )
         self.step_duration = Histogram(
             "celery_durable_step_duration_seconds",
-            "Attempts at steps: how long the function ran.",
+            "Duration of attempts of steps.",
             ["workflow", *(["step"] if by_step else []), "outcome"],
             registry=registry,
             buckets=_DURATIONS,
         )
         self.refused = Counter(
             "celery_durable_answers_refused",
-            "Answers of Celery tasks that were refused for a wrong token: the messages may be forged.",
+            "Answers of Celery tasks refused for a wrong token. The messages may be forged.",
             registry=registry,
         )
         self._receivers = (
@@ -80,12 +80,12 @@ class Metrics:
         )
 
     def connect(self) -> None:
-        """Listen."""
+        """Start counting."""
         for signal, receiver in self._receivers:
             signals.listen(signal, receiver)
 
     def disconnect(self) -> None:
-        """Listen no more; what was counted stays."""
+        """Stop counting. The counts stay."""
         for signal, receiver in self._receivers:
             signals.ignore(signal, receiver)
 
@@ -124,10 +124,10 @@ class Metrics:
 
 
 def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False) -> Metrics:
-    """Count what happens in this process and in those that it forks.
+    """Count what happens in this process and in the processes that it forks.
 
-    ``by_step``: one series for each step name too; not for names that are made up as it goes ("page 1", "page 2", ..).
-    Raises ValueError where the registry has these metrics already.
+    ``by_step`` counts each step name separately. Do not use it if step names are generated ("page 1", "page 2", ..).
+    Raises ValueError if the registry has these metrics already.
     """
     metrics = Metrics(registry, by_step=by_step)
     metrics.connect()
@@ -135,10 +135,10 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
 
 
 class InstanceCounts(Collector):
-    """How many instances are active, waiting and paused, of the workflows that ``durable`` knows, in all processes.
+    """Gauges from the database: instances by status, outbound events that were given up, and outages.
 
-    And how many outbound events were given up, of whatever workflow, and what keeps dispatchers from their work.
-    Asked for when it is scraped; the answer is kept for ``fresh_for``. Without an answer there are no samples.
+    It counts instances of the workflows that ``durable`` knows, and given-up events of all workflows. A scrape reads
+    the database and keeps the values for ``fresh_for``. If the database cannot be read, there are no samples.
     """
 
     def __init__(self, durable: Durable, *, fresh_for: Duration = "10 seconds") -> None:
@@ -149,23 +149,23 @@ class InstanceCounts(Collector):
         self._good_until = -math.inf
 
     def describe(self) -> list[Metric]:
-        """Nothing: to be registered must not need a database."""
+        """Return nothing, so that registering needs no database."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges ``celery_durable_instances``, ``celery_durable_outbox_given_up``, ``.._outage_seconds``."""
+        """Yield ``celery_durable_instances``, ``celery_durable_outbox_given_up``, ``celery_durable_outage_seconds``."""
         self._read()
-        help_ = "Instances that have not ended, by how they stand."
+        help_ = "Instances that have not ended, by status."
         gauge = GaugeMetricFamily("celery_durable_instances", help_, labels=["workflow", "status"])
         for (workflow, status), count in self._counts.items():
             gauge.add_metric([workflow, status.value], count)
         yield gauge
-        help_ = "Outbound events that no handler took, kept for people."
+        help_ = "Outbound events that failed in every attempt and are kept."
         given_up = GaugeMetricFamily("celery_durable_outbox_given_up", help_, labels=[])
         if self._given_up is not None:
             given_up.add_metric([], self._given_up)
         yield given_up
-        help_ = "For how long a queue has refused messages, a broker or the database has been away, by dispatchers."
+        help_ = "How long a queue has refused messages, or a broker or the database has been unreachable."
         outages = GaugeMetricFamily("celery_durable_outage_seconds", help_, labels=["what", "where"])
         for (what, where), seconds in (self._outages or {}).items():
             outages.add_metric([what, where], seconds)
@@ -188,7 +188,7 @@ class InstanceCounts(Collector):
 
 
 def _lasting(now: datetime, beats: tuple[Heartbeat, ...]) -> dict[tuple[str, str], float]:
-    """How many seconds each outage has lasted, by the dispatcher that saw it first."""
+    """Return how many seconds each outage has lasted, as seen by the dispatcher that noticed it first."""
     lasting: dict[tuple[str, str], float] = {}
     for outage in (each for beat in beats if beat.is_live(now) for each in beat.outages):
         key = outage.what, outage.where
@@ -197,7 +197,7 @@ def _lasting(now: datetime, beats: tuple[Heartbeat, ...]) -> dict[tuple[str, str
 
 
 class _Whole(Collector):
-    """All that another registry has."""
+    """Collects all metrics of another registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -212,13 +212,14 @@ class _Whole(Collector):
 def exposed(
     durable: Durable, *, registry: CollectorRegistry = REGISTRY, fresh_for: Duration = "10 seconds"
 ) -> CollectorRegistry:
-    """A registry to serve: ``registry`` and the counts of instances.
+    """Return a registry to serve: the metrics of ``registry`` and `InstanceCounts`.
 
-    With ``PROMETHEUS_MULTIPROC_DIR`` it has, instead of ``registry``, what all processes wrote into that directory.
+    If ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics of all processes in that directory replace those of
+    ``registry``.
     """
     served = CollectorRegistry()
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        MultiProcessCollector(served)  # type: ignore[no-untyped-call]  # it ships half of its types
+        MultiProcessCollector(served)  # type: ignore[no-untyped-call]  # its types are incomplete
     else:
         served.register(_Whole(registry))
     served.register(InstanceCounts(durable, fresh_for=fresh_for))

@@ -1,4 +1,4 @@
-"""What workflow code calls: `Step` in the workflow, `StepTx` in a step's function, futures of branches, the log."""
+"""The API of workflow code: `Step` in a workflow, `StepTx` in a step's function, `StepFuture`, and `StepLog`."""
 
 from celery_durable.step.calls import (
     BodyCall,

@@ -1,4 +1,4 @@
-"""Steps that run at the same time: the methods of `Step` that submit, gather and race them."""
+"""The methods of `Step` for concurrent steps (branches): submit, gather and first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ W = TypeVar("W")
 
 
 class Branches:
-    """The methods of `Step` for steps that run at the same time. A submitted step runs when it is gathered."""
+    """The methods of `Step` for branches. A submitted step starts when it is gathered."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -163,22 +163,23 @@ class Branches:
     def gather(self, *futures: StepFuture[Any], return_exceptions: bool = False) -> list[Any]:
         """Run branches at the same time and return their results in the order of the arguments.
 
-        No worker is occupied while a branch sleeps, waits or is to be retried. An ended branch never runs again.
+        No worker is occupied while all open branches sleep, wait, or pause before a retry. A finished branch never runs
+        again.
 
         Args:
             futures: What the methods ``submit`` and ``submit_...`` returned.
             return_exceptions: Put failures into the list instead of raising them.
 
         Raises:
-            StepFailed: A branch failed; the first one in the order of the arguments. Raised when all have ended.
+            StepFailed: A branch failed; the first one in the order of the arguments. Raised after all have ended.
         """
         return self._context.gather(futures, return_exceptions=return_exceptions)
 
     def first(self, name: str, *futures: StepFuture[T]) -> T:
         """Run branches at the same time, return the result of the one that ends first, and cancel the others.
 
-        A cancelled branch does not start, wait or consume an event any more. A function that is running is left to
-        end, and nothing of it is recorded.
+        A cancelled branch does not start, wait or consume an event any more. A function that is still running is not
+        interrupted, but nothing of it is recorded.
 
         Args:
             name: The name of the race, which is recorded as a step.

@@ -1,4 +1,4 @@
-"""What a step call says: plain data from the verb to the pass, and the future of a branch."""
+"""The calls of `Step` methods as plain data, which `Step` passes to the running pass, and `StepFuture`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Defined(Protocol):
 
 
 class Typed(Defined, Protocol[P_contra, T_co]):
-    """The same where it says what it takes and what it answers with."""
+    """A workflow with typed parameters and a typed output."""
 
     def __call__(self, event: WorkflowEvent[P_contra], step: Any, /) -> T_co: ...
 
@@ -42,7 +42,7 @@ class BodyCall:
 
 @dataclass(frozen=True, slots=True)
 class SleepCall:
-    """A call of `sleep`, or of `sleep_until`: then ``until`` counts, and ``span`` says nothing."""
+    """A call of `sleep`, or of `sleep_until`, which sets ``until``; ``duration`` is then ignored."""
 
     name: str
     duration: Duration
@@ -51,7 +51,7 @@ class SleepCall:
 
 @dataclass(frozen=True, slots=True)
 class WaitCall:
-    """A call of `wait_for_event`, or of `wait_for_topic`: then ``event_type`` is the topic."""
+    """A call of `wait_for_event`, or of `wait_for_topic`, where ``event_type`` is the topic."""
 
     name: str
     event_type: str
@@ -62,7 +62,7 @@ class WaitCall:
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A call of `task`: ``signature`` is a Signature, a task, or a task's name. ``on_lost`` None: as the setting."""
+    """A call of `task`. ``signature``: a Signature, a task, or a task's name. ``on_lost``: None for the setting."""
 
     name: str
     signature: Any
@@ -85,7 +85,7 @@ class MapCall:
 
 @dataclass(frozen=True, slots=True)
 class ChildCall:
-    """A call of `child`. ``timeout`` None: the longest there is."""
+    """A call of `child`. ``timeout``: None for ``durable_max_sleep_seconds``."""
 
     name: str
     definition: Definition
@@ -99,7 +99,7 @@ StepCall = BodyCall | SleepCall | WaitCall | TaskCall | MapCall | ChildCall
 
 
 class StepContext(Protocol):
-    """What a pass does for the Step that it lends to a workflow."""
+    """The pass behind a `Step`: it runs the calls of the workflow's function."""
 
     def call(self, call: StepCall) -> Any: ...
     def submit(self, call: StepCall) -> StepFuture[Any]: ...
@@ -116,7 +116,7 @@ class StepFuture(Generic[T_co]):
 
     Attributes:
         name: The step's name.
-        key: Its key in the history: the name, with a number if the step is repeated.
+        key: The step's key in the history: its name, with a number if the step is repeated.
     """
 
     def __init__(self, context: StepContext, name: str, key: str, branch: object) -> None:

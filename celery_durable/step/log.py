@@ -8,7 +8,7 @@ from celery_durable.model import LogLevel
 
 
 class LogContext(Protocol):
-    """What keeps log lines for the next boundary."""
+    """Buffers log lines. They are stored with the next step that is recorded."""
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
 

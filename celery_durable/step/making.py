@@ -1,4 +1,4 @@
-"""Makes the call of a step out of the arguments of a method of `Step`, and checks them."""
+"""Functions that check the arguments of `Step` methods and build the calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_TIMEOUT = timedelta(seconds=1)
 
 
 def body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
-    """Sort the arguments of `do`: [name,] [config,] fn, then the function's own."""
+    """Build a call of `do` from its arguments: [name,] [config,] fn, then the arguments of ``fn``."""
     rest = list(args)
     name = rest.pop(0) if rest and isinstance(rest[0], str) else None
     config = rest.pop(0) if rest and isinstance(rest[0], StepConfig) else None
@@ -35,7 +35,7 @@ def body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
 def task_call(
     name: str, signature: Any, timeout: Duration, retries: Retries | int | None, on_lost: OnLost | None
 ) -> TaskCall:
-    """A call of `task`; raises ValueRefused, DurationInvalid."""
+    """Build a call of `task`; raises ValueRefused, DurationInvalid."""
     return TaskCall(name, signature, task_config(timeout, retries), _on_lost(on_lost))
 
 
@@ -46,7 +46,7 @@ def _on_lost(on_lost: OnLost | None) -> OnLost | None:
 
 
 def task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
-    """The retries of a task, and its timeout of at least a second; raises DurationInvalid."""
+    """Build the configuration of a task from its timeout, at least 1 s, and its retries; raises DurationInvalid."""
     return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_SHORTEST_TIMEOUT))
 
 
@@ -60,7 +60,7 @@ def map_call(
     on_lost: OnLost | None,
     return_exceptions: bool,
 ) -> MapCall:
-    """A call of `map`; raises ValueRefused."""
+    """Build a call of `map`; raises ValueRefused."""
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ValueRefused(f"max_concurrency={most!r} of step {name!r} must be at least 1, or None for all at once.")
     given = tuple(items)
@@ -81,7 +81,7 @@ def child_call(
     timeout: Duration | None,
     labels: Mapping[str, str] | None,
 ) -> ChildCall:
-    """A call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
+    """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
     definition = getattr(workflow, "definition", None)
     if not isinstance(definition, Definition):
         raise DefinitionInvalid(

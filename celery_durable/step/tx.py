@@ -1,4 +1,4 @@
-"""The transaction in which a step is recorded, as its body holds it: what is asked for is done with the record."""
+"""`StepTx`: lets a step's function add writes and messages to the transaction that records the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_durable.values import PayloadLimits, build_event_message, build_task
 
 @dataclass(frozen=True, slots=True)
 class NewInstance:
-    """A `StepTx.create`, to be carried out at the boundary."""
+    """A call of `StepTx.create`. The instance is created in the transaction that records the step."""
 
     definition: Definition
     instance_id: str
@@ -29,7 +29,7 @@ class NewInstance:
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """A `StepTx.send_event`, to be carried out at the boundary."""
+    """A call of `StepTx.send_event`. The event is sent in the transaction that records the step."""
 
     workflow: str
     instance_id: str
@@ -40,7 +40,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class NewEmission:
-    """A `StepTx.emit`, to be carried out at the boundary."""
+    """A call of `StepTx.emit`. The emission is stored in the transaction that records the step."""
 
     topic: str
     payload: Any
@@ -49,7 +49,7 @@ class NewEmission:
 
 @dataclass(slots=True)
 class TxBuffer:
-    """What a body asked to have done with its boundary."""
+    """The effects that a step's function requested. The commit that records the step applies them."""
 
     user_writes: list[Callable[[Session], object]] = field(default_factory=list)
     on_terminal_error: list[Callable[[Session], object]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class TxBuffer:
 class StepTx:
     """The transaction that records a step. Passed to a step's function whose first parameter is annotated with it.
 
-    Everything that is requested here happens if and when the step is recorded as completed.
+    Requested effects happen if and when the step is recorded as completed. A failed attempt discards them.
 
     Attributes:
         name: The step's name.
@@ -116,7 +116,7 @@ class StepTx:
         self._buffer.on_terminal_error.append(self._within(fn))
 
     def _within(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
-        """``fn``, kept from ending the transaction of a session that the engine made for it and will close."""
+        """Wrap ``fn``, so that it cannot commit, roll back or close a session that the engine owns."""
 
         def write(session: Session) -> object:
             if session is self._buffer.session:
@@ -252,7 +252,7 @@ def _refuse_to_end(session: Session, step: str) -> Session:
         setattr(session, verb, _refused(step, verb))
 
     def begin(*, nested: bool = False) -> Any:
-        # Leaving `with session.begin():` commits. A savepoint is no end, and begin_nested() passes here.
+        # Leaving `with session.begin():` would commit. begin_nested() calls this too, and savepoints are allowed.
         return type(session).begin(session, nested=True) if nested else _refused(step, "begin")()
 
     vars(session)["begin"] = begin
@@ -260,7 +260,7 @@ def _refuse_to_end(session: Session, step: str) -> Session:
 
 
 def allow_to_end(session: Session) -> None:
-    """Give a session back the verbs that were refused to the author."""
+    """Restore the session methods that a step's function must not call."""
     for verb in (*_ENDS, "begin"):
         vars(session).pop(verb, None)
 

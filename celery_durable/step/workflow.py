@@ -34,7 +34,7 @@ W = TypeVar("W")
 
 
 class Step(Branches):
-    """The second parameter of a workflow's function. Each call of a method that takes a name is a step.
+    """The second parameter of a workflow's function. Each call of a method with a name is a step.
 
     The result of a step is recorded when it ends. On later passes the same call returns the recorded result, so the
     code between steps must be deterministic. A name is text of 1 to 256 characters, unique within the run.
@@ -87,7 +87,7 @@ class Step(Branches):
             StepFailed: The retries are used up, or ``fn`` raised a NonRetryableError.
             StepTimeout: The last attempt took longer than the timeout.
             StepMaxAttemptsExceeded: Workers died in every attempt.
-            DefinitionInvalid: There is no function among the arguments.
+            DefinitionInvalid: The arguments contain no function.
         """
         return self._context.call(body_call(args, kwargs))
 
@@ -195,11 +195,11 @@ class Step(Branches):
         Args:
             name: The step's name.
             signature: ``resize.s(7).set(queue="media")``, a task, or a task's name. No countdown, no ETA and no canvas.
-            timeout: Of each attempt, 1 second to a year. An attempt without an answer has failed then.
+            timeout: Time limit of each attempt, 1 second to a year. An attempt without an answer then fails.
             retries: How often and how soon a failed task is sent again.
-            on_lost: What happens if its worker dies or its queue is emptied. "resend": it is sent again with the same
-                id, and fails as ``TaskLost`` when it is lost for the third time. "fail": it fails as ``TaskLost`` at
-                once. "wait": it is left to its timeout. None: as ``durable_task_on_lost`` says.
+            on_lost: What happens if the task's worker dies or its queue is emptied. "resend": the task is sent again
+                with the same id; it fails as ``TaskLost`` when it is lost for the third time. "fail": it fails as
+                ``TaskLost`` at once. "wait": it waits for its timeout. None: ``durable_task_on_lost`` decides.
 
         Returns:
             The task's result as JSON data.
@@ -233,10 +233,10 @@ class Step(Branches):
             name: The step's name.
             task: As ``signature`` in `task`. It gets the item before the arguments of its signature.
             items: Up to 10,000 JSON values.
-            max_concurrency: How many tasks are under way at a time. None: all.
-            timeout: Of each attempt at an item, as in `task`.
-            retries: Of each item, as in `task`.
-            on_lost: Of each item, as in `task`.
+            max_concurrency: How many tasks may be in progress at the same time. None: all.
+            timeout: Time limit of each attempt at an item, as in `task`.
+            retries: Retries of each item, as in `task`.
+            on_lost: What happens if the task of an item is lost, as in `task`.
             return_exceptions: Put the failure of an item into the list instead of raising it.
 
         Returns:
@@ -291,16 +291,16 @@ class Step(Branches):
             StepFailed: ``error_name`` is the name of the error that ended the child, "ChildTerminated" if it was
                 terminated, "InstanceAlreadyExists" if the id is taken, or "WorkflowParamsInvalid".
             StepTimeout: It did not end in time.
-            DefinitionInvalid: ``workflow`` is no workflow.
+            DefinitionInvalid: ``workflow`` is not a workflow.
         """
         output: T = self._context.call(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
         return output
 
     def publish(self, key: str, value: Any) -> None:
-        """Show a value to everybody who looks at the instance, without waiting for the step to end.
+        """Publish a value, such as progress, that readers of the instance see at once.
 
-        Also allowed in a step's function. On replay nothing happens. A value that cannot be written now, or that comes
-        within a second of the one before, is written with the next step.
+        You may also call it in a step's function. On replay it does nothing. A value that cannot be written now, or
+        that follows the previous one within a second, is written with the next step.
 
         Args:
             key: 1 to 64 characters. A later value replaces an earlier one.
@@ -314,7 +314,10 @@ class Step(Branches):
         self._context.publish(key, value)
 
     def now(self) -> datetime:
-        """Return when the step that returned last had ended, or the run began, in UTC. The same on every pass."""
+        """Return the UTC time at which the last returned step ended; before the first step, when the run was created.
+
+        The value is the same on every pass.
+        """
         return self._context.now()
 
     def random(self) -> float:

@@ -97,7 +97,7 @@ def test_advice_is_what_can_be_typed_at_this_door(order: Shop, door: Any) -> Non
     said = door("send-event", "order", "o-1", "approval")
     assert said.err.splitlines() == [
         "error: Cannot send an event to instance 'o-1' of workflow 'order': it is terminated.",
-        f"hint: To begin a new run of it: {door.name} restart order o-1",
+        f"hint: To start a new run: {door.name} restart order o-1",
     ]
     assert door("show", "order", "none").err.splitlines()[1] == (
         f"hint: List its instances: {door.name} ls --workflow order"
@@ -163,7 +163,7 @@ def test_many_are_steered_at_once_after_a_look(shop: Shop, door: Any) -> None:
     where = ("--where", "workflow=nap status=waiting")
     dry = door("terminate", *where)
     assert dry.rows == [["Would terminate", "nap/n-2"], ["Would terminate", "nap/n-0"]]
-    assert dry.err == "Would terminate 2 instances; nothing was changed. Do it: --yes\n"
+    assert dry.err == "Would terminate 2 instances; nothing was changed. Add --yes to do it.\n"
     done = door("terminate", *where, "--yes", "--reason", "enough")
     assert (done.rows, done.err) == ([["Terminated", "nap/n-2"], ["Terminated", "nap/n-0"]], "2 instances.\n")
     assert [row[1:3] for row in door("ls", "-w", "nap").rows] == [
@@ -200,7 +200,7 @@ def test_what_failed_is_tried_again_gone_back_from_or_forked(shop: Shop, door: A
 
 def test_steps_are_settled_by_hand(order: Shop, door: Any) -> None:
     settle = ("set-result", "order", "o-1", "await approval", '{"ok": true}', "--by", "eve", "--reason", "by phone")
-    assert door(*settle).rows == [["Settled", "order/o-1", "run 1", "await approval"]]
+    assert door(*settle).rows == [["Completed", "order/o-1", "run 1", "await approval"]]
     order.work("order", "o-1")
     rows = door("show", "order", "o-1", "--full").rows
     assert [row[1:5] + row[6:] for row in rows if row[0] == "audit"] == [
@@ -248,7 +248,7 @@ def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, door: Any) -
     assert ["origin", "p-1", "1", "1"] in door("show", "parcel", "p-1").rows
     shop.work("parcel", "p-1", 2)
     settle = ("set-result", "parcel", "p-1", "PAY", '"in cash"', "--by", "eve", "--reason", "#42")
-    assert door(*settle).rows == [["Settled", "parcel/p-1", "run 3", "PAY"]]
+    assert door(*settle).rows == [["Completed", "parcel/p-1", "run 3", "PAY"]]
     assert shop.work("parcel", "p-1", 3) == "complete"
     rows = door("show", "parcel", "p-1").rows
     assert [row[1:4:2] for row in rows if row[0] == "step"] == [["PACK", "DONE"], ["PAY", "DONE"]]

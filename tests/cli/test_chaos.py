@@ -106,7 +106,7 @@ def test_chaos_that_is_interrupted_ends_what_it_started_and_tells_what_it_did(st
     assert len(processes_of(chaos.pid)) > 0
     chaos.send_signal(number)
     assert chaos.wait(40) == 130, staging.log()
-    assert "Ending the workers that were started; once more ends them at once.\n" in staging.log()
+    assert "Stopping the started workers. Press Ctrl-C again to kill them.\n" in staging.log()
     assert "violations\t0\n" in staging.log()
     for action in ("pool processes killed", "workers killed", "messages dropped", "messages repeated"):
         assert re.search(rf"^{action}\t\d+$", staging.log(), re.MULTILINE), action  # also what was not done
@@ -132,7 +132,7 @@ def test_chaos_asks_before_it_begins(shop: Shop) -> None:
     said = shop.pipe("chaos", "--minutes", "2.5", stdin="n\n")
     assert (said.out, said.code) == ("", 1)
     place = shop.durable.internals.store.engine.url
-    asked = f"Start 2 workers on {place}, and for 2.5 min kill them and lose and repeat messages? [y/N]: "
+    asked = f"Start 2 workers on {place}, and kill them, drop and repeat messages for 2.5 min? [y/N]: "
     assert said.err == f"{asked}n\nAborted!\n"
 
 
@@ -140,8 +140,8 @@ def test_chaos_needs_a_broker_between_processes(shop: Shop) -> None:
     said = shop.pipe("chaos", "--yes")
     assert (said.out, said.code) == ("", 1)
     assert said.err == (
-        "error: There is no broker between processes, so there are no workers to kill.\n"
-        "hint: Set broker_url, and task_always_eager to False: chaos needs workers in processes of their own.\n"
+        "error: The broker does not connect processes, so there are no workers to kill.\n"
+        "hint: Set broker_url, and set task_always_eager to False: chaos needs workers in separate processes.\n"
     )
 
 

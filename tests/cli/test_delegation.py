@@ -139,7 +139,7 @@ def test_they_are_settled_by_hand(album: Shop, door: Any) -> None:
     answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     for step, value in (("cover", '{"width": 1}'), ("rest", '"woken"')):  # one that is tried again, one that is out
         settled = door("set-result", "album", "a-1", step, value, "--by", "eve")
-        assert settled.rows == [["Settled", "album/a-1", "run 1", step]]
+        assert settled.rows == [["Completed", "album/a-1", "run 1", step]]
     assert door("skip", "album", "a-1", "back", "--by", "eve").rows == [["Skipped", "album/a-1", "run 1", "back"]]
     assert album.work("album", "a-1") == "complete"
     rows = door("show", "album", "a-1", "--full").rows
@@ -168,7 +168,7 @@ def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, door: Any
         album.clock.advance(hours=1)
     assert album.work("single", "s-1").startswith("errored: ")
     settle = ("set-result", "single", "s-1", failed, '"by hand"', "--by", "eve")
-    assert door(*settle).rows == [["Settled", "single/s-1", "run 2", failed]]
+    assert door(*settle).rows == [["Completed", "single/s-1", "run 2", failed]]
     assert album.work("single", "s-1", 2) == "complete"
     assert door("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
 

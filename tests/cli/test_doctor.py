@@ -122,7 +122,7 @@ def test_the_database_is_told_with_version_isolation_and_revision(make: Make, da
     ((level, sentence, _),) = found["database"]
     isolation = "SERIALIZABLE" if database == "sqlite" else "READ COMMITTED"
     assert (level, sentence.startswith(f"{database} "), sentence.endswith(f", {isolation}.")) == ("OK", True, True)
-    assert found["tables"] == [("OK", "They are at revision 0001; this version needs 0001.", "")]
+    assert found["tables"] == [("OK", "The tables are at revision 0001; this version needs 0001.", "")]
     ((level, sentence, _),) = found["clock"]
     assert (level, sentence.startswith("This machine's clock is ")) == ("OK", True)
 
@@ -149,8 +149,8 @@ def test_a_setting_that_does_not_exist_is_a_failure() -> None:
             "accept_content",
             (
                 "WARN",
-                "accept_content has pickle: whoever can write to the broker runs code in your workers.",
-                "Take pickle out: accept_content = ['json'].",
+                "accept_content allows pickle: any client that can write to the broker can run code in your workers.",
+                "Remove pickle: accept_content = ['json'].",
             ),
         ),
         (
@@ -182,7 +182,7 @@ def test_a_time_limit_that_would_hit_a_pass_is_a_failure(make: Make) -> None:
     app = make()
     app.tasks[ADVANCE].soft_time_limit = 30
     level, sentence, _ = one(app, "time limits")
-    assert (level, sentence.partition(",")[0]) == ("FAIL", f"A time limit of 30 s ends {ADVANCE}")
+    assert (level, sentence.partition(" and")[0]) == ("FAIL", f"A time limit of 30 s kills {ADVANCE}")
 
 
 def test_pools_and_eagerness_that_do_not_fit_are_told(make: Make) -> None:
@@ -248,7 +248,7 @@ def test_a_database_that_cannot_be_used_is_a_failure(
 def test_missing_tables_are_a_failure(make: Make, tmp_path: Any) -> None:
     found = findings(make(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3"))
     assert found["tables"] == [
-        ("FAIL", "There are none; this version needs 0001.", "celery -A <your app> durable migrate")
+        ("FAIL", "The tables do not exist; this version needs 0001.", "celery -A <your app> durable migrate")
     ]
     assert "dispatcher" not in found
 
@@ -300,11 +300,13 @@ def test_what_keeps_dispatchers_from_their_work_is_told_once_by_the_one_that_saw
         "FAIL",
         "The queue exists with other arguments: delete it, or declare it in task_queues as it is.",
     )
-    assert re.fullmatch(rf"Queue 'durable' refuses messages since \S+, 5 min ago: {re.escape(words)}", queue[1])
-    assert re.fullmatch(r"The broker redis://shop takes none since \S+, 2 min ago: ReadOnlyError: no", broker[1])
+    assert re.fullmatch(rf"Queue 'durable' has refused messages since \S+, 5 min ago: {re.escape(words)}", queue[1])
+    assert re.fullmatch(
+        r"The broker redis://shop has taken no messages since \S+, 2 min ago: ReadOnlyError: no", broker[1]
+    )
     assert (broker[0], broker[2]) == ("FAIL", "This Redis is a replica: name the master in broker_url.")
     (database,) = [each for each in databases if each[0] == "FAIL"]
-    assert re.fullmatch(r"The dispatcher cannot look after due work since \S+, 1 min ago: gone", database[1])
+    assert re.fullmatch(r"The dispatcher has not reached the database since \S+, 1 min ago: gone", database[1])
 
 
 def test_without_processes_everything_that_is_missing_is_told(make: Make) -> None:
@@ -331,8 +333,8 @@ def test_a_worker_of_another_queue_or_without_the_code_is_told(make: Make) -> No
     assert found["workers"] == [
         (
             "WARN",
-            "w@here work on this database, but do not answer over this broker.",
-            "Have they the same broker_url? Busy solo workers do not answer either.",
+            "w@here write heartbeats to this database, but do not reply over this broker.",
+            "Do they use the same broker_url? Busy solo workers do not reply either.",
         )
     ]
 
@@ -345,11 +347,13 @@ def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -
             connection.execute(sa.delete(app.durable.internals.store.tables.heartbeat))
         found = findings(app)
     [(level, sentence, _)] = found["workers"]
-    assert (level, sentence) == ("FAIL", "w@here answer, but have written no heartbeat in the last 30 s.")
+    assert (level, sentence) == (
+        "FAIL",
+        "w@here reply over the broker, but have written no heartbeat in the last 30 s.",
+    )
     assert found["queue"][0][:2] == (
         "FAIL",
-        "No worker consumes queue 'durable'. But w@here takes its messages, and writes no heartbeat into this "
-        "database.",
+        "No worker consumes queue 'durable'. But w@here consumes it and writes no heartbeat to this database.",
     )
 
 
@@ -368,7 +372,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
         ("OK", "'durable' is consumed by w@here.", ""),
         (
             "FAIL",
-            "'billing' is consumed by w@here, says the last heartbeat, but no more, say they themselves.",
+            "The last heartbeats say that w@here consume 'billing', but the workers reply that they no longer do.",
             "celery -A <your app> control add_consumer billing",
         ),
     ]
@@ -381,4 +385,4 @@ def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
     with app.durable.internals.store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE workflow_instance SET poll_at = poll_at - 200000000"))
     level, sentence, _ = one(app, "backlog")
-    assert (level, sentence) == ("WARN", "The oldest due work has not been looked after for 3 min.")
+    assert (level, sentence) == ("WARN", "The oldest due work has been waiting for 3 min.")

@@ -58,7 +58,7 @@ def test_every_example_can_be_typed(command: str | None, tmp_path: Path, monkeyp
 def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:
     done = CliRunner().invoke(durable, ["terminat"], prog_name="celery durable")
     assert done.exit_code == 2
-    assert done.stderr.endswith("Error: There is no verb 'terminat'. Did you mean 'terminate'?\n")
+    assert done.stderr.endswith("Error: There is no command 'terminat'. Did you mean 'terminate'?\n")
 
 
 def test_the_package_declares_the_verbs_to_celery() -> None:

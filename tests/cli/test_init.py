@@ -63,9 +63,7 @@ def test_files_that_exist_are_left_alone(folder: Path) -> None:
     app = Default("default", set_as_current=False)
     (folder / "test_shop.py").write_text("mine")
     said = call(app, "init")
-    assert said.err == (
-        "error: test_shop.py exists, and is left alone.\nhint: Give another name: celery durable init orders\n"
-    )
+    assert said.err == ("error: test_shop.py exists already.\nhint: Give another name: celery durable init orders\n")
     assert said.code == 1
     assert [path.name for path in folder.iterdir()] == ["test_shop.py"]
     assert (folder / "test_shop.py").read_text() == "mine"

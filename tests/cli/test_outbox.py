@@ -77,7 +77,7 @@ GIVEN_UP = {"attempts": "1", "next": "", "error": "ValueError: the bus is full"}
 
 @DATABASES
 def test_what_is_not_done_with_is_listed(messages: Letters, shop: Shop) -> None:
-    assert shop.pipe("outbox", "--given-up").err == "Nothing was given up.\n"
+    assert shop.pipe("outbox", "--given-up").err == "No events were given up.\n"
     assert messages.give_up() == "given up: ValueError"
     wanted = [messages.row("task"), messages.row("event", **GIVEN_UP)]
     assert sorted(shop.pipe("outbox").rows) == sorted(wanted)
@@ -114,7 +114,7 @@ def test_what_is_dropped_is_gone(messages: Letters, shop: Shop) -> None:
     messages.give_up()
     dropped = [["Dropped", "event", "OrderShipped", messages.event], ["Dropped", "task", "shop.mail", messages.task]]
     assert sorted(shop.pipe("outbox", "--drop", messages.event, messages.task).rows) == dropped
-    assert shop.pipe("outbox").err == "Nothing is in the outbox.\n"
+    assert shop.pipe("outbox").err == "The outbox is empty.\n"
 
 
 @pytest.mark.parametrize("action", ["--retry", "--drop"])
@@ -147,8 +147,8 @@ def test_what_was_not_given_up_needs_no_help(messages: Letters, shop: Shop) -> N
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--retry"], "Name ids with --retry or --drop, and only then."),
-        (["one"], "Name ids with --retry or --drop, and only then."),
+        (["--retry"], "Name ids together with --retry or --drop only."),
+        (["one"], "Name ids together with --retry or --drop only."),
         (["--retry", "--drop", "one"], "--retry, --drop and --given-up exclude each other."),
         (["--given-up", "--drop", "one"], "--retry, --drop and --given-up exclude each other."),
     ],
@@ -170,10 +170,10 @@ def test_doctor_tells_what_was_given_up(messages: Letters, shop: Shop) -> None:
 
     assert told() == [["OK", "outbox", "No outbound event was given up.", ""]]
     messages.give_up()
-    remedy = "celery -A <your app> durable outbox --given-up tells why; then outbox --retry ID... or --drop ID..."
-    one = "1 outbound event was given up: its handler failed to the last attempt."
+    remedy = "celery -A <your app> durable outbox --given-up shows why; then outbox --retry ID... or --drop ID..."
+    one = "1 outbound event was given up: its handler failed in every attempt."
     assert told() == [["WARN", "outbox", one, remedy]]
     _, messages.event = messages.send("a-2")
     messages.give_up()
-    two = "2 outbound events were given up: a handler failed to the last attempt."
+    two = "2 outbound events were given up: a handler failed in every attempt."
     assert told() == [["WARN", "outbox", two, remedy]]

@@ -79,7 +79,7 @@ def test_a_wake_has_it_looked_at_and_makes_nothing_true(shop: Shop) -> None:
     assert shop.work("nap", "n-1").startswith("waiting until 2030-01-04")
     assert shop.pipe("show", "nap", "n-1").rows[0][3] == "waiting"
     shop.pipe("pause", "nap", "n-1")
-    assert shop.pipe("wake", "nap", "n-1").rows == [["Not woken, it is paused or worked on", "nap/n-1"]]
+    assert shop.pipe("wake", "nap", "n-1").rows == [["Not woken: it is paused, or a worker holds it", "nap/n-1"]]
     shop.pipe("terminate", "nap", "n-1")
     said = shop.pipe("wake", "nap", "n-1")
     assert (said.code, said.err.splitlines()[0]) == (
@@ -187,7 +187,7 @@ def test_a_condition_narrows_by_error_and_age(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--where", ""), "Invalid value for '--where': names no condition"),
+        (("--where", ""), "Invalid value for '--where': the condition is empty"),
         (
             ("--where", "state=errored"),
             "Invalid value for '--where': 'state=errored' is not one of workflow=, status=, error=, older=, since=, "
@@ -211,5 +211,5 @@ def test_a_person_sees_some_of_many_before_anything_is_done(shop: Shop) -> None:
     shop.no_color = True
     shown = shop.terminal("pause", "--where", "workflow=nap").splitlines()
     assert shown[:2] == ["  nap/n-11", "  nap/n-10"]
-    assert shown[10:] == ["  and 2 more", "Would pause 12 instances; nothing was changed. Do it: --yes"]
+    assert shown[10:] == ["  and 2 more", "Would pause 12 instances; nothing was changed. Add --yes to do it."]
     assert shop.durable.internals.operations.get("nap", "n-0").instance.ref == RunRef("nap", "n-0", 1)

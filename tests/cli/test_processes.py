@@ -125,8 +125,8 @@ def test_celery_lists_our_verbs_and_without_an_app_says_how_to_name_one(folder: 
     done = folder.celery("durable", "ls")
     assert (done.stdout, done.returncode) == ("", 2)
     assert done.stderr == (
-        "error: No Celery app was named, so there is no database to look into.\n"
-        "hint: Name it before the verb: celery -A proj durable ls (or set CELERY_APP=proj)\n"
+        "error: No Celery app was given, so the database is unknown.\n"
+        "hint: Give it before the command: celery -A proj durable ls (or set CELERY_APP=proj)\n"
     )
     assert re.search(
         r"^ +durable +Run and look after durable workflows\.$", folder.celery("--help").stdout, re.MULTILINE
@@ -208,7 +208,7 @@ def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder:
     folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
     folder.wait(folder.path.joinpath("held").exists, "the step")
     dev.send_signal(signal.SIGINT)
-    folder.await_log("Stopping after the steps that run now; once more stops at once.")
+    folder.await_log("Stopping after the current steps. Press Ctrl-C again to stop at once.")
     assert dev.poll() is None
     folder.path.joinpath("held").unlink()
     assert dev.wait(20) == 0
@@ -229,6 +229,6 @@ def test_dev_that_is_asked_twice_stops_at_once(folder: Folder) -> None:
     folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
     folder.wait(folder.path.joinpath("held").exists, "the step")
     dev.send_signal(signal.SIGINT)
-    folder.await_log("Stopping after the steps that run now; once more stops at once.")
+    folder.await_log("Stopping after the current steps. Press Ctrl-C again to stop at once.")
     dev.send_signal(signal.SIGINT)
     assert dev.wait(20) == 130

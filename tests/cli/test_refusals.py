@@ -52,7 +52,7 @@ def call(app: Celery, *words: str) -> Said:
         (
             ("start", "order", "-P", "order_id=1", "--id", "o-1"),
             "Workflow 'order' already has an instance 'o-1'.",
-            "Use another --id, or look at this one: celery -A <your app> durable show order o-1",
+            "Use another --id, or inspect this one: celery -A <your app> durable show order o-1",
             1,
         ),
         (
@@ -87,7 +87,7 @@ def test_what_has_ended_is_not_steered(order: Shop) -> None:
         done = "send an event to" if rest else command
         assert said.err.splitlines() == [
             f"error: Cannot {done} instance 'o-1' of workflow 'order': it is terminated.",
-            "hint: To begin a new run of it: celery -A <your app> durable restart order o-1",
+            "hint: To start a new run: celery -A <your app> durable restart order o-1",
         ]
 
 
@@ -95,7 +95,7 @@ def test_an_app_without_durable_is_told_how_to_get_one() -> None:
     said = call(Celery("plain", set_as_current=False), "ls")
     assert said.err == (
         "error: The Celery app 'plain' has no Durable.\n"
-        "hint: Attach one where the app is made: from celery_durable import Durable; durable = Durable(app)\n"
+        "hint: Create one where you create the app: from celery_durable import Durable; durable = Durable(app)\n"
     )
     assert said.code == 1
 

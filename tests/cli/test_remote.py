@@ -127,7 +127,8 @@ def test_an_api_lists_one_workflow_at_a_time(shop: Shop) -> None:
         said = api("ls")
     assert (said.code, said.err) == (
         1,
-        "error: The HTTP API lists one workflow at a time.\nhint: Name it; there are: celery-durable workflows list\n",
+        "error: The HTTP API lists one workflow at a time.\n"
+        "hint: Name a workflow. To list them: celery-durable workflows list\n",
     )
 
 
@@ -138,7 +139,7 @@ def test_without_an_address_it_says_how_to_give_one() -> None:
     said = remote("show", "order", "o-1")
     assert (said.code, said.err) == (
         2,
-        "error: No API was named.\nhint: Give its URL, -b https://shop.example/api, or set DURABLE_URL\n",
+        "error: No base URL was given.\nhint: Give its URL, -b https://shop.example/api, or set DURABLE_URL\n",
     )
 
 
@@ -172,7 +173,7 @@ def test_address_and_headers_may_come_from_the_environment(shop: Shop, monkeypat
         said = remote("ls", "-w", "nap")
         assert (said.code, said.err.splitlines()[-1]) == (
             2,
-            "Error: Invalid value for DURABLE_HEADERS: a header is written 'Name: value'",
+            "Error: Invalid value for DURABLE_HEADERS: write a header as 'Name: value'",
         )
 
 
@@ -308,7 +309,7 @@ def test_changes_are_repeated_only_where_that_can_do_nothing_twice(
     assert len(script.asked) == count
     assert said.code == (0 if count == 2 else 4)
     if count == 1:
-        assert said.err.endswith("hint: Whether it was done is not known: look before you repeat it.\n")
+        assert said.err.endswith("hint: The change may have been made. Check before you repeat it.\n")
 
 
 def test_a_creation_whose_first_try_got_no_answer_says_so_where_the_id_is_taken(slept: list[float]) -> None:
@@ -317,8 +318,8 @@ def test_a_creation_whose_first_try_got_no_answer_says_so_where_the_id_is_taken(
     assert (said.code, said.err) == (
         1,
         "error: Workflow 'order' already has an instance 'o-1'.\n"
-        "hint: An earlier try of this command got no answer, and may have made it. "
-        "Use another --id, or look at this one: celery-durable show order o-1\n",
+        "hint: An earlier attempt of this command got no response, and may have created it. "
+        "Use another --id, or inspect this one: celery-durable show order o-1\n",
     )
 
 
@@ -331,7 +332,7 @@ def test_credentials_go_nowhere_else() -> None:
     assert script.headers[0]["Authorization"] == "Bearer sesame"
     assert elsewhere.asked == []
     assert said.code == 4
-    assert said.err.startswith(f"error: {url} sends elsewhere, to {other}/workflows.\nhint: The base URL is the one")
+    assert said.err.startswith(f"error: {url} redirects to {other}/workflows.\nhint: The base URL is the one")
 
 
 @pytest.mark.parametrize("answer", [(200, {"Content-Type": "text/html"}, None), (404, {}, {"detail": "Not Found"})])
@@ -447,5 +448,5 @@ def test_a_server_that_does_not_explain_is_named() -> None:
         said = remote("-b", url, "instances", "explain", "-w", "order", "-i", "o-1")
     assert (said.code, said.err) == (
         1,
-        "error: The server does not explain.\nhint: It is of an older version; show tells where the instance stands\n",
+        "error: The server gives no explanations.\nhint: It runs an older version. Use show to see the status\n",
     )

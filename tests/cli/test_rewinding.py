@@ -51,7 +51,7 @@ def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatc
     shop.pipe("start", "charge", "--id", "c-1")
     shop.work("charge", "c-1")
     said = shop.pipe("set-result", "charge", "c-1", "charge card", '"paid"', "--by", "eve")
-    assert (said.out, said.code) == ("Settled\tcharge/c-1\trun 1\tcharge card\n", 0), said.err
+    assert (said.out, said.code) == ("Completed\tcharge/c-1\trun 1\tcharge card\n", 0), said.err
     (slept,) = [row for row in shop.pipe("show", "nap", "n-1").rows if row[0] == "audit"]
     assert (slept[1:5], slept[6]) == (["skip", "cool off", "waiting", "root-of-all"], "in a hurry")
     (paid,) = [row for row in shop.pipe("show", "charge", "c-1").rows if row[0] == "audit"]

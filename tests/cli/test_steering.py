@@ -16,7 +16,7 @@ def test_start_prints_the_id_for_the_next_command(shop: Shop) -> None:
     assert (said.out, said.err, said.code) == ("id-1\n", "", 0)
     shop.no_color = True
     assert shop.terminal("start", "echo", "--id", "e-1") == (
-        "Started   echo/e-1\nLook at it: celery -A <your app> durable show echo e-1"
+        "Started   echo/e-1\nShow it: celery -A <your app> durable show echo e-1"
     )
 
 
@@ -65,7 +65,7 @@ def test_parameters_come_from_everywhere(
             ("-P", "a:=x"),
             "Invalid value for -P: a:=x is not JSON (Expecting value: line 1 column 1 (char 0)); for text: a=...",
         ),
-        (("--params", "[1]", "-P", "a=1"), "Invalid value for -P: adds to an object, but --params is none"),
+        (("--params", "[1]", "-P", "a=1"), "Invalid value for -P: needs --params to be a JSON object"),
         (("--timeout", "5"), "--timeout needs --wait or --follow."),
         (
             ("--wait", "--timeout", "soon"),
@@ -142,7 +142,7 @@ def test_an_event_is_sent_once_whatever_is_repeated(order: Shop) -> None:
     assert order.pipe(*words).rows == [["Sent", "approval", "order/o-1"]]
     again = order.pipe(*words)
     assert (again.rows, again.code) == ([["Repeated", "approval", "order/o-1"]], 0)
-    assert again.err == "An event with the id 'mail-7' had come to this run before; nothing was changed.\n"
+    assert again.err == "This run had already accepted an event with id 'mail-7'; nothing was changed.\n"
     assert order.work("order", "o-1") == "complete"
 
 
@@ -176,7 +176,7 @@ def test_a_pause_of_what_runs_waits_for_the_step(shop: Shop) -> None:
 
     shop.pipe("start", "busy", "--id", "b-1")
     assert shop.work("busy", "b-1") == "paused"
-    assert said == [[["Pauses when the running step ends", "busy/b-1"]]]
+    assert said == [[["Will pause when the running step ends", "busy/b-1"]]]
     assert [row[1] for row in shop.pipe("show", "busy", "b-1").rows if row[0] == "step"] == ["first"]
 
 

@@ -34,7 +34,7 @@ def test_waiters_tells_who_waits(watchers: Shop) -> None:
     assert first.rows == [["watch", "w-0", "1", "next price", "2030-01-01T00:00:00.000Z", "2030-01-01T01:00:00.000Z"]]
     cursor = first.err.removeprefix("There are more: --cursor ").strip()
     assert [row[1] for row in watchers.pipe("waiters", "prices/eur.usd", "--cursor", cursor).rows] == ["w-1"]
-    assert watchers.pipe("waiters", "nobody").err == "No instance waits on topic 'nobody'.\n"
+    assert watchers.pipe("waiters", "nobody").err == "No instance waits for topic 'nobody'.\n"
 
 
 def test_emit_reaches_all_who_wait(watchers: Shop) -> None:

@@ -59,8 +59,8 @@ def test_the_demo_kills_a_worker_in_a_payment_and_proves_that_nothing_happened_t
     assert f"$ kill -9 {first}" in output
     for fact in (
         "6 steps, 6 rows: each step is recorded once",
-        "the payment began 2 times, with 1 idempotency key",
-        "the bank took the money 1 time",
+        "the payment started 2 times, with 1 idempotency key",
+        "the bank charged the card 1 time",
         "the shop's own table: 1 order, changed 3 times (new, charged, shipped)",
     ):
         assert f"  ok     {fact}\n" in output
