@@ -137,7 +137,7 @@ class InterventionOperations(OperationsBase):
         if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
             raise _not_open(row, steps, step)
         if row.claim_token is not None:
-            interventions.uncount_attempts(tx, row, but=step.step_key)
+            interventions.uncount_attempts(tx, row, excluding=step.step_key)
         due = instances.reclaim(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 

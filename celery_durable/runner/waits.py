@@ -192,7 +192,7 @@ def _build_event_write(
         source = "topic" if call.is_topic else "event"
         text = f"The payload of {source} {call.event_type!r} does not fit the schema of wait {name!r}: {problems}"
         return build_write(StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1)
-    return build_write(StepStatus.COMPLETED, result=event.as_result)
+    return build_write(StepStatus.COMPLETED, result=event.result_json)
 
 
 def recorded_waits(rows: list[StepRow]) -> list[OpenWait]:

@@ -194,7 +194,7 @@ def _deliver(
         owner = owners.get(wait.instance_pk)
         if owner is None or not _is_open(wait, owner, emission.topic):
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
-        elif wait.had is None:  # otherwise, the run has received an emission with this id before
+        elif wait.earlier_seq is None:  # otherwise, the run has received an emission with this id before
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
             event_counts[owner.id] += 1
             events.append(_build_event(wait, owner, emission, number=event_counts[owner.id]))
@@ -231,7 +231,7 @@ def _select_waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
     return (
         sa.select(
             w.c.instance_pk, w.c.run_number, w.c.step_key, st.c.status, st.c.wait_event_type, st.c.wake_at,
-            e.c.seq.label("had"), tx.store.clock().label("now_us"),
+            e.c.seq.label("earlier_seq"), tx.store.clock().label("now_us"),
         )
         .select_from(w.outerjoin(st, its_step).outerjoin(e, its_event))
         .where(w.c.topic == emission.topic, w.c.instance_pk.in_(pks), w.c.opened_at <= emission.created_at)

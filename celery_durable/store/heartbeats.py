@@ -121,11 +121,11 @@ def delete_old(tx: Tx) -> None:
     tx.execute(sa.delete(h).where(h.c.seen_at < tx.store.clock() - duration_us(KEEP_SILENT_FOR)))
 
 
-def has_recent_sweep(tx: Tx, *, but: str) -> bool:
-    """Whether a process has swept recently. The row ``but`` does not count."""
+def has_recent_sweep(tx: Tx, *, excluding: str) -> bool:
+    """Whether a process has swept recently. The row ``excluding`` does not count."""
     h = tx.t.heartbeat.c
     since = tx.store.clock() - duration_us(MAX_SWEEP_AGE)
-    return tx.execute(sa.select(h.id).where(h.id != but, h.swept_at >= since).limit(1)).first() is not None
+    return tx.execute(sa.select(h.id).where(h.id != excluding, h.swept_at >= since).limit(1)).first() is not None
 
 
 def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:

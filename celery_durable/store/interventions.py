@@ -25,7 +25,7 @@ def complete_step(
     if event is not None:
         # An event counts only if it was accepted by the wait's deadline, so an earlier deadline is moved.
         until = event.created_at if step.wake_at is None else max(step.wake_at, event.created_at)
-        values = {"result": event.as_result, "wake_at": to_us(until)}
+        values = {"result": event.result_json, "wake_at": to_us(until)}
     updated = tx.execute(
         sa.update(st)
         .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.step_key == step.step_key)
@@ -70,13 +70,13 @@ def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str
         )
 
 
-def uncount_attempts(tx: Tx, row: InstanceRow, *, but: str) -> None:
-    """Do not count the running attempts, except that of step ``but``: they have not failed, they lost their claim."""
+def uncount_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
+    """Uncount the running attempts of all steps but ``excluding``: they did not fail, they lost their claim."""
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(
         sa.update(st)
-        .where(*of_run, st.c.step_key != but, st.c.status == StepStatus.PENDING.value, st.c.attempts > 0)
+        .where(*of_run, st.c.step_key != excluding, st.c.status == StepStatus.PENDING.value, st.c.attempts > 0)
         .values(attempts=st.c.attempts - 1)
     )
 

@@ -70,7 +70,7 @@ def start_inventory(tx: Tx, id_: str) -> int | None:
     """
     h = tx.t.heartbeat
     started, answered = (
-        sa.func.max(h.c.inventory).label("called"),
+        sa.func.max(h.c.inventory).label("started"),
         sa.func.max(h.c.answered_inventory).label("answered"),
     )
     row: Any = tx.execute(sa.select(started, answered, tx.store.clock().label("now_us"))).one()

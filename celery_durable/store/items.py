@@ -61,12 +61,12 @@ class RemoteStep:
         return RunRef(self.workflow, self.instance_id, self.run_number)
 
     @property
-    def where(self) -> dict[str, Any]:
+    def key_parameters(self) -> dict[str, Any]:
         return {"pk": self.pk, "run": self.run_number, "key": self.step_key}
 
 
 def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Conditions for the items of the step that `RemoteStep.where` names."""
+    """Conditions for the items of the step that `RemoteStep.key_parameters` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -114,7 +114,7 @@ def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
         for place, body in enumerate(bodies)
         if place not in kept
     ]
-    tx.run_many(_insert, [step.where | each for each in new])
+    tx.run_many(_insert, [step.key_parameters | each for each in new])
 
 
 # --- send ---------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
     The caller stores the messages in the outbox, in the same transaction.
     """
     limit = _MAX_INTEGER if limit is None else max(limit, 0)
-    found = tx.run(_select_ready, **step.where, limit=limit).all() if limit else []
+    found = tx.run(_select_ready, **step.key_parameters, limit=limit).all() if limit else []
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
@@ -186,7 +186,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
             build_replying_task_message(row.body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
         )
         marks.append(
-            step.where | {"nth": row.place} | _attempt_values(row.body, reference, attempt, now=now, step=step)
+            step.key_parameters | {"nth": row.place} | _attempt_values(row.body, reference, attempt, now=now, step=step)
         )
     tx.run_many(_mark_sent, marks)
     return messages
@@ -246,7 +246,7 @@ def _update_parameters(
 ) -> dict[str, Any]:
     due_us = None if due_at is None else to_us(due_at)
     new = {"new_status": status.value, "new_attempts": attempts, "new_due_us": due_us, "new_answer": answer}
-    return step.where | {"nth": place} | new
+    return step.key_parameters | {"nth": place} | new
 
 
 # --- decide on failures, in a pass --------------------------------------------------------------
@@ -304,7 +304,7 @@ class MapState:
 
 def read_map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
     """Count the items of a map, and find its next timer."""
-    rows = {row.status: row for row in tx.run(_count_by_status, **step.where, now_us=to_us(now))}
+    rows = {row.status: row for row in tx.run(_count_by_status, **step.key_parameters, now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
     return MapState(
         sent=sum(row.n for status, row in rows.items() if status == ItemStatus.SENT.value),
@@ -324,7 +324,7 @@ class FailedItem:
 
 def lock_failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
     """Lock and return the items that have failed or timed out."""
-    rows = tx.run(_select_failed_items, **step.where, now_us=to_us(now))
+    rows = tx.run(_select_failed_items, **step.key_parameters, now_us=to_us(now))
     return [
         FailedItem(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
         for row in rows
@@ -359,13 +359,13 @@ def apply_decisions(tx: Tx, step: RemoteStep, decisions: Sequence[RetryDecision]
 
 def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
     """Return whether the map needs a pass now, without waiting for an answer."""
-    if tx.run(_select_any_failed, **step.where, now_us=to_us(now)).first() is not None:
+    if tx.run(_select_any_failed, **step.key_parameters, now_us=to_us(now)).first() is not None:
         return True
     state = read_map_state(tx, step, now=now)
     if not state.open:
         return True
     is_full = step.max_concurrency is not None and state.sent >= step.max_concurrency
-    return not is_full and tx.run(_select_ready, **step.where, limit=1).first() is not None
+    return not is_full and tx.run(_select_ready, **step.key_parameters, limit=1).first() is not None
 
 
 # --- read ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
-_SOON = timedelta(minutes=1)
+_SWEPT_WITHIN = timedelta(minutes=1)
 """A due run without a dispatch message is swept within this time, the longest pause of a queue."""
 
 
@@ -63,7 +63,7 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
-    is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SOON)
+    is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SWEPT_WITHIN)
     is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
     row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()

@@ -65,7 +65,7 @@ def _delete(tx: Tx, conditions: list[sa.ColumnElement[bool]], order: Any, limit:
         for table in tx.t.metadata.sorted_tables:
             if "instance_pk" in table.c:
                 # Undelivered messages are kept; only those that were given up are deleted.
-                is_its_own = [table.c.poll_at.is_(None)] if table is tx.t.outbox else []
-                tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_its_own))
+                is_deletable = [table.c.poll_at.is_(None)] if table is tx.t.outbox else []
+                tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_deletable))
         tx.execute(sa.delete(i).where(i.c.id.in_(ids)))
     return len(ids)

@@ -413,7 +413,7 @@ class PendingEvent:
     created_at: datetime
 
     @property
-    def as_result(self) -> str:
+    def result_json(self) -> str:
         """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
         type_ = topic_of(self.type) or self.type
         return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'

@@ -101,14 +101,14 @@ def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     The report of a loss does not lock the instance. So ``losses`` may have changed since `_find_attempt` has read it.
     """
     losses = s.tables.item.c.losses
-    return [losses >= param("oldest", sa.Integer), losses <= param("newest", sa.Integer)]
+    return [losses >= param("first_delivery", sa.Integer), losses <= param("last_delivery", sa.Integer)]
 
 
 def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
     """The range of losses for which an answer counts: any for a success, the current number for a failure."""
     if read_answer_error(payload) is None:
-        return {"oldest": 0, "newest": _MAX_INTEGER}
-    return {"oldest": reference.delivery, "newest": reference.delivery}
+        return {"first_delivery": 0, "last_delivery": _MAX_INTEGER}
+    return {"first_delivery": reference.delivery, "last_delivery": reference.delivery}
 
 
 # --- a task step --------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def _answer_item(
     step = RemoteStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
     given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
-    if tx.run(_update_item, **step.where, **given, **_delivery_parameters(payload, reference)).rowcount == 0:
+    if tx.run(_update_item, **step.key_parameters, **given, **_delivery_parameters(payload, reference)).rowcount == 0:
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
     messages = [] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)
     outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
-    over = (row.pk, row.run_number, item.step_key)
-    needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *over))
+    step_key = (row.pk, row.run_number, item.step_key)
+    needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
     is_suspended = row.status is Status.WAITING and row.claim_token is None
     due_runs = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if needs_pass and is_suspended else []
     return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))

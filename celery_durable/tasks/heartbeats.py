@@ -182,7 +182,7 @@ class SweepTaskHeartbeat:
 
     def is_only_sweeper(self) -> bool:
         """Whether no dispatcher sweeps, so that no process remembers when a queue was empty."""
-        return not self._store.read(lambda tx: heartbeats.has_recent_sweep(tx, but=SWEEP_TASK), timeouts=LOOP)
+        return not self._store.read(lambda tx: heartbeats.has_recent_sweep(tx, excluding=SWEEP_TASK), timeouts=LOOP)
 
     def write_if_due(self, node: str) -> None:
         """Write the heartbeat if this process has not just written it; never raises."""

@@ -585,7 +585,7 @@ MUTANTS = (
             "pass",
         ),
         ("store.emissions:_deliver", "topic_waits.close_many(tx, closed_waits)", "pass"),
-        ("store.emissions:_deliver", "elif wait.had is None:", "else:"),
+        ("store.emissions:_deliver", "elif wait.earlier_seq is None:", "else:"),
         ("store.emissions:_build_event", "if number == 1 else", "if False else"),
         ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         (
@@ -615,8 +615,8 @@ MUTANTS = (
     ),
     _m(
         "an emission that is repeated is handed out again",
-        ("store.emissions:_deliver", "elif wait.had is None:", "else:"),
-        ("store.emissions:_build_event", "if number == 1 else", "if wait.had is None and number == 1 else"),
+        ("store.emissions:_deliver", "elif wait.earlier_seq is None:", "else:"),
+        ("store.emissions:_build_event", "if number == 1 else", "if wait.earlier_seq is None and number == 1 else"),
         ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         caught_by="tests/engine/test_topics.py::test_a_loop_gets_an_emission_once[sqlite]",
     ),
@@ -778,7 +778,7 @@ MUTANTS = (
         "nobody is woken when the last item has answered",
         (
             "store.task_answers:_answer_item",
-            "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *over))",
+            "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))",
             "needs_pass = False",
         ),
         caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
@@ -885,8 +885,8 @@ MUTANTS = (
         "a failure counts from any delivery of a task",
         (
             "store.task_answers:_delivery_parameters",
-            '{"oldest": reference.delivery, "newest": reference.delivery}',
-            '{"oldest": 0, "newest": _MAX_INTEGER}',
+            '{"first_delivery": reference.delivery, "last_delivery": reference.delivery}',
+            '{"first_delivery": 0, "last_delivery": _MAX_INTEGER}',
         ),
         caught_by=_LOST + "test_a_failure_counts_from_the_newest_delivery_alone[task-sqlite]",
     ),
