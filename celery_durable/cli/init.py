@@ -74,7 +74,7 @@ def test_an_order_that_is_approved_is_shipped() -> None:
 
 def test_an_order_that_nobody_approves_expires() -> None:
     with DurableHarness([order]) as harness:
-        charging = harness.mock_step_result("charge card", "payment-1")
+        charging = harness.mocks.mock_step_result("charge card", "payment-1")
         handle = harness.create(order, Order(order_id="42", cents=1999))
         harness.advance("25 hours")
         assert handle.result() == "expired"

@@ -1,10 +1,11 @@
-"""Testing workflows: a harness with its own clock and no broker, doubles for steps, scenarios, pytest fixtures."""
+"""Testing workflows: a harness with its own clock and no broker, mocks for steps, scenarios, pytest fixtures."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_durable.model import OutboxMessage, RunRef
+    from celery_durable.testing.barriers import Barrier
     from celery_durable.testing.clock import START, Clock
     from celery_durable.testing.cooperative import Crash
     from celery_durable.testing.crash_safety import CrashReport, CrashSchedule, assert_crash_safe
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
         ScenarioFailed,
         StoreNotEmpty,
     )
+    from celery_durable.testing.faults import Faults
     from celery_durable.testing.harness import DurableHarness
     from celery_durable.testing.instance import HarnessInstance
     from celery_durable.testing.messages import Messages
-    from celery_durable.testing.mocks import Attempt, Barrier, Double
+    from celery_durable.testing.mocks import Attempt, Mock, Mocks
     from celery_durable.testing.process import Process, RunnerProcess
     from celery_durable.testing.replaying import assert_replays
     from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
@@ -39,8 +41,8 @@ __all__ = [
     "Crash",
     "CrashReport",
     "CrashSchedule",
-    "Double",
     "DurableHarness",
+    "Faults",
     "HarnessBusy",
     "HarnessError",
     "HarnessInstance",
@@ -48,6 +50,8 @@ __all__ = [
     "HarnessRuntime",
     "HeldOutside",
     "Messages",
+    "Mock",
+    "Mocks",
     "NotCrashSafe",
     "NotEnded",
     "NotReplayed",
@@ -69,9 +73,11 @@ _ROOMS = (
     "cooperative",
     "clock",
     "messages",
+    "barriers",
     "mocks",
     "runtime",
     "process",
+    "faults",
     "instance",
     "harness",
     "crash_safety",

@@ -1,6 +1,6 @@
 """Runners at the same time, one at a time: threads that take turns, so that every run of a test is the same.
 
-A lane runs only while somebody waits for it in `go`. It hands the turn back where it is held (a gate), where
+A lane runs only while somebody waits for it in `go`. It hands the turn back where it is held (a barrier), where
 it lets others go first (a checkpoint between two effects), and when it ends.
 """
 
@@ -40,8 +40,8 @@ class CooperativeThread:
 
     @property
     def is_held(self) -> bool:
-        """Whether it stands before a gate, until that is released."""
-        return self.parked_at is not None and self.parked_at.startswith("gate ")
+        """Whether it stands before a barrier, until that is released."""
+        return self.parked_at is not None and self.parked_at.startswith("barrier ")
 
     def go(self) -> None:
         """Let it run until it parks or ends; raises what the delivery raised."""

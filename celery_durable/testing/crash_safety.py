@@ -102,7 +102,7 @@ def assert_crash_safe(
     with ``tx.session`` or ``tx.mutate``: the MetaData of your tables, which are made before each run and whose rows
     are compared, automatic keys left out; or a function of a session whose answers are compared. ``compare``: what
     of the output must be the same, where it tells times or other things that may differ. ``setup``: gets each
-    harness before the run, to make tables or doubles (``harness.mock_step_result("charge", "ch_1")``).
+    harness before the run, to make tables or mocks (``harness.mocks.mock_step_result("charge", "ch_1")``).
     ``workflows``: others that it creates or sends events to. ``seed``: decides what is left to chance.
     ``schedules``: how many at most; of more the seed chooses. By default 200, and SampledSchedules warns if there are
     more. ``replay``: only this one, as a failure shows it. ``expect_error``: the name of the error with which the
@@ -199,7 +199,7 @@ class _Trial:
     def run(self, schedule: CrashSchedule) -> _Observed:
         """Run the workflow to its end under a schedule, in a harness of its own."""
         codes, seed = [self.workflow, *self.others], schedule.seed
-        with DurableHarness(codes, seed=seed, settings=self.settings, unused_doubles=True) as harness:
+        with DurableHarness(codes, seed=seed, settings=self.settings, unused_mocks=True) as harness:
             if isinstance(self.side_effects, sa.MetaData):
                 harness.create_tables(self.side_effects)
             if self.setup is not None:
@@ -211,7 +211,7 @@ class _Trial:
 
     def _observe(self, harness: DurableHarness, course: _Course) -> _Observed:
         seen = course.seen
-        seen.misnamed = harness.misnamed()
+        seen.misnamed = harness.mocks.describe_unused()
         seen.unsent = [type_ for type_, _ in course.events]
         seen.bodies = Counter((f"{each.workflow}/{each.instance_id}", each.step) for each in harness.attempts)
         for summary in harness.durable.internals.operations.list(limit=1000).items:

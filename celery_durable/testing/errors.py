@@ -21,7 +21,7 @@ class HarnessMisuse(HarnessError):
 
 
 class HeldOutside(BaseException):
-    """A gate would hold the test's own thread. No Exception: it must not look like a failure of the step."""
+    """A barrier would hold the test's own thread. No Exception: it must not look like a failure of the step."""
 
 
 class SampledSchedules(UserWarning):
@@ -64,7 +64,7 @@ class NothingDue(HarnessError):
     def __init__(self) -> None:
         super().__init__(
             "The code under test waits for a result, and no instance has anything to do or a time to wait for: send "
-            "the event, resume the instance or release the gate that it waits for first."
+            "the event, resume the instance or release the barrier that it waits for first."
         )
 
 

@@ -1,8 +1,8 @@
 """DurableHarness: a whole installation in one test, with its own clock and no broker.
 
-The replay state, runner, store, operations and sweep are those of production. What is replaced is what surrounds
-them: time is a `Clock` that moves when it is told to, chance comes from a seed, messages are captured, and bodies run
-one at a time, so that the same test does the same every time, to the last byte.
+The replay state, runner, store, operations and sweep are those of production. The harness replaces what is around
+them. Time is a `Clock` that the test moves, random values come from a seed, messages are captured, and functions of
+steps run one at a time. So a test does exactly the same every time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Code, Codes, Deployed, definition_of
 from celery_durable.testing.cooperative import CooperativeThread
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
+from celery_durable.testing.faults import Faults
 from celery_durable.testing.instance import HarnessInstance
 from celery_durable.testing.messages import Messages
-from celery_durable.testing.mocks import Doubles
+from celery_durable.testing.mocks import Mocks
 from celery_durable.testing.process import Process, RunnerProcess
-from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
+from celery_durable.testing.runtime import HarnessRuntime
 from celery_durable.testing.tasks import SentTasks
 from celery_durable.values import Duration, Retries
 
@@ -49,18 +50,25 @@ R = TypeVar("R")
 AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
-class DurableHarness(Doubles):
-    """Workflows under test. Close it, or use it in a ``with`` block.
-
-    ``workflows``: handles or functions; None: all that `@durable_workflow` has registered. ``store_url``: an empty
-    database of yours, migrated when needed; None: SQLite in memory. ``wipe``: delete all instances in it first.
-    ``seed``: decides ids, tokens, the order of parallel branches and of concurrent runners. ``settings``: as in
-    ``app.conf``: ``{"durable_lease_seconds": 10}``, or an ``app.conf`` itself, whose database is never touched.
-
-    ``unused_doubles``: whether doubles may name steps that nothing came to. By default the end of a ``with`` block
-    raises HarnessMisuse for them, since such a name is mostly a typing error.
+class DurableHarness:
+    """Workflows under test. Use it in a ``with`` block, or close it.
 
     Inside a ``with`` block the handles of your own modules (``order.create(...)``) act on the harness too.
+
+    Args:
+        workflows: Handles or functions. None: all that `@durable_workflow` has registered.
+        store_url: The URL of an empty database of yours, which the harness migrates if needed. None: SQLite in memory.
+        seed: Decides ids, tokens, and the order of parallel branches and of concurrent runners.
+        start: The time at which the clock begins.
+        settings: As in ``app.conf``, for example ``{"durable_lease_seconds": 10}``; or an ``app.conf`` itself, whose
+            database is not touched.
+        wipe: Delete all instances in the database first.
+        unused_mocks: Allow mocks of steps that no workflow has reached. By default the end of a ``with`` block raises
+            HarnessMisuse for them, because the name is usually a typing mistake.
+
+    Raises:
+        HarnessMisuse: A setting's name does not begin with ``durable_``.
+        StoreNotEmpty: The database has instances, and ``wipe`` is False.
     """
 
     def __init__(
@@ -72,21 +80,26 @@ class DurableHarness(Doubles):
         start: datetime = START,
         settings: Mapping[str, Any] | None = None,
         wipe: bool = False,
-        unused_doubles: bool = False,
+        unused_mocks: bool = False,
     ) -> None:
-        super().__init__()
-        self._unused_doubles = unused_doubles
+        self._unused_mocks = unused_mocks
         self.seed, self.clock = seed, Clock(start)
+        self.mocks = Mocks()
+        """What replaces the functions, tasks, waits and events of steps."""
+        self.faults = Faults(self.mocks, lambda: self.runner)
+        """Runners that crash or are held."""
+        self.attempts = self.mocks.attempts
+        """Every attempt of a step so far, in order."""
         self.settings = _settings(settings or {}, has_schemas=store_url is not None)
         self._chance = random.Random(f"{seed}/harness")  # noqa: S311  # reproducible on purpose
         self.messages = Messages(self._chance)
-        """What would be on its way through the broker."""
+        """The dispatch messages that have not been delivered yet, oldest first."""
         self.journal: list[str] = []
-        """What happened, a line for each delivery."""
+        """A line for each delivery, with its result."""
         self.outbox: list[OutboxMessage] = []
-        """The tasks and outbound events that steps have sent, oldest first; none of the tasks is run."""
+        """The tasks and outbound events that steps have sent, oldest first. The harness runs none of the tasks."""
         self._undelivered: list[str] = []
-        self.tasks = SentTasks(lambda: self.durable.internals.operations, self, self.settings.limits)
+        self.tasks = SentTasks(lambda: self.durable.internals.operations, self.mocks, self.settings.limits)
         """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
         self._runners: list[RunnerProcess] = []
@@ -128,7 +141,7 @@ class DurableHarness(Doubles):
         return durable
 
     def _advance(self, ref: RunRef, **how: Any) -> str:
-        """What `Durable.tick` does with a run: by the runner of now."""
+        """Advance a run for `Durable.tick`, with the current runner."""
         return self._tell(self.runner, ref, self.runner.advance(ref, **how))
 
     def _refuse_others(self, *, wipe: bool) -> None:
@@ -150,18 +163,18 @@ class DurableHarness(Doubles):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None and not self._unused_doubles:
-                self.check_doubles()
+            if error is None and not self._unused_mocks:
+                self.mocks.check_unused()
         finally:
             self.close()
 
     def close(self) -> None:
-        """End all processes, and remove what was made for them."""
+        """End all processes and remove the database that the harness made."""
         self._active.close()
         for runner in self._runners:
             runner.runtime.is_dead = True  # what is held must not write when it goes on to its end
-        for gate in self.gates:
-            gate.abandon()
+        for barrier in self.mocks.barriers:
+            barrier.abandon()
         self._learn()
         for process in (*self._runners, self._web):
             process.close()
@@ -179,35 +192,48 @@ class DurableHarness(Doubles):
         self, workflow: str | Callable[..., Any], params: Any = None, *, id: str | None = None, **options: Any
     ) -> HarnessInstance[Any]: ...
     def create(self, workflow: Any, params: Any = None, *, id: str | None = None, **options: Any) -> Any:
-        """Record a new instance, as `Workflow.create` does; its message is captured, and nothing runs yet."""
+        """Create an instance. Nothing runs yet.
+
+        Args:
+            workflow: A handle, a function or a name.
+            params: As for `Workflow.create`.
+            id: As for `Workflow.create`.
+            options: The other options of `Workflow.create`.
+
+        Raises:
+            WorkflowNotFound: The harness does not know the workflow.
+        """
         handle = self.workflow(workflow)
         return HarnessInstance(handle, handle.create(params, id=id, **options).id)
 
     def instance(self, workflow: str | Code, id: str) -> HarnessInstance[Any]:
-        """An instance that exists, whoever created it; raises InstanceNotFound."""
+        """Return an existing instance, for example one that a workflow created. Raises InstanceNotFound."""
         handle = self.workflow(workflow)
         return HarnessInstance(handle, handle.get(id).id)
 
     def workflow(self, workflow: str | Code) -> Workflow[Any, Any]:
-        """The handle of a workflow that acts on this harness; raises WorkflowNotFound."""
+        """Return the handle of a workflow that acts on this harness. Raises WorkflowNotFound."""
         name = workflow if isinstance(workflow, str) else definition_of(workflow).name
         return self.durable.workflows[name]
 
     def deploy(self, *workflows: Code) -> None:
-        """Replace the code of workflows by new code of the same name, from the next pass on."""
+        """Replace the code of workflows with new code of the same names, from the next pass on."""
         for workflow in workflows:
             self._code.replace(definition_of(workflow))
 
     def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
-        """Emit to all who wait on a topic, as `Durable.emit` does; messages are captured, and nothing runs yet."""
+        """Emit to all instances that wait on a topic, as `Durable.emit` does. Nothing runs yet."""
         return self.durable.emit(topic, payload, id=id)
 
     # --- time and deliveries --------------------------------------------------------------------
 
     def tick(self) -> str | None:
-        """Deliver the oldest captured message, or where there is none sweep once; answers with what came of it.
+        """Do the next thing: deliver the oldest message, or sweep once if there is none.
 
-        None: there was nothing to do. A message that is lost is found by sweeps, five seconds after it was sent.
+        A sweep finds a lost message five seconds after it was sent.
+
+        Returns:
+            The result, or None if there was nothing to do.
         """
         if self._undelivered:
             return self.durable.internals.deliveries.deliver(self._undelivered.pop(0))
@@ -222,7 +248,11 @@ class DurableHarness(Doubles):
         return f"swept: {published} due" if published else None
 
     def run_until_idle(self, max_ticks: int = 1000) -> int:
-        """Tick until there is nothing to do at this time; answers with the ticks. Raises HarnessBusy."""
+        """Tick until there is nothing to do at this time. Returns the number of ticks.
+
+        Raises:
+            HarnessBusy: There is still work after ``max_ticks``.
+        """
         for ticks in range(max_ticks):
             if self.tick() is None:
                 return ticks
@@ -231,11 +261,11 @@ class DurableHarness(Doubles):
         raise HarnessBusy(max_ticks, sorted({str(due.ref) for due in self.messages} | set(self._live())))
 
     def advance(self, by: Duration) -> None:
-        """Let this much time go by: whatever comes due meanwhile runs at its time, one after the other."""
+        """Let time pass: "3 days", a timedelta or a number of seconds. Work runs when it is due."""
         self.advance_to(self.clock.now + values.parse_duration(by))
 
     def advance_to(self, instant: datetime) -> None:
-        """As `advance`, up to an aware datetime."""
+        """Let time pass as `advance` does, until an aware datetime."""
         values.to_utc(instant, "advance_to")
         self.run_until_idle()
         while (due_at := self.next_due()) is not None and self.clock.now < due_at <= instant:
@@ -245,15 +275,23 @@ class DurableHarness(Doubles):
         self.run_until_idle()
 
     def next_due(self) -> datetime | None:
-        """When there is something to do next, should nothing come from outside; None: never."""
+        """Return when the next work is due. None: never, unless the test does something."""
         left = self._sweeper.seconds_to_next()
         return None if math.isinf(left) else self.clock.now + timedelta(seconds=left)
 
     def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
-        """Deliver a message about an instance to a runner, by default the usual one; answers with what came of it."""
+        """Deliver a dispatch message of an instance to a runner.
+
+        Args:
+            what: The instance, its run, or a message.
+            to: The runner. None: the current one.
+
+        Returns:
+            The result of the pass, "crashed" if the runner died, or "held at ..." if it is held.
+        """
         ref = what.ref if isinstance(what, (DueRun, HarnessInstance)) else what
         runner = to or self.runner
-        if all(gate.is_open for gate in self.gates):
+        if all(barrier.is_open for barrier in self.mocks.barriers):
             said = runner.advance(ref)
         else:
             thread = CooperativeThread(functools.partial(runner.advance, ref), name=runner.name)
@@ -262,9 +300,9 @@ class DurableHarness(Doubles):
         return self._tell(runner, ref, said)
 
     def run_concurrently(self, runners: int = 2) -> list[str]:
-        """Deliver each captured message to so many runners at the same time; answers with what came of each.
+        """Deliver each message to several runners at the same time. Returns the result of each delivery.
 
-        The seed decides at every checkpoint which of them goes on.
+        At every checkpoint the seed decides which runner continues.
         """
         crew = [self.runner, *(self.second_runner() for _ in range(runners - 1))]
         due, self.messages[:] = list(self.messages), []
@@ -292,12 +330,12 @@ class DurableHarness(Doubles):
             yield str(RunRef(summary.workflow, summary.id, summary.run_number))
 
     def _answer_waits(self) -> None:
-        """Send and emit what is mocked to whoever waits for it."""
-        for topic in dict.fromkeys(double.step for double in self.topics):
-            double = next((each for each in self.topics if each.serves("", topic)), None)
-            if double is not None and self.durable.waiters(topic, limit=1).items:
-                self.durable.emit(topic, double.use())
-        if not self.events:
+        """Send the mocked events, and emit to the mocked topics, for the instances that wait."""
+        for topic in dict.fromkeys(mock.step for mock in self.mocks.topics):
+            mock = next((each for each in self.mocks.topics if each.serves("", topic)), None)
+            if mock is not None and self.durable.waiters(topic, limit=1).items:
+                self.durable.emit(topic, mock.use())
+        if not self.mocks.events:
             return
         waiting = self.durable.internals.operations.list(status=Status.WAITING, limit=1000).items  # newest first
         for summary in reversed(waiting):
@@ -306,25 +344,26 @@ class DurableHarness(Doubles):
                 wait = ref, step.step_key, step.wake_at
                 if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
                     continue
-                double = next((each for each in self.events if each.serves(ref.workflow, step.wait_event_type)), None)
-                if double is not None:
+                wanted = ref.workflow, step.wait_event_type
+                mock = next((each for each in self.mocks.events if each.serves(*wanted)), None)
+                if mock is not None:
                     self._answered.add(wait)
                     send = self.durable.internals.operations.send_event
-                    send(ref.workflow, ref.instance_id, step.wait_event_type, double.use())
+                    send(ref.workflow, ref.instance_id, step.wait_event_type, mock.use())
 
     # --- what steps send ------------------------------------------------------------------------
 
     def outbound(
         self, name: str, *, retries: Retries | int | None = None
     ) -> Callable[[Callable[[OutboundEvent], R]], Callable[[OutboundEvent], R]]:
-        """Have a function called for outbound events of this name, as `Durable.outbound` does; it is called by a tick.
+        """Register the handler of outbound events of this name, as `Durable.outbound` does. A tick calls it.
 
         An event without a handler is captured like a task, for `drain_outbox`, and counts as delivered.
         """
         return self.durable.outbound(name, retries=retries)
 
     def drain_outbox(self) -> list[OutboxMessage]:
-        """What steps have sent since the last call: each has an ``id``, ``kind``, ``name`` and ``content``."""
+        """Return what steps have sent since the last call. Each has an ``id``, ``kind``, ``name`` and ``content``."""
         sent, self.outbox[:] = list(self.outbox), []
         return sent
 
@@ -343,40 +382,34 @@ class DurableHarness(Doubles):
 
     @property
     def runner(self) -> RunnerProcess:
-        """The runner that gets the messages; a new one where the last has died."""
+        """The runner that gets the messages. If the last one has died, a new one."""
         living = [runner for runner in self._runners if not runner.is_dead and not runner.is_second]
         return living[-1] if living else self._new_runner()
 
     def restart_runner(self) -> RunnerProcess:
-        """Replace the runner by a fresh process, as a deploy does; one that is held in a body dies there."""
+        """Replace the runner with a new process, as a deploy does. A runner that is held in a step dies there."""
         for runner in [each for each in self._runners if not each.is_dead and not each.is_second]:
             runner.kill()
         return self._new_runner()
 
     def second_runner(self, *, without: Iterable[Code | str] = ()) -> RunnerProcess:
-        """Another runner process. It gets what is delivered ``to`` it, and nothing else.
+        """Start another runner. It gets only what is delivered ``to`` it.
 
-        ``without``: workflows that it does not know, by name or code. It has the code of now, whatever is deployed
-        later: a worker of another release, as there are in a rolling deploy. Raises WorkflowNotFound.
+        Args:
+            without: Workflows that it does not know, by name or code. Then it keeps the present code, whatever is
+                deployed later, as an old worker does during a rolling deploy.
+
+        Raises:
+            WorkflowNotFound: The harness does not know a workflow of ``without``.
         """
         runner = self._new_runner(self._code.without(without) if (without := list(without)) else None)
         runner.is_second = True
         return runner
 
-    def crash_at(self, where: str | int, *, runner: RunnerProcess | None = None) -> None:
-        """Kill the runner at a checkpoint: the next one of a name in `CHECKPOINTS`, or the one of a number.
-
-        Numbers count from 0 in that process. Another runner takes over when the lease has run out. To die in a
-        step of your choice: `crash_in_step`.
-        """
-        if isinstance(where, str) and where not in CHECKPOINTS:
-            raise HarnessMisuse(f"There is no checkpoint {where!r}. There are: {', '.join(CHECKPOINTS)}.")
-        (runner or self.runner).runtime.crash_at = where
-
     def _new_runner(self, code: Deployed | None = None) -> RunnerProcess:
         self._learn()
         name = f"runner-{len(self._runners) + 1}"
-        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, mocks=self)
+        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, mocks=self.mocks)
         runner = RunnerProcess(
             name,
             self._database.url,
@@ -391,7 +424,7 @@ class DurableHarness(Doubles):
         return runner
 
     def _learn(self) -> None:
-        """Keep what was compiled, for the processes to come."""
+        """Keep the compiled statements for later processes and harnesses."""
         for process in (*self._runners, self._web):
             self._compiled_statements.update(process.store.export_statements())
 
@@ -418,22 +451,22 @@ class DurableHarness(Doubles):
 
     @property
     def engine(self) -> sa.Engine:
-        """The engine of the harness's database: your tables may lie there too."""
+        """The SQLAlchemy engine of the database. Your tables may be in it too."""
         return self._web.store.engine
 
     def create_tables(self, metadata: sa.MetaData) -> None:
-        """Make your own tables in it, for steps that write with ``tx.session`` or ``tx.mutate``."""
+        """Create your own tables, for steps that write with ``tx.session`` or ``tx.mutate``."""
         metadata.create_all(self.engine)
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A session on the database, to prepare and to look."""
+        """Open a session on the database, to prepare data or to check it."""
         with Session(self.engine) as session:
             yield session
 
 
 class _Web(HarnessRuntime):
-    """The runtime of the test's own process: code under test that waits for a result lets time go by."""
+    """The runtime of the test's own process. Code that waits for a result moves the clock to the next work."""
 
     def __init__(self, harness: DurableHarness) -> None:
         super().__init__(harness.clock, name="web", seed=harness.seed)

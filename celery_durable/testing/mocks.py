@@ -1,7 +1,7 @@
-"""Test doubles at the border of a step: what stands in for its body, shortens its wait, or holds it back.
+"""`DurableHarness.mocks`: what replaces the function of a step, shortens its wait, or sends its event.
 
-They never touch what is recorded. A mocked result is encoded, checked, committed and replayed as if the body had
-returned it; a forced timeout is a failed attempt with its retries; an event that is mocked is really sent.
+Mocks do not touch what is stored. A mocked result is encoded, checked, committed and replayed as if the function had
+returned it. A forced timeout is a failed attempt with its retries. A mocked event is really sent.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from celery_durable.errors import StepInterrupted
 from celery_durable.runtime import Purpose
-from celery_durable.testing.cooperative import CooperativeThread, current_cooperative_thread
-from celery_durable.testing.errors import HarnessMisuse, HeldOutside
+from celery_durable.testing.barriers import Barrier
+from celery_durable.testing.errors import HarnessMisuse
 
 _BEFORE_EVERY_EVENT = timedelta(days=-3650)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a step's body, its own or a double's. ``number`` counts from 1."""
+    """One attempt of a step, with its own function or a mock. ``number`` counts from 1."""
 
     workflow: str
     instance_id: str
@@ -29,8 +29,8 @@ class Attempt:
     number: int
 
 
-class Double:
-    """Something that stands in for a step. ``calls`` tells how often it did: 0 is a name that no step has."""
+class Mock:
+    """Replaces something of a step. ``calls`` counts how often it was used: 0 if no step has the name."""
 
     def __init__(self, step: str, *, times: int | None, workflow: str | None, act: Callable[..., Any]) -> None:
         if times is not None and times < 1:
@@ -40,10 +40,10 @@ class Double:
         self._act = act
 
     def __repr__(self) -> str:
-        return f"<Double of step {self.step!r}, used {self.calls} times>"
+        return f"<Mock of step {self.step!r}, used {self.calls} times>"
 
     def serves(self, workflow: str, step: str) -> bool:
-        """Whether it stands in for this step now."""
+        """Whether it replaces this step now."""
         return (
             self.step == step and self.workflow in (None, workflow) and (self.times is None or self.calls < self.times)
         )
@@ -54,90 +54,44 @@ class Double:
         return self._act(*given, **more)
 
 
-class Barrier:
-    """Holds the bodies of a step back before they begin, until it is released."""
+class Mocks:
+    """The mocks of a harness. Of several for one step, the oldest serves first, until its ``times`` are used up.
 
-    def __init__(self, step: str, workflow: str | None) -> None:
-        self.step, self.workflow = step, workflow
-        self.is_open = False
-        self._held: list[CooperativeThread] = []
-
-    def __repr__(self) -> str:
-        return f"<Gate before step {self.step!r}, {'open' if self.is_open else f'holding {self.holds}'}>"
-
-    @property
-    def holds(self) -> int:
-        """How many bodies stand before it."""
-        return sum(not thread.is_over for thread in self._held)
-
-    def release(self) -> list[str]:
-        """Open it, and let each held runner go on as far as it goes; answers with what came of them."""
-        self.is_open = True
-        held, self._held = self._held, []
-        for thread in held:
-            if not thread.is_over:
-                thread.takes_turns = False  # whom it ran beside has ended, or is held as well
-                thread.go()
-        return [thread.result for thread in held if thread.result is not None]
-
-    def abandon(self) -> None:
-        """Let none of those that it holds come back."""
-        self.is_open = True
-        held, self._held = self._held, []
-        for thread in held:
-            thread.kill()
-
-    def stop(self) -> None:
-        """To be called before a body: wait here while the gate is closed."""
-        thread = current_cooperative_thread()
-        if thread is None:
-            raise HeldOutside(
-                f"{self!r} would hold the test itself: have the harness deliver, with tick(), run_until_idle() or "
-                "deliver()."
-            )
-        if not self.is_open:
-            self._held.append(thread)
-            thread.park(f"gate {self.step}")
-
-
-class Doubles:
-    """The doubles of a harness. Of several for one step the oldest serves first, until its ``times`` are used up."""
+    In all methods ``step`` is a step's name, for all its occurrences if it has ``repeat=True``. ``times`` is the number
+    of attempts to serve, None for all. ``workflow`` limits the mock to one workflow.
+    """
 
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
-        """Every attempt at a body so far, in order."""
-        self.gates: list[Barrier] = []
-        self.events: list[Double] = []
-        self.topics: list[Double] = []
-        self._bodies: list[Double] = []
-        self._tasks: list[Double] = []
-        self._spans: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
-        self._met: set[str] = set()
-        """Names of steps that the workflows have come to."""
+        """Every attempt so far, in order."""
+        self.barriers: list[Barrier] = []
+        self.events: list[Mock] = []
+        self.topics: list[Mock] = []
+        self._functions: list[Mock] = []
+        self._tasks: list[Mock] = []
+        self._waits: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
+        self._reached: set[str] = set()
+        """The names of the steps that workflows have reached."""
 
-    # --- bodies ---------------------------------------------------------------------------------
+    # --- functions and tasks of steps -----------------------------------------------------------
 
-    def mock_step_result(
-        self, step: str, value: Any, *, times: int | None = None, workflow: str | None = None
-    ) -> Double:
-        """Have a step's body return ``value`` without being called; None, 0 and "" are values like all others.
+    def mock_step_result(self, step: str, value: Any, *, times: int | None = None, workflow: str | None = None) -> Mock:
+        """Make a step return ``value`` without calling its function; None, 0 and "" are values like all others.
 
-        Of a step that Celery tasks do: have each answer so. A task whose step has no double never answers.
-
-        ``step``: its name; of steps with ``repeat=True`` all occurrences. ``times``: for so many attempts only.
+        If Celery tasks do the step, each task answers with ``value``. A task whose step has no mock never answers.
         """
-        return self._add(Double(step, times=times, workflow=workflow, act=lambda *_: value))
+        return self.add(Mock(step, times=times, workflow=workflow, act=lambda *_: value))
 
     def mock_task(
         self, step: str, fn: Callable[..., Any], *, times: int | None = None, workflow: str | None = None
-    ) -> Double:
-        """Have ``fn`` do the Celery task of a step, or of each item of a map: it gets the task's own arguments.
+    ) -> Mock:
+        """Call ``fn`` in place of the Celery task of a step, or of each item of a map, with the task's arguments.
 
-        What it raises is the task's error. The task itself will do where its app has made it (``task.run``).
+        What ``fn`` raises is the task's error. The task's own function is ``task.run``.
         """
-        double = Double(step, times=times, workflow=workflow, act=fn)
-        self._tasks.append(double)
-        return double
+        mock = Mock(step, times=times, workflow=workflow, act=fn)
+        self._tasks.append(mock)
+        return mock
 
     def mock_step_error(
         self,
@@ -146,120 +100,96 @@ class Doubles:
         *,
         times: int | None = None,
         workflow: str | None = None,
-    ) -> Double:
-        """Have attempts of a step raise ``error``; with ``times`` its retries then come through."""
+    ) -> Mock:
+        """Make attempts of a step raise ``error``. With ``times``, later attempts succeed."""
 
         def act(*_: object) -> Any:
             raise error
 
-        return self._add(Double(step, times=times, workflow=workflow, act=act))
+        return self.add(Mock(step, times=times, workflow=workflow, act=act))
 
-    def force_step_timeout(self, step: str, *, times: int | None = None, workflow: str | None = None) -> Double:
-        """Have attempts of a step time out at once, before the body is called, or the Celery task does anything."""
+    def force_step_timeout(self, step: str, *, times: int | None = None, workflow: str | None = None) -> Mock:
+        """Make attempts of a step time out at once, before its function or its Celery task begins."""
         return self.mock_step_error(step, StepInterrupted, times=times, workflow=workflow)
 
-    def crash_in_step(
-        self,
-        step: str,
-        *,
-        when: Literal["before", "after"] = "after",
-        times: int | None = 1,
-        workflow: str | None = None,
-    ) -> Double:
-        """Kill the runner in a step: before its body begins, or when it has done all and nothing is recorded yet.
-
-        Another runner takes over when the lease of the dead one has run out (``durable_lease_seconds``, 30 s).
-        """
-
-        def act(body: Callable[[], Any], die: Callable[[], None]) -> Any:
-            if when == "after":
-                body()
-            die()
-
-        return self._add(Double(step, times=times, workflow=workflow, act=act))
-
-    def hold(self, step: str, *, workflow: str | None = None) -> Barrier:
-        """Hold the bodies of a step back until the gate is released; the test goes on meanwhile."""
-        gate = Barrier(step, workflow)
-        self.gates.append(gate)
-        return gate
-
-    def _add(self, double: Double) -> Double:
-        self._bodies.append(double)
-        return double
+    def add(self, mock: Mock) -> Mock:
+        """Add a mock of a step's function."""
+        self._functions.append(mock)
+        return mock
 
     # --- waits ----------------------------------------------------------------------------------
 
     def disable_sleeps(self, steps: Iterable[str] | None = None, *, workflow: str | None = None) -> None:
-        """Let sleeps that begin from now on end at once: those of these names, or all."""
+        """End sleeps at once that begin from now on: those named in ``steps``, or all."""
         self._shorten("sleep", steps, timedelta(0), workflow)
 
     def disable_retry_delays(self, steps: Iterable[str] | None = None, *, workflow: str | None = None) -> None:
-        """Let retries follow at once: those of these steps, or all."""
+        """Retry at once: the steps named in ``steps``, or all."""
         self._shorten("retry", steps, timedelta(0), workflow)
 
     def force_event_timeout(self, step: str, *, workflow: str | None = None) -> None:
-        """Let a wait that begins from now on time out at once, also where the event has come before."""
+        """Make a wait that begins from now on time out at once, even if its event was sent before."""
         self._shorten("event", [step], _BEFORE_EVERY_EVENT, workflow)
 
     def mock_event(
         self, type: str, payload: Any = None, *, times: int | None = None, workflow: str | None = None
-    ) -> Double:
-        """Send an event of this type to each instance that comes to wait for it, once for every wait."""
-        double = Double(type, times=times, workflow=workflow, act=lambda: payload)
-        self.events.append(double)
-        return double
+    ) -> Mock:
+        """Send an event of this type to each instance that waits for it, once for every wait."""
+        mock = Mock(type, times=times, workflow=workflow, act=lambda: payload)
+        self.events.append(mock)
+        return mock
 
-    def mock_topic(self, topic: str, payload: Any = None, *, times: int | None = None) -> Double:
-        """Emit to this topic whenever somebody waits on it: to all who do."""
-        double = Double(topic, times=times, workflow=None, act=lambda: payload)
-        self.topics.append(double)
-        return double
+    def mock_topic(self, topic: str, payload: Any = None, *, times: int | None = None) -> Mock:
+        """Emit to this topic whenever an instance waits on it."""
+        mock = Mock(topic, times=times, workflow=None, act=lambda: payload)
+        self.topics.append(mock)
+        return mock
 
-    def check_doubles(self) -> None:
-        """Raise HarnessMisuse for doubles of steps that no workflow has come to."""
-        if text := self.misnamed():
-            raise HarnessMisuse(f"{text} Correct the name, or allow it: DurableHarness(unused_doubles=True).")
+    def check_unused(self) -> None:
+        """Raise HarnessMisuse for mocks of steps that no workflow has reached."""
+        if text := self.describe_unused():
+            raise HarnessMisuse(f"{text} Correct the name, or allow it: DurableHarness(unused_mocks=True).")
 
-    def misnamed(self) -> str | None:
-        """Which steps are named by doubles, and no workflow has come to them, in a sentence."""
-        named = {each.step for each in (*self._bodies, *self._tasks)} | {gate.step for gate in self.gates}
-        for _, steps, _, _ in self._spans:
+    def describe_unused(self) -> str | None:
+        """Return a sentence that names the mocked steps that no workflow has reached; None if there are none."""
+        named = {each.step for each in (*self._functions, *self._tasks)} | {each.step for each in self.barriers}
+        for _, steps, _, _ in self._waits:
             named |= steps or set()
-        unmet = ", ".join(f"step {each!r}" for each in sorted(named - self._met))
-        known = ", ".join(map(repr, sorted(self._met))) or "none"
-        return f"Doubles name {unmet}, to which no workflow came. Steps that were met: {known}." if unmet else None
+        unmet = ", ".join(f"step {each!r}" for each in sorted(named - self._reached))
+        known = ", ".join(map(repr, sorted(self._reached))) or "none"
+        return f"Mocks name {unmet}, to which no workflow came. Steps that were met: {known}." if unmet else None
 
     def _shorten(self, purpose: Purpose, steps: Iterable[str] | None, to: timedelta, workflow: str | None) -> None:
         if isinstance(steps, str):
             raise HarnessMisuse(f"Step names come in a list: [{steps!r}].")
-        self._spans.append((purpose, None if steps is None else frozenset(steps), to, workflow))
+        self._waits.append((purpose, None if steps is None else frozenset(steps), to, workflow))
 
-    # --- as the runtime sees them ---------------------------------------------------------------
+    # --- called by the runtime ------------------------------------------------------------------
 
     def wait_duration(self, length: timedelta, purpose: Purpose, workflow: str, step: str) -> timedelta:
-        """How long a step waits here."""
-        self._met.add(step)
-        for kind, steps, to, of in self._spans:
+        """Return how long a step waits: ``length`` unless a mock shortens it."""
+        self._reached.add(step)
+        for kind, steps, to, of in self._waits:
             if kind == purpose and (steps is None or step in steps) and of in (None, workflow):
                 return to
         return length
 
-    def attempt(self, body: Callable[[], Any], attempt: Attempt, *, die: Callable[[], None]) -> Any:
-        """Pass the gates, then call the body or what stands in for it."""
+    def attempt(self, call_function: Callable[[], Any], attempt: Attempt, *, die: Callable[[], None]) -> Any:
+        """Wait at the closed barriers of a step, then call its function or the mock that replaces it."""
         self.attempts.append(attempt)
-        for gate in self.gates:
-            if gate.step == attempt.step and gate.workflow in (None, attempt.workflow) and not gate.is_open:
-                gate.stop()
-        double = self.of_step(attempt.workflow, attempt.step)
-        return body() if double is None else double.use(body, die)
+        for barrier in self.barriers:
+            is_of_step = barrier.step == attempt.step and barrier.workflow in (None, attempt.workflow)
+            if is_of_step and not barrier.is_open:
+                barrier.stop()
+        mock = self.of_step(attempt.workflow, attempt.step)
+        return call_function() if mock is None else mock.use(call_function, die)
 
-    def of_task(self, workflow: str, step: str) -> Double | None:
-        """What does the task of a step now."""
-        self._met.add(step)
-        return next((double for double in self._tasks if double.serves(workflow, step)), None)
+    def of_task(self, workflow: str, step: str) -> Mock | None:
+        """Return the mock of a step's task; None if it has none now."""
+        self._reached.add(step)
+        return next((mock for mock in self._tasks if mock.serves(workflow, step)), None)
 
-    def of_step(self, workflow: str, step: str) -> Double | None:
-        """What stands in for a step now."""
-        self._met.add(step)
-        return next((double for double in self._bodies if double.serves(workflow, step)), None)
+    def of_step(self, workflow: str, step: str) -> Mock | None:
+        """Return the mock of a step's function; None if it has none now."""
+        self._reached.add(step)
+        return next((mock for mock in self._functions if mock.serves(workflow, step)), None)

@@ -25,7 +25,7 @@ Wake = Callable[[Sequence[DueRun]], None]
 
 
 def ends_the_process(error: BaseException) -> bool:
-    """Whether it is no failure of the code under test: a planned death, `pytest.fail` in a double, Ctrl-C."""
+    """Whether it is no failure of the code under test: a planned death, `pytest.fail` in a mock, Ctrl-C."""
     is_pytests = any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
     return is_pytests or isinstance(error, (Crash, HeldOutside)) or is_ctrl_c(error)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from celery_durable.runtime import ConcurrentBody, Purpose, Runtime
 from celery_durable.testing.clock import Clock
 from celery_durable.testing.cooperative import Crash, current_cooperative_thread, in_body
-from celery_durable.testing.mocks import Attempt, Doubles
+from celery_durable.testing.mocks import Attempt, Mocks
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _HOLDS_NO_LOCK = frozenset({"claimed", "before-body", "after-commit"})
 class HarnessRuntime(Runtime):
     """The runtime of one process. ``name`` and ``seed`` decide all that is left to chance."""
 
-    def __init__(self, clock: Clock, *, name: str, seed: int = 0, mocks: Doubles | None = None) -> None:
+    def __init__(self, clock: Clock, *, name: str, seed: int = 0, mocks: Mocks | None = None) -> None:
         self.clock = clock.read
         self.is_dead = False
         self.passed: list[str] = []
@@ -141,7 +141,7 @@ class HarnessRuntime(Runtime):
             branch.on_done(None if timeout is not None and self.monotonic() - began > timeout else outcome)
 
     def wait_duration(self, length: timedelta, *, purpose: Purpose, workflow: str, step: str) -> timedelta:
-        """As the author wrote, unless a double says otherwise."""
+        """As the author wrote, unless a mock says otherwise."""
         return length if self._mocks is None else self._mocks.wait_duration(length, purpose, workflow, step)
 
     def attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:

@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any
 
 from celery_durable.model import CreateOptions
+from celery_durable.testing.barriers import Barrier
 from celery_durable.testing.code import Code, Codes, listed
 from celery_durable.testing.errors import HarnessMisuse, ScenarioFailed
 from celery_durable.testing.harness import DurableHarness
 from celery_durable.testing.instance import HarnessInstance
-from celery_durable.testing.mocks import Barrier
 from celery_durable.values import Duration
 
 __all__ = [
@@ -68,7 +68,7 @@ class Context:
     def __init__(self, harness: DurableHarness) -> None:
         self.harness = harness
         self.stored: dict[str, Any] = {}
-        self.gates: dict[str, Barrier] = {}
+        self.barriers: dict[str, Barrier] = {}
         self.instances: list[HarnessInstance[Any]] = []
 
     def __getitem__(self, name: str) -> Any:
@@ -100,7 +100,7 @@ class ScenarioStep:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario as data. ``setup`` gets the context before the first step: to make tables and doubles."""
+    """A scenario as data. ``setup`` gets the context before the first step: to make tables and mocks."""
 
     name: str
     workflows: tuple[Code, ...] | None
@@ -273,7 +273,7 @@ def restart_runner() -> ScenarioStep:
 
 def crash_at(where: Given) -> ScenarioStep:
     """Kill the runner at a checkpoint of this name or number."""
-    return ScenarioStep("crash_at", {"where": where}, lambda ctx, given: ctx.harness.crash_at(given["where"]))
+    return ScenarioStep("crash_at", {"where": where}, lambda ctx, given: ctx.harness.faults.crash_at(given["where"]))
 
 
 def concurrent(runners: Given = 2) -> ScenarioStep:
@@ -286,7 +286,7 @@ def hold(step: Given) -> ScenarioStep:
     """Hold the bodies of a step back from now on."""
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
-        ctx.gates[given["step"]] = ctx.harness.hold(given["step"])
+        ctx.barriers[given["step"]] = ctx.harness.faults.hold(given["step"])
 
     return ScenarioStep("hold", {"step": step}, act)
 
@@ -295,9 +295,9 @@ def release(step: Given) -> ScenarioStep:
     """Release the bodies of a step that `hold` holds."""
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
-        if given["step"] not in ctx.gates:
+        if given["step"] not in ctx.barriers:
             raise HarnessMisuse(f"Step {given['step']!r} is not held: use hold() before.")
-        ctx.gates.pop(given["step"]).release()
+        ctx.barriers.pop(given["step"]).release()
 
     return ScenarioStep("release", {"step": step}, act)
 

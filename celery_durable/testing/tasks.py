@@ -1,4 +1,4 @@
-"""The Celery tasks that steps of a harness wait for, answered by the doubles of their steps; none of them is run."""
+"""The Celery tasks that steps of a harness wait for, answered by the mocks of their steps; none of them is run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from celery_durable.errors import InstanceNotFound, StepInterrupted
 from celery_durable.model import ItemRef, OutboxMessage, RunRef, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.testing.errors import HarnessMisuse
-from celery_durable.testing.mocks import Doubles
+from celery_durable.testing.mocks import Mocks
 from celery_durable.values import PayloadLimits
 
 
 class SentTasks:
-    """What is out. A task whose step has no double never answers: its step times out."""
+    """What is out. A task whose step has no mock never answers: its step times out."""
 
-    def __init__(self, operations: Callable[[], Operations], mocks: Doubles, limits: PayloadLimits) -> None:
+    def __init__(self, operations: Callable[[], Operations], mocks: Mocks, limits: PayloadLimits) -> None:
         self._operations, self._mocks, self._limits = operations, mocks, limits
         self._out: dict[str, OutboxMessage] = {}
         self._known: set[str] = set()
@@ -30,7 +30,7 @@ class SentTasks:
             self._out[message.id] = message
 
     def answer(self) -> bool:
-        """Have the first answer whose step has a double; False where there is none."""
+        """Have the first answer whose step has a mock; False where there is none."""
         for message in list(self._out.values()):
             reference = TaskReference.read(message.content["answers"])
             assert reference is not None
@@ -60,25 +60,25 @@ class SentTasks:
 
     def _act(self, ref: RunRef, step: str, message: OutboxMessage) -> Callable[[], Any] | None:
         """What stands in for the task."""
-        double = self._mocks.of_task(ref.workflow, step)
-        if double is not None:
-            return partial(double.use, *message.content["args"], **message.content["kwargs"])
-        double = self._mocks.of_step(ref.workflow, step)
-        return None if double is None else partial(double.use, _no_body, _no_runner)
+        mock = self._mocks.of_task(ref.workflow, step)
+        if mock is not None:
+            return partial(mock.use, *message.content["args"], **message.content["kwargs"])
+        mock = self._mocks.of_step(ref.workflow, step)
+        return None if mock is None else partial(mock.use, _no_body, _no_runner)
 
     def _said(self, act: Callable[[], Any], message: OutboxMessage, step: str) -> str:
         try:
-            return values.encode_answer(values.encode(act(), what=f"Double of {step!r}", limits=self._limits))
+            return values.encode_answer(values.encode(act(), what=f"Mock of {step!r}", limits=self._limits))
         except StepInterrupted:
             return values.encode_error_answer("StepTimeout", f"Celery task {message.name!r} did not answer in time")
         except HarnessMisuse:
             raise
-        except Exception as exc:  # noqa: BLE001  # whatever the double was told to raise
+        except Exception as exc:  # noqa: BLE001  # whatever the mock was told to raise
             return values.encode_error_answer(type(exc).__name__, str(exc))
 
 
 def _no_body() -> None:
-    """What a double may call before it acts: here somebody else's task is doubled."""
+    """What a mock may call before it acts: here somebody else's task is doubled."""
 
 
 def _no_runner() -> None:

@@ -98,7 +98,7 @@ def test_what_others_do_is_in_no_span_of_a_step(traces: Traces) -> None:
         return step.task("check", "stock.check") + step.do("count", int)
 
     with DurableHarness([order]) as harness:
-        harness.mock_step_result("check", 7)
+        harness.mocks.mock_step_result("check", 7)
         harness.create(order)
         harness.run_until_idle()
     assert [span.name for span in traces.spans if span.name.startswith("durable.step")] == ["durable.step count"]

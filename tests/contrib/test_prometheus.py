@@ -144,8 +144,8 @@ def test_what_others_do_is_no_duration_of_a_function(registry: CollectorRegistry
 
     metrics = prometheus.instrument(registry=registry, by_step=True)
     with DurableHarness([parent, child]) as harness:
-        harness.mock_step_error("resize", OSError("disk full"), times=1)
-        harness.mock_step_result("resize", 7)
+        harness.mocks.mock_step_error("resize", OSError("disk full"), times=1)
+        harness.mocks.mock_step_result("resize", 7)
         harness.create(parent)
         harness.advance("1 minute")
     metrics.disconnect()

@@ -20,7 +20,7 @@ from celery_durable.cli import durable
 from celery_durable.config import Settings
 from celery_durable.explain import Code
 from celery_durable.handles import Workflow, WorkflowInstance
-from celery_durable.testing import Barrier, DurableHarness, HarnessInstance, Messages, scenario
+from celery_durable.testing import Barrier, DurableHarness, Faults, HarnessInstance, Messages, Mocks, scenario
 from tests.docs.blocks import PAGES, ROOT
 
 OPTIONS = ["-W", "--keep-going", "--quiet", "-b", "html"]  # as in `make docs`
@@ -51,10 +51,10 @@ def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Pa
         if page.name == "http.md":
             owners += (http, celery_durable.Durable)
         if page.name == "testing.md":
-            owners += (testing, DurableHarness, HarnessInstance, Messages, Barrier, scenario)
+            owners += (testing, DurableHarness, HarnessInstance, Messages, Barrier, Faults, Mocks, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
     for name in re.findall(r"`harness\.(\w+)", text):
-        attributes = {"clock", "attempts", "durable", "journal", "messages", "outbox"}
+        attributes = {"clock", "attempts", "durable", "faults", "journal", "messages", "mocks", "outbox"}
         assert name in attributes or hasattr(DurableHarness, name), name
 
 

@@ -66,7 +66,7 @@ def test_an_approved_order_is_charged_once_and_shipped(durable_harness, start: S
 
 
 def test_a_refused_order_is_refunded(durable_harness, start: Start) -> None:
-    durable_harness.mock_event("approval", {"approved": False, "by": "eve"})
+    durable_harness.mocks.mock_event("approval", {"approved": False, "by": "eve"})
     handle = start()
     assert handle.result() == "refused"
     assert row(durable_harness, handle).state == "refused"
@@ -108,8 +108,8 @@ def test_a_busy_provider_is_asked_again_after_2_and_4_seconds(durable_harness, s
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_worker_that_dies_in_the_payment_charges_once(durable_harness, start: Start, when) -> None:
-    durable_harness.crash_in_step("charge card", when=when)
-    durable_harness.mock_event("approval", {"approved": True, "by": "eve"})
+    durable_harness.faults.crash_in_step("charge card", when=when)
+    durable_harness.mocks.mock_event("approval", {"approved": True, "by": "eve"})
     handle = start()
     assert completed(handle) == ["record order"]
     assert books(handle) == [(12500, False)] * (when == "after")
@@ -126,8 +126,8 @@ def test_an_order_without_a_price_is_refused_before_anything_is_written(durable_
 
 
 def test_an_order_can_be_restarted(durable_harness, start: Start) -> None:
-    durable_harness.mock_event("approval", {"approved": False, "by": "eve"}, times=1)
-    durable_harness.mock_event("approval", {"approved": True, "by": "bob"})
+    durable_harness.mocks.mock_event("approval", {"approved": False, "by": "eve"}, times=1)
+    durable_harness.mocks.mock_event("approval", {"approved": True, "by": "bob"})
     handle = start()
     assert handle.restart() == 2
     durable_harness.run_until_idle()

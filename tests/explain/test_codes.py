@@ -142,13 +142,13 @@ def test_a_task_is_told_until_it_answers(world: DurableHarness) -> None:
         'at step "thumb"; times out in 50 min.',
         (f"celery -A <your app> inspect query_task {message.id}",),
     )
-    world.mock_step_result("thumb", "small")
+    world.mocks.mock_step_result("thumb", "small")
     world.run_until_idle()
     assert instance.explain().code is Code.DONE
 
 
 def test_a_task_that_has_not_left_yet_is_told_until_it_does(world: DurableHarness) -> None:
-    world.crash_at("before-publish")
+    world.faults.crash_at("before-publish")
     instance = made(world, "task")
     world.tick()
     found = instance.explain()
@@ -188,7 +188,7 @@ def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarn
         f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for 10 min, "
         'at step "page 0"; the next times out in 23 h 50 min.'
     )
-    world.mock_step_error("page 1", OSError("disk full"), times=1)
+    world.mocks.mock_step_error("page 1", OSError("disk full"), times=1)
     world.run_until_idle()
     found = instance.explain()
     assert (found.code, found.sentence.partition(" again in")[0]) == (Code.RETRY_SCHEDULED, 'Tries step "page 1"')
@@ -198,7 +198,7 @@ def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarn
     world.advance("10 minutes")
     again = world.outbox[-1].id
     assert again not in (first, second)
-    world.mock_step_result("page 0", None)
+    world.mocks.mock_step_result("page 0", None)
     world.run_until_idle()
     found = instance.explain()
     assert found.sentence.startswith(f"Waits for Celery task media.resize ({again}), under way for 9 min, ")
@@ -228,7 +228,7 @@ def test_what_starts_later_is_scheduled(world: DurableHarness) -> None:
 
 
 def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness) -> None:
-    gate = world.hold("work")
+    gate = world.faults.hold("work")
     instance = ran(world, "long")
     found = instance.explain()
     assert found.code is Code.RUNNING
@@ -268,7 +268,7 @@ def test_what_is_due_is_told_by_who_is_missing(world: DurableHarness) -> None:
 
 
 def test_a_dead_worker_is_told_when_its_lease_has_ended(world: DurableHarness) -> None:
-    world.crash_at("claimed")
+    world.faults.crash_at("claimed")
     instance = ran(world, "work")
     assert instance.explain().code is Code.RUNNING
     world.clock.set_to(world.clock.now + timedelta(seconds=31))
@@ -279,7 +279,7 @@ def test_a_dead_worker_is_told_when_its_lease_has_ended(world: DurableHarness) -
 
 
 def test_workers_that_die_again_and_again_are_told_while_it_rests(world: DurableHarness) -> None:
-    world.crash_in_step("work", times=9)
+    world.faults.crash_in_step("work", times=9)
     instance = ran(world, "work")
     seen = []
     while not instance.has_ended:

@@ -31,8 +31,8 @@ def of_step(name: str, type_: str, attempt: int = 1) -> dict[str, Any]:
 
 def test_each_attempt_of_a_task_and_a_child_are_told(ear: Ear, make_harness: MakeHarness) -> None:
     harness = make_harness(media, resting)
-    harness.mock_step_error("thumb", OSError("disk full"), times=1)
-    harness.mock_step_result("thumb", "small")
+    harness.mocks.mock_step_error("thumb", OSError("disk full"), times=1)
+    harness.mocks.mock_step_result("thumb", "small")
     harness.create(media, id="m-1")
     harness.advance("2 hours")
     told = [(name, about) for name, sender, about in ear.heard if sender == "media" and name.startswith("step_")]
@@ -51,15 +51,15 @@ def test_each_attempt_of_a_task_and_a_child_are_told(ear: Ear, make_harness: Mak
 
 def test_the_ends_of_those_that_fail_are_told(ear: Ear, make_harness: MakeHarness) -> None:
     harness = make_harness(media, resting)
-    harness.mock_step_error("thumb", OSError("disk full"))
-    harness.disable_retry_delays()
+    harness.mocks.mock_step_error("thumb", OSError("disk full"))
+    harness.mocks.disable_retry_delays()
     harness.create(media, id="m-1")
     harness.run_until_idle()
     failed = {"duration": None, "error_name": "OSError", "error_message": "disk full"}
     assert ear.told("step_failed") == [{**of_step("thumb", "task", 2), **failed}]
 
     ear.heard.clear()
-    harness.mock_step_result("thumb", 1)
+    harness.mocks.mock_step_result("thumb", 1)
     harness.durable.internals.operations.set_result("media", "m-1", "thumb", "by hand", by="eve")
     harness.run_until_idle()
     harness.instance(resting, "r-1").terminate("enough")

@@ -332,7 +332,7 @@ def test_a_caller_s_own_transaction_is_told_of_when_it_commits(store_url: str, m
 def test_a_start_is_told_once_though_its_worker_dies(store_url: str, make_harness: Any, ear: Ear) -> None:
     harness = make_harness(order, store_url=store_url, wipe=True)
     harness.create(order, id="o-1")
-    harness.crash_at("after-body")
+    harness.faults.crash_at("after-body")
     harness.run_until_idle()
     harness.advance("5 minutes")
     assert ear.names.count("workflow_started") == 1

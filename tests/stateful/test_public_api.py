@@ -122,7 +122,7 @@ class PublicApi(RuleBasedStateMachine):
             return
         self.crashes[id] = self.crashes.get(id, 0) + 1
         runner = self.harness.runner
-        self.harness.crash_at({"claimed": "claimed", "body": "after-body"}[where])
+        self.harness.faults.crash_at({"claimed": "claimed", "body": "after-body"}[where])
         self.harness.deliver(self.harness.instance("order", id))
         runner.runtime.crash_at = None
         self.model.look(id, where)

@@ -35,7 +35,7 @@ def told(params: Any, result: Any, payload: Any, crash_at: int | None = None) ->
     with DurableHarness([echo]) as harness:
         runner = harness.runner
         if crash_at is not None:
-            harness.crash_at(crash_at)
+            harness.faults.crash_at(crash_at)
         handle = harness.create(echo, params)
         handle.send_event("e", payload)
         harness.advance("3 minutes")

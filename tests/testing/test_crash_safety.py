@@ -182,11 +182,11 @@ def test_an_output_that_tells_the_time_is_compared_by_what_must_be_the_same() ->
     assert_crash_safe(clocked, compare=lambda output: output["price"])
 
 
-def test_doubles_stand_in_for_bodies() -> None:
+def test_mocks_stand_in_for_bodies() -> None:
     def charge(event, step):
         return step.do("charge", lambda: 1 / 0)
 
-    assert_crash_safe(charge, setup=lambda harness: harness.mock_step_result("charge", "ch_1"))
+    assert_crash_safe(charge, setup=lambda harness: harness.mocks.mock_step_result("charge", "ch_1"))
 
 
 def test_an_event_that_nobody_waits_for_is_refused() -> None:

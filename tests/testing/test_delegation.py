@@ -1,4 +1,4 @@
-"""Steps that others do, in a harness: doubles answer for Celery tasks, children run."""
+"""Steps that others do, in a harness: mocks answer for Celery tasks, children run."""
 
 from __future__ import annotations
 
@@ -67,27 +67,27 @@ def booked(session: Any) -> list[str]:
     return list(session.scalars(sa.select(books.c.what)))
 
 
-# --- doubles of tasks ---------------------------------------------------------------------------
+# --- mocks of tasks ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [{"width": 7}, None, 0, "", [], False])
 def test_a_double_answers_for_the_task(make_harness: MakeHarness, value: Any) -> None:
     harness = make_harness(media)
-    double = harness.mock_step_result("thumb", value)
+    mock = harness.mocks.mock_step_result("thumb", value)
     instance = harness.create(media)
     harness.run_until_idle()
     assert instance.result() == value
     assert type(instance.result()) is type(value)
     step = instance.step("thumb")
-    assert (step.status, step.result, step.attempts, double.calls) == ("completed", value, 1, 1)
+    assert (step.status, step.result, step.attempts, mock.calls) == ("completed", value, 1, 1)
     [message] = harness.outbox
     assert (message.id, message.name) == (step.task_id, "media.resize")
 
 
 def test_a_task_fails_as_often_as_its_double_says(make_harness: MakeHarness) -> None:
     harness = make_harness(media)
-    failing = harness.mock_step_error("thumb", OSError("disk full"), times=1)
-    harness.mock_step_result("thumb", "small")
+    failing = harness.mocks.mock_step_error("thumb", OSError("disk full"), times=1)
+    harness.mocks.mock_step_result("thumb", "small")
     instance = harness.create(media)
     harness.run_until_idle()
     step = instance.step("thumb")
@@ -106,8 +106,8 @@ def test_a_task_fails_as_often_as_its_double_says(make_harness: MakeHarness) -> 
 )
 def test_a_task_that_always_fails_fails_its_step(make_harness: MakeHarness, error: Exception, told: list[Any]) -> None:
     harness = make_harness(media)
-    harness.mock_step_error("thumb", error)
-    harness.disable_retry_delays()
+    harness.mocks.mock_step_error("thumb", error)
+    harness.mocks.disable_retry_delays()
     instance = harness.create(media)
     harness.run_until_idle()
     assert instance.result() == told
@@ -115,7 +115,7 @@ def test_a_task_that_always_fails_fails_its_step(make_harness: MakeHarness, erro
 
 def test_a_task_times_out_at_once_where_a_double_says_so(make_harness: MakeHarness) -> None:
     harness = make_harness(media)
-    late = harness.force_step_timeout("thumb", times=1)
+    late = harness.mocks.force_step_timeout("thumb", times=1)
     instance, started = harness.create(media), harness.clock.now
     harness.run_until_idle()
     step = instance.step("thumb")
@@ -123,15 +123,15 @@ def test_a_task_times_out_at_once_where_a_double_says_so(make_harness: MakeHarne
         "StepTimeout", "Celery task 'media.resize' did not answer in time",
     )  # fmt: skip
     assert (step.next_retry_at, late.calls) == (started + timedelta(seconds=30), 1)
-    harness.mock_step_result("thumb", "small")
+    harness.mocks.mock_step_result("thumb", "small")
     harness.advance("30 s")
     assert instance.result() == "small"
 
 
 def test_a_result_that_is_no_json_is_the_error_of_the_step(make_harness: MakeHarness) -> None:
     harness = make_harness(media)
-    harness.mock_step_result("thumb", object())
-    harness.disable_retry_delays()
+    harness.mocks.mock_step_result("thumb", object())
+    harness.mocks.disable_retry_delays()
     instance = harness.create(media)
     harness.run_until_idle()
     assert instance.result()[:2] == ["StepFailed", "NotSerializable"]
@@ -142,7 +142,7 @@ def test_a_double_may_be_of_one_workflow_alone(make_harness: MakeHarness) -> Non
         return step.task("thumb", "media.resize")
 
     harness = make_harness(media, other)
-    harness.mock_step_result("thumb", 1, workflow="other")
+    harness.mocks.mock_step_result("thumb", 1, workflow="other")
     one, two = harness.create(media), harness.create(other)
     harness.run_until_idle()
     assert (one.is_waiting, two.result()) == (True, 1)
@@ -161,7 +161,7 @@ def test_a_task_without_a_double_is_told_by_what_waits_for_it(make_harness: Make
 
 def test_no_runner_is_in_a_task_that_could_be_killed(make_harness: MakeHarness) -> None:
     harness = make_harness(media)
-    harness.crash_in_step("thumb")
+    harness.faults.crash_in_step("thumb")
     harness.create(media)
     with pytest.raises(HarnessMisuse) as caught:
         harness.run_until_idle()
@@ -177,7 +177,7 @@ def test_tasks_side_by_side_answer_all_also_behind_a_pause(make_harness: MakeHar
     harness.run_until_idle()
     instance.pause()
     for n in range(3):
-        harness.mock_step_result(f"page {n}", n)
+        harness.mocks.mock_step_result(f"page {n}", n)
     harness.run_until_idle()
     assert (instance.status().status, len(instance.events())) == ("paused", 3)
     instance.resume()
@@ -200,9 +200,9 @@ def test_what_nobody_waits_for_any_more_is_not_answered(make_harness: MakeHarnes
             instance.terminate()
     if what == "deleted":
         harness.durable.internals.operations.prune(older_than=timedelta(0))
-    double = harness.mock_step_result("thumb", "small")
+    mock = harness.mocks.mock_step_result("thumb", "small")
     harness.run_until_idle()
-    assert double.calls == (1 if what == "restarted" else 0)  # the task of the run that goes on
+    assert mock.calls == (1 if what == "restarted" else 0)  # the task of the run that goes on
 
 
 # --- children -----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_what_nobody_waits_for_any_more_is_not_answered(make_harness: MakeHarnes
 def test_a_child_runs_for_real(make_harness: MakeHarness) -> None:
     harness = make_harness(order, billing)
     harness.create_tables(rows)
-    harness.mock_step_result("check", True)
+    harness.mocks.mock_step_result("check", True)
     instance = harness.create(order, 100, id="o-1")
     harness.run_until_idle()
     with pytest.raises(NotEnded) as caught:
@@ -225,11 +225,11 @@ def test_a_child_runs_for_real(make_harness: MakeHarness) -> None:
         assert booked(session) == ["bill of 100", "order"]
 
 
-def test_doubles_stand_in_for_the_steps_of_a_child_too(make_harness: MakeHarness) -> None:
+def test_mocks_stand_in_for_the_steps_of_a_child_too(make_harness: MakeHarness) -> None:
     harness = make_harness(order, billing)
-    harness.mock_step_result("check", True)
-    harness.mock_event("paid", 7)
-    harness.mock_step_result("book", None)
+    harness.mocks.mock_step_result("check", True)
+    harness.mocks.mock_event("paid", 7)
+    harness.mocks.mock_step_result("book", None)
     instance = harness.create(order, 100)
     harness.run_until_idle()
     assert instance.result() == {"checked": True, "bill": 107}
@@ -241,11 +241,11 @@ def test_a_run_replays_wherever_it_stands(make_harness: MakeHarness) -> None:
     instance = harness.create(order, 100, id="o-1")
     harness.run_until_idle()
     assert_replays(order, instance.history())  # open at the task
-    harness.mock_step_error("check", OSError("the stock is closed"), times=1)
+    harness.mocks.mock_step_error("check", OSError("the stock is closed"), times=1)
     harness.run_until_idle()
     assert instance.step("check").next_retry_at is not None
     assert_replays(order, instance.history())  # to be sent again
-    harness.mock_step_result("check", True)
+    harness.mocks.mock_step_result("check", True)
     harness.advance("1 minute")
     assert_replays(order, instance.history())  # open at the child
     harness.instance(billing, "bill-o-1").send_event("paid", 7)
@@ -270,15 +270,15 @@ def test_a_step_that_another_one_does_now_does_not_replay(make_harness: MakeHarn
 
 
 def prepared(harness: DurableHarness) -> None:
-    harness.mock_step_error("check", OSError("the stock is closed"), times=1)
-    harness.mock_step_result("check", True)
-    harness.mock_event("paid", 7)
+    harness.mocks.mock_step_error("check", OSError("the stock is closed"), times=1)
+    harness.mocks.mock_step_result("check", True)
+    harness.mocks.mock_event("paid", 7)
 
 
 def test_a_scenario_with_a_task_and_a_child() -> None:
     def setup(ctx: Any) -> None:
         ctx.harness.create_tables(rows)
-        ctx.harness.mock_step_result("check", "enough")
+        ctx.harness.mocks.mock_step_result("check", "enough")
 
     run_scenario(
         define_scenario(
@@ -343,11 +343,11 @@ def test_a_function_does_the_tasks_of_a_map() -> None:
         return page * page
 
     with DurableHarness([album]) as harness:
-        double = harness.mock_task("convert", convert)
+        mock = harness.mocks.mock_task("convert", convert)
         handle = harness.create(album, 5)
         harness.run_until_idle()
         assert handle.result() == [0, 1, 4, "LookupError", 16]
-        assert (double.calls, handle.step("convert").items.failed) == (5, 1)
+        assert (mock.calls, handle.step("convert").items.failed) == (5, 1)
 
 
 def test_the_tasks_of_a_map_may_be_lost() -> None:
@@ -361,6 +361,6 @@ def test_the_tasks_of_a_map_may_be_lost() -> None:
         assert handle.explain().sentence.startswith(
             'Waits for Celery tasks pages.convert, 0 of 2 have answered, at step "convert"'
         )
-        harness.mock_task("convert", lambda page: page)
+        harness.mocks.mock_task("convert", lambda page: page)
         harness.advance("1 minute")
         assert handle.result() == [0, 1]

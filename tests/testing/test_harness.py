@@ -197,7 +197,7 @@ def test_what_never_comes_to_rest_is_named(make_harness) -> None:
             number += 1
 
     harness = make_harness(restless)
-    harness.disable_sleeps()
+    harness.mocks.disable_sleeps()
     harness.create(restless, id="r-1")
     harness.runner.should_stop = True  # hands on at each boundary
     with pytest.raises(HarnessBusy) as caught:
@@ -323,7 +323,7 @@ def test_the_harness_runs_on_every_database(store_url: str) -> None:
         try:
             handle = harness.create(purchase, {"cents": 5})
             booked = harness.create(booking)
-            harness.mock_event("approval", "eve")
+            harness.mocks.mock_event("approval", "eve")
             harness.advance("3 days")
             assert handle.result() == "paid 5, approved by eve"
             assert booked.has_ended

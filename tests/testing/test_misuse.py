@@ -58,36 +58,34 @@ def test_a_sample_of_schedules_says_that_it_is_one() -> None:
     assert not assert_crash_safe(trip).is_sample
 
 
-# --- doubles ------------------------------------------------------------------------------------
+# --- mocks ------------------------------------------------------------------------------------
 
 DOUBLES: dict[str, Callable[[DurableHarness], Any]] = {
-    "result": lambda harness: harness.mock_step_result("hotle", "H1"),
-    "error": lambda harness: harness.mock_step_error("hotle", ValueError),
-    "task": lambda harness: harness.mock_task("hotle", len),
-    "timeout": lambda harness: harness.force_step_timeout("hotle"),
-    "crash": lambda harness: harness.crash_in_step("hotle"),
-    "gate": lambda harness: harness.hold("hotle"),
-    "sleep": lambda harness: harness.disable_sleeps(["hotle"]),
-    "retry": lambda harness: harness.disable_retry_delays(["hotle"]),
-    "event": lambda harness: harness.force_event_timeout("hotle"),
+    "result": lambda harness: harness.mocks.mock_step_result("hotle", "H1"),
+    "error": lambda harness: harness.mocks.mock_step_error("hotle", ValueError),
+    "task": lambda harness: harness.mocks.mock_task("hotle", len),
+    "timeout": lambda harness: harness.mocks.force_step_timeout("hotle"),
+    "crash": lambda harness: harness.faults.crash_in_step("hotle"),
+    "barrier": lambda harness: harness.faults.hold("hotle"),
+    "sleep": lambda harness: harness.mocks.disable_sleeps(["hotle"]),
+    "retry": lambda harness: harness.mocks.disable_retry_delays(["hotle"]),
+    "event": lambda harness: harness.mocks.force_event_timeout("hotle"),
 }
-MISNAMED = (
-    "Doubles name step 'hotle', to which no workflow came. Steps that were met: 'hotel', 'pay', 'think about it'."
-)
+MISNAMED = "Mocks name step 'hotle', to which no workflow came. Steps that were met: 'hotel', 'pay', 'think about it'."
 
 
-@pytest.mark.parametrize("double", DOUBLES)
-def test_a_double_that_names_no_step_is_an_error(double: str) -> None:
-    def run(*, unused_doubles: bool) -> None:
-        with DurableHarness([trip], unused_doubles=unused_doubles) as harness:
-            DOUBLES[double](harness)
+@pytest.mark.parametrize("mock", DOUBLES)
+def test_a_double_that_names_no_step_is_an_error(mock: str) -> None:
+    def run(*, unused_mocks: bool) -> None:
+        with DurableHarness([trip], unused_mocks=unused_mocks) as harness:
+            DOUBLES[mock](harness)
             harness.create(trip)
             harness.advance("3 days")
 
     with pytest.raises(HarnessMisuse) as caught:
-        run(unused_doubles=False)
-    assert str(caught.value) == (f"{MISNAMED} Correct the name, or allow it: DurableHarness(unused_doubles=True).")
-    run(unused_doubles=True)
+        run(unused_mocks=False)
+    assert str(caught.value) == (f"{MISNAMED} Correct the name, or allow it: DurableHarness(unused_mocks=True).")
+    run(unused_mocks=True)
 
 
 def test_it_is_one_in_the_setup_of_assert_crash_safe_too() -> None:
@@ -99,7 +97,7 @@ def test_it_is_one_in_the_setup_of_assert_crash_safe_too() -> None:
 def test_a_test_that_fails_by_itself_says_why_and_not_that_a_double_was_unused() -> None:
     def fail() -> None:
         with DurableHarness([trip]) as harness:
-            harness.mock_step_result("hotle", "H1")
+            harness.mocks.mock_step_result("hotle", "H1")
             pytest.fail("its own reason")
 
     with pytest.raises(pytest.fail.Exception, match="its own reason"):
@@ -109,7 +107,7 @@ def test_a_test_that_fails_by_itself_says_why_and_not_that_a_double_was_unused()
 def test_what_a_double_means_for_the_test_itself_is_no_failed_attempt() -> None:
     def run() -> None:
         with DurableHarness([trip]) as harness:
-            harness.mock_step_error("hotel", pytest.fail.Exception("must not be called"))
+            harness.mocks.mock_step_error("hotel", pytest.fail.Exception("must not be called"))
             harness.create(trip)
             harness.run_until_idle()
 
@@ -129,7 +127,7 @@ def test_a_naive_instant_explains_itself() -> None:
 
 def test_durable_tick_runs_what_is_due_with_the_harness_s_runners_and_doubles() -> None:
     with DurableHarness([trip]) as harness:
-        harness.mock_step_result("hotel", "H2")
+        harness.mocks.mock_step_result("hotel", "H2")
         handle = harness.create(trip)
         harness.messages.clear()  # as where cron ticks, and no worker listens
         assert harness.durable.tick(max_steps=1) == 1

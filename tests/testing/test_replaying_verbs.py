@@ -97,14 +97,14 @@ def made_of(*verbs: Callable[[Step], Any]) -> Code:
 def records(code: Code) -> list[Any]:
     """The run's history, whenever it had come to rest."""
     found = []
-    with DurableHarness([code, KID], unused_doubles=True) as harness:
+    with DurableHarness([code, KID], unused_mocks=True) as harness:
         handle = harness.create(code, id="t-1")
         harness.run_until_idle()
         found.append(handle.history())
         for verb in ("branch", "task", "map"):
-            harness.mock_step_result(verb, 1)
-        harness.mock_event("paid", 5)
-        harness.mock_topic("price:eur", 6)
+            harness.mocks.mock_step_result(verb, 1)
+        harness.mocks.mock_event("paid", 5)
+        harness.mocks.mock_topic("price:eur", 6)
         harness.emit("price:eur", 6)
         harness.run_until_idle()
         for _ in range(5):

@@ -44,7 +44,7 @@ def told(seed: int) -> tuple[list[str], dict[str, list[tuple]]]:
         harness.messages.duplicate()
         harness.messages.shuffle()
         harness.run_concurrently()
-        harness.crash_at(dice.randrange(60))
+        harness.faults.crash_at(dice.randrange(60))
         harness.advance("3 days")
         tables = harness.durable.internals.store.tables.metadata.sorted_tables
         with harness.session() as session:

@@ -41,7 +41,7 @@ def booked(harness: DurableHarness) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("where", CHECKPOINTS)
 def test_a_runner_dies_at_a_checkpoint_and_another_goes_on(harness, where) -> None:
-    harness.crash_at(where)
+    harness.faults.crash_at(where)
     handle = harness.create(trip)
     first = harness.runner
     harness.run_until_idle()
@@ -63,7 +63,7 @@ def test_a_runner_dies_at_every_checkpoint_of_a_run(make_harness) -> None:
     for number in range(len(passed)):
         harness = make_harness(trip, seed=number)
         harness.create_tables(rows)
-        harness.crash_at(number)
+        harness.faults.crash_at(number)
         handle = harness.create(trip)
         harness.advance("2 minutes")
         assert handle.result() == ["book hotel", "book flight"], number
@@ -73,7 +73,7 @@ def test_a_runner_dies_at_every_checkpoint_of_a_run(make_harness) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_refused(harness) -> None:
     with pytest.raises(HarnessMisuse, match=r"There is no checkpoint 'after-boddy'. There are: claimed, before-body"):
-        harness.crash_at("after-boddy")
+        harness.faults.crash_at("after-boddy")
 
 
 @pytest.mark.parametrize(("when", "bodies"), [("before", 1), ("after", 2)])
@@ -85,7 +85,7 @@ def test_a_runner_dies_in_a_step(make_harness, when, bodies) -> None:
         return step.do("pay", paid.append, 5)
 
     harness = make_harness(pay)
-    crash = harness.crash_in_step("pay", when=when)
+    crash = harness.faults.crash_in_step("pay", when=when)
     handle = harness.create(pay)
     harness.run_until_idle()
     assert not handle.has_ended
@@ -97,7 +97,7 @@ def test_a_runner_dies_in_a_step(make_harness, when, bodies) -> None:
 
 
 def test_a_crash_of_the_runner_rolls_its_own_transaction_back(harness) -> None:
-    harness.crash_in_step("book flight", times=2)
+    harness.faults.crash_in_step("book flight", times=2)
     handle = harness.create(trip)
     harness.advance("5 minutes")
     assert handle.result() == ["book hotel", "book flight"]
@@ -122,28 +122,28 @@ def test_a_fresh_runner_goes_on_where_the_last_one_stopped(make_harness) -> None
 
 
 def test_a_second_runner_gets_nothing_while_the_first_is_held_in_a_body(harness) -> None:
-    gate = harness.hold("book hotel")
+    barrier = harness.faults.hold("book hotel")
     handle = harness.create(trip)
-    assert harness.tick() == "held at gate book hotel"
-    assert gate.holds == 1
-    assert repr(gate) == "<Gate before step 'book hotel', holding 1>"
+    assert harness.tick() == "held at barrier book hotel"
+    assert barrier.holds == 1
+    assert repr(barrier) == "<Barrier before step 'book hotel', holding 1>"
     second = harness.second_runner()
     assert harness.deliver(handle, to=second) == BUSY
     harness.advance("10 minutes")  # the first renews its lease all the time
     assert harness.deliver(handle, to=second) == BUSY
-    assert gate.release() == ["released: due again"]  # its pass has taken ten minutes: it makes room for others
+    assert barrier.release() == ["released: due again"]  # its pass has taken ten minutes: it makes room for others
     harness.run_until_idle()
     assert handle.result() == ["book hotel", "book flight"]
     assert booked(harness) == [("book hotel", 1), ("book flight", 1)]
 
 
 def test_a_runner_that_overslept_its_lease_changes_nothing(harness) -> None:
-    gate = harness.hold("book hotel")
+    barrier = harness.faults.hold("book hotel")
     handle = harness.create(trip)
     harness.tick()
     zombie = harness.runner
     zombie.suspend()
-    gate.is_open = True  # for others; the first is still in it
+    barrier.is_open = True  # for others; the first is still in it
     second = harness.second_runner()
     harness.clock.advance("5 minutes")
     harness.tick()
@@ -151,17 +151,17 @@ def test_a_runner_that_overslept_its_lease_changes_nothing(harness) -> None:
     harness.clock.advance("5 minutes")
     assert harness.deliver(handle, to=second) == "complete"
     zombie.wake_up()
-    assert gate.release() == ["superseded: the instance was taken over, restarted or ended meanwhile"]
+    assert barrier.release() == ["superseded: the instance was taken over, restarted or ended meanwhile"]
     assert sorted(booked(harness)) == [("book flight", 1), ("book hotel", 2)]
 
 
 def test_a_held_body_belongs_to_the_harness_not_to_the_test(harness) -> None:
-    harness.hold("book hotel")
+    harness.faults.hold("book hotel")
     handle = harness.create(trip)
     with pytest.raises(HeldOutside) as caught:
         harness.runner.runner.advance(handle.ref, claimed_by="me")
     assert str(caught.value) == (
-        "<Gate before step 'book hotel', holding 0> would hold the test itself: "
+        "<Barrier before step 'book hotel', holding 0> would hold the test itself: "
         "have the harness deliver, with tick(), run_until_idle() or deliver()."
     )
 
@@ -169,11 +169,11 @@ def test_a_held_body_belongs_to_the_harness_not_to_the_test(harness) -> None:
 def test_what_is_held_ends_with_the_harness() -> None:
     harness = DurableHarness([trip])
     harness.create_tables(rows)
-    gate = harness.hold("book hotel")
+    barrier = harness.faults.hold("book hotel")
     harness.create(trip)
     harness.create(trip)
     harness.run_until_idle()
-    assert gate.holds == 2
+    assert barrier.holds == 2
     harness.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("durable-lane")]
 
@@ -204,7 +204,7 @@ def test_the_order_of_concurrent_runners_is_the_seeds(make_harness) -> None:
 
 
 def test_leases_are_renewed_in_virtual_time(harness) -> None:
-    gate = harness.hold("book hotel")
+    barrier = harness.faults.hold("book hotel")
     harness.create(trip)
     harness.tick()
     table = harness.durable.internals.store.tables.instance
@@ -212,4 +212,4 @@ def test_leases_are_renewed_in_virtual_time(harness) -> None:
     with harness.session() as session:
         until = session.scalar(sa.select(table.c.lease_until))
     assert until == (START + timedelta(seconds=60 + 30)).timestamp() * 1_000_000
-    gate.release()
+    barrier.release()

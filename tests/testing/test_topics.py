@@ -23,8 +23,8 @@ def test_an_emission_is_answered_with_how_many_waited() -> None:
 
 def test_a_mocked_topic_serves_whoever_waits() -> None:
     with DurableHarness([watch]) as harness:
-        double = harness.mock_topic("prices", 7, times=3)
+        mock = harness.mocks.mock_topic("prices", 7, times=3)
         one, two = harness.create(watch, id="one"), harness.create(watch, id="two")
         harness.run_until_idle()
         assert (one.result(), two.result()) == ([7, 7], [7, 7])
-        assert double.calls in (2, 3)
+        assert mock.calls in (2, 3)

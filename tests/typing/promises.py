@@ -34,7 +34,7 @@ from celery_durable import (
     durable_step,
     durable_workflow,
 )
-from celery_durable.testing import Barrier, Double, DurableHarness, HarnessInstance
+from celery_durable.testing import Barrier, DurableHarness, HarnessInstance, Mock
 from celery_durable.testing.scenario import Context, Scenario, create, define_scenario, run_scenario
 
 
@@ -218,8 +218,8 @@ def test() -> None:
         assert_type(made.result(), str)
         assert_type(made.statuses(), dict[str, str])
         assert_type(harness.create("order", {"order_id": "1"}), HarnessInstance[Any])
-        assert_type(harness.mock_step_result("charge", None), Double)
-        assert_type(harness.hold("charge"), Barrier)
+        assert_type(harness.mocks.mock_step_result("charge", None), Mock)
+        assert_type(harness.faults.hold("charge"), Barrier)
         assert_type(harness.clock.now, datetime)
         harness.advance(timedelta(days=3))
     scenario = define_scenario("one", workflows=[order], steps=[create(order, lambda ctx: ctx["params"], id="o-2")])

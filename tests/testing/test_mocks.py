@@ -1,8 +1,9 @@
-"""Test doubles at the border of a step."""
+"""Mocks of steps."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,13 @@ def simple(event, step):
 @pytest.mark.parametrize("value", [None, 0, "", [], False, {"paid": 5}])
 def test_a_mocked_result_takes_the_bodys_place_whatever_it_is(make_harness, value) -> None:
     harness = make_harness(simple)
-    charge = harness.mock_step_result("charge", value)
+    charge = harness.mocks.mock_step_result("charge", value)
     handle = harness.create(simple)
     harness.run_until_idle()
     assert handle.result() == value
     assert handle.step("charge").result == value
     assert charge.calls == 1
-    assert repr(charge) == "<Double of step 'charge', used 1 times>"
+    assert repr(charge) == "<Mock of step 'charge', used 1 times>"
 
 
 def test_a_mocked_result_is_checked_as_the_bodys_would_be(make_harness) -> None:
@@ -39,7 +40,7 @@ def test_a_mocked_result_is_checked_as_the_bodys_would_be(make_harness) -> None:
         return step.do(price)
 
     harness = make_harness(typed)
-    harness.mock_step_result("price", "a lot")
+    harness.mocks.mock_step_result("price", "a lot")
     handle = harness.create(typed)
     harness.run_until_idle()
     assert handle.error.name == "StepResultInvalid"
@@ -47,8 +48,8 @@ def test_a_mocked_result_is_checked_as_the_bodys_would_be(make_harness) -> None:
 
 def test_errors_come_as_often_as_they_are_asked_for_and_the_retries_after_them(make_harness) -> None:
     harness = make_harness(simple)
-    harness.mock_step_error("charge", ConnectionError("no bank"), times=2)
-    harness.mock_step_result("charge", "paid")
+    harness.mocks.mock_step_error("charge", ConnectionError("no bank"), times=2)
+    harness.mocks.mock_step_result("charge", "paid")
     handle = harness.create(simple)
     harness.run_until_idle()
     assert handle.step("charge").next_retry_at == START + timedelta(seconds=10)
@@ -66,8 +67,8 @@ def test_an_error_that_stays_fails_the_step(make_harness) -> None:
             return failure.error_name
 
     harness = make_harness(careful)
-    harness.mock_step_error("charge", NonRetryableError("no money", name="Declined"))
-    harness.disable_retry_delays()
+    harness.mocks.mock_step_error("charge", NonRetryableError("no money", name="Declined"))
+    harness.mocks.disable_retry_delays()
     handle = harness.create(careful)
     harness.run_until_idle()
     assert handle.result() == "Declined"
@@ -81,7 +82,7 @@ def test_a_forced_timeout_is_an_attempt_that_timed_out(make_harness) -> None:
             return failure.attempts
 
     harness = make_harness(slow)
-    ask = harness.force_step_timeout("ask")
+    ask = harness.mocks.force_step_timeout("ask")
     handle = harness.create(slow)
     harness.advance("1 hour")
     assert handle.result() == 2
@@ -90,7 +91,7 @@ def test_a_forced_timeout_is_an_attempt_that_timed_out(make_harness) -> None:
 
 
 def test_a_body_that_takes_longer_than_its_timeout_on_the_clock_times_out(make_harness) -> None:
-    harness = None
+    harness: Any = None
 
     def slow(event, step):
         return step.do("ask", StepConfig(retries=0, timeout="5 minutes"), lambda: harness.clock.advance("6 minutes"))
@@ -109,23 +110,23 @@ def test_sleeps_can_be_left_out_all_or_by_name(make_harness) -> None:
         return step.now().isoformat()
 
     harness = make_harness(sleepy)
-    harness.disable_sleeps(["long", "until"])
+    harness.mocks.disable_sleeps(["long", "until"])
     handle = harness.create(sleepy)
     harness.advance("1 day")
     assert handle.result() == "2030-01-02T00:00:00+00:00"
-    harness.disable_sleeps()
+    harness.mocks.disable_sleeps()
     other = harness.create(sleepy)
     harness.run_until_idle()
     assert other.has_ended
     with pytest.raises(HarnessMisuse, match=r"Step names come in a list: \['long'\]\."):
-        harness.disable_sleeps("long")
+        harness.mocks.disable_sleeps("long")
 
 
 def test_delays_of_retries_can_be_left_out_all_or_by_name(make_harness) -> None:
     harness = make_harness(simple)
-    harness.mock_step_error("charge", ValueError("no"), times=3)
-    harness.mock_step_result("charge", "paid")
-    harness.disable_retry_delays(["charge"])
+    harness.mocks.mock_step_error("charge", ValueError("no"), times=3)
+    harness.mocks.mock_step_result("charge", "paid")
+    harness.mocks.disable_retry_delays(["charge"])
     handle = harness.create(simple)
     harness.run_until_idle()
     assert handle.result() == "paid"
@@ -144,7 +145,7 @@ def test_an_event_is_sent_to_whoever_comes_to_wait_for_it(make_harness) -> None:
     harness = make_harness(waits)
     first = harness.create(waits, id="before")
     harness.run_until_idle()
-    sent = harness.mock_event("approved", {"by": "eve"}, times=2)
+    sent = harness.mocks.mock_event("approved", {"by": "eve"}, times=2)
     second, third = harness.create(waits, id="after"), harness.create(waits, id="third")
     harness.run_until_idle()
     assert first.result() == second.result() == {"by": "eve"}
@@ -156,7 +157,7 @@ def test_an_event_is_sent_to_whoever_comes_to_wait_for_it(make_harness) -> None:
 @pytest.mark.parametrize("is_early", [False, True])
 def test_a_wait_times_out_at_once_also_where_its_event_has_come(make_harness, is_early) -> None:
     harness = make_harness(waits)
-    harness.force_event_timeout("approval")
+    harness.mocks.force_event_timeout("approval")
     handle = harness.create(waits)
     if is_early:
         handle.send_event("approved", 1)
@@ -168,8 +169,8 @@ def test_a_wait_times_out_at_once_also_where_its_event_has_come(make_harness, is
 
 def test_a_double_serves_one_workflow_if_it_is_named(make_harness) -> None:
     harness = make_harness(simple, define(simple, name="other"))
-    harness.mock_step_result("charge", "mine", workflow="simple")
-    harness.mock_step_result("charge", "theirs", workflow="other")
+    harness.mocks.mock_step_result("charge", "mine", workflow="simple")
+    harness.mocks.mock_step_result("charge", "theirs", workflow="other")
     one, other = harness.create("simple"), harness.create("other")
     harness.run_until_idle()
     assert (one.result(), other.result()) == ("mine", "theirs")
@@ -177,22 +178,22 @@ def test_a_double_serves_one_workflow_if_it_is_named(make_harness) -> None:
 
 def test_a_name_that_no_step_has_shows_in_its_calls(make_harness) -> None:
     harness = make_harness(simple)
-    wrong = harness.mock_step_result("chagre", 1)
-    harness.mock_step_result("charge", 1)
+    wrong = harness.mocks.mock_step_result("chagre", 1)
+    harness.mocks.mock_step_result("charge", 1)
     harness.create(simple)
     harness.run_until_idle()
     assert wrong.calls == 0
     with pytest.raises(HarnessMisuse, match=r"times=0 for step 'charge': use a number from 1, or None for always\."):
-        harness.mock_step_result("charge", 1, times=0)
+        harness.mocks.mock_step_result("charge", 1, times=0)
 
 
-def test_doubles_reach_into_branches(make_harness) -> None:
+def test_mocks_reach_into_branches(make_harness) -> None:
     def wide(event, step):
         return step.gather(*(step.submit(f"ask {name}", never) for name in "abc"))
 
     harness = make_harness(wide)
     for name in "abc":
-        harness.mock_step_result(f"ask {name}", name)
+        harness.mocks.mock_step_result(f"ask {name}", name)
     handle = harness.create(wide)
     harness.run_until_idle()
     assert handle.result() == ["a", "b", "c"]
