@@ -110,7 +110,7 @@ def statements(durable, many, steps: int) -> float:
 
     ref = durable.internals.operations.get("many", handle.id).instance.ref
     sa.event.listen(durable.internals.store.engine, "before_cursor_execute", count)
-    durable.internals.runner.advance(ref, claimed_by="bench")
+    durable.internals.runner.advance(ref, task_id="bench", node="bench")
     sa.event.remove(durable.internals.store.engine, "before_cursor_execute", count)
     return counted / steps
 
@@ -119,11 +119,11 @@ def superfluous(durable, many) -> str:
     """The cost of a duplicate delivery of a finished run."""
     handle = many.create(1)
     ref = durable.internals.operations.get("many", handle.id).instance.ref
-    durable.internals.runner.advance(ref, claimed_by="bench")
+    durable.internals.runner.advance(ref, task_id="bench", node="bench")
     times = []
     for _ in range(500):
         begun = time.perf_counter()
-        durable.internals.runner.advance(ref, claimed_by="bench")
+        durable.internals.runner.advance(ref, task_id="bench", node="bench")
         times.append((time.perf_counter() - begun) * 1000)
     return f"1 statement, p50 {statistics.median(times):.2f} ms, p99 {statistics.quantiles(times, n=100)[98]:.2f} ms"
 

@@ -89,12 +89,12 @@ class RunFailure:
         if text is None:
             return None
         given = json.loads(text)
-        return cls(tuple(given["keys"]), given["place"])
+        return cls(tuple(given["keys"]), given["position"])
 
     @property
     def text(self) -> str:
         """The JSON text that is stored with the run."""
-        return json.dumps({"keys": self.keys, "place": self.seq}, ensure_ascii=False)
+        return json.dumps({"keys": self.keys, "position": self.seq}, ensure_ascii=False)
 
 
 def kept_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:

@@ -47,34 +47,34 @@ class Redispatch:
     first: timedelta
     longest: timedelta
 
-    def after(self, dispatches: int) -> timedelta:
-        """The delay after which a run is due again that a tick has taken for the ``dispatches``-th time."""
-        return min(self.first * (1 << min(max(dispatches - 1, 0), 30)), self.longest)
+    def after(self, dispatch_count: int) -> timedelta:
+        """The delay after which a run is due again that a tick has taken for the ``dispatch_count``-th time."""
+        return min(self.first * (1 << min(max(dispatch_count - 1, 0), 30)), self.longest)
 
-    def min_age(self, dispatches: int) -> timedelta:
+    def min_age(self, dispatch_count: int) -> timedelta:
         """The minimum age at which a message can be lost because its queue is empty.
 
         A worker without a prefetch limit empties the queue into its memory. Without the doubling, a copy would be sent
         every few seconds while that worker is busy.
         """
-        return min(MIN_LOST_AGE * (1 << min(max(dispatches - 1, 0), _MAX_DOUBLINGS)), self.longest)
+        return min(MIN_LOST_AGE * (1 << min(max(dispatch_count - 1, 0), _MAX_DOUBLINGS)), self.longest)
 
-    def is_lost(self, sent_at: datetime, dispatches: int, progress: QueueProgress, now: datetime) -> bool:
+    def is_lost(self, sent_at: datetime, dispatch_count: int, progress: QueueProgress, now: datetime) -> bool:
         """Whether an unclaimed message that was sent at ``sent_at`` is lost and must be sent again."""
         age = now - sent_at
         if age >= self.longest or (progress.claimed is not None and sent_at < progress.claimed):
             return True
-        return progress.empty is not None and sent_at < progress.empty and age >= self.min_age(dispatches)
+        return progress.empty is not None and sent_at < progress.empty and age >= self.min_age(dispatch_count)
 
     def lost_before(self, progress: QueueProgress, now: datetime) -> datetime:
         """Only messages that were sent before this time can be lost."""
         too_old = now - self.longest + timedelta(microseconds=1)  # a message of exactly this age is lost
         return max([too_old, *(at for at in (progress.claimed, progress.empty) if at is not None)])
 
-    def next_check_at(self, sent_at: datetime, dispatches: int, progress: QueueProgress) -> datetime:
+    def next_check_at(self, sent_at: datetime, dispatch_count: int, progress: QueueProgress) -> datetime:
         """When to check a message again that is not lost now, if nothing more becomes known about its queue."""
         empties = [at for at in (progress.empty, progress.empty_lately) if at is not None and sent_at < at]
         last = sent_at + self.longest
         if not empties:
             return last
-        return min(last, max(sent_at + self.min_age(dispatches), min(empties) + SLACK))
+        return min(last, max(sent_at + self.min_age(dispatch_count), min(empties) + SLACK))

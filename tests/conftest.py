@@ -115,7 +115,7 @@ def store_url(database: str, request: pytest.FixtureRequest, tmp_path) -> str:
     caretaker: Store = request.getfixturevalue(f"{database}_database")
     with caretaker.engine.begin() as connection:
         for table in caretaker.tables.metadata.sorted_tables:
-            if table is not caretaker.tables.store:
+            if table is not caretaker.tables.database:
                 connection.execute(sa.delete(table))
     return caretaker.engine.url.render_as_string(hide_password=False)
 

@@ -16,16 +16,16 @@ def reference_of(store: Store, ref: RunRef, event_type: str) -> TaskReference:
     joined = sa.and_(
         st.c.instance_pk == item.c.instance_pk, st.c.run_number == item.c.run_number, st.c.step_key == item.c.step_key
     )
-    query = sa.select(item.c.token, item.c.losses).select_from(item.join(st, joined))
+    query = sa.select(item.c.token, item.c.loss_count).select_from(item.join(st, joined))
     if found is None:
         query = query.where(st.c.wait_event_type == event_type)
     else:
         query = query.where(
-            item.c.instance_pk == found.pk, item.c.step_key == found.step_key, item.c.place == found.place
+            item.c.instance_pk == found.pk, item.c.step_key == found.step_key, item.c.position == found.position
         )
     query = query.where(item.c.run_number == ref.run_number)
     row = store.read(lambda tx: tx.execute(query).first())
     id_ = store.transact(store_id)
     if row is None:
         return TaskReference(id_, ref, event_type, "")
-    return TaskReference(id_, ref, event_type, row.token or "", delivery=row.losses)
+    return TaskReference(id_, ref, event_type, row.attempt_token or "", delivery=row.loss_count)

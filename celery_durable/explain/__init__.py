@@ -94,7 +94,7 @@ def _explain_failed(facts: Facts) -> Diagnosis:
 
 def _explain_claimed(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
-    node = (row.claimed_by or "").rpartition(" ")[2] or "a worker"
+    node = row.claimed_by or "a worker"
     if row.lease_until is None or row.lease_until <= now:
         since = "" if row.lease_until is None else f", its lease ended {format_age(facts, row.lease_until)} ago"
         sentence = f"The worker {node} fell silent{since}. "
@@ -144,16 +144,16 @@ def _explain_due(facts: Facts) -> Diagnosis:
     if consumers and not any(row.workflow in beat.workflows for beat in consumers):
         return _explain_unregistered(facts, since, consumers)
     missing = "" if consumers else f" And no worker consumes queue {row.queue!r}."
-    is_overdue = row.poll_at is not None and row.poll_at <= now
-    if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatches):
-        sent = f"was sent {count_times(row.dispatches)}" if row.dispatches else "nobody has sent it to a worker"
+    is_overdue = row.next_check_at is not None and row.next_check_at <= now
+    if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatch_count):
+        sent = f"was sent {count_times(row.dispatch_count)}" if row.dispatch_count else "nobody has sent it to a worker"
         sentence = f"{since}, and {sent}. {_describe_missing_dispatcher(facts)}{missing}"
         return build_diagnosis(
             facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat_command(), *start_worker_command(facts, consumers)
         )
-    if row.dispatches or (row.sent_at is not None and now - row.sent_at > _PUBLISH_DELAY):
+    if row.dispatch_count or (row.sent_at is not None and now - row.sent_at > _PUBLISH_DELAY):
         return _explain_unclaimed(facts, since, consumers)
-    if is_overdue and row.poll_at is not None and now - row.poll_at > _PUBLISH_DELAY:
+    if is_overdue and row.next_check_at is not None and now - row.next_check_at > _PUBLISH_DELAY:
         sentence = (
             f"{since}, and the dispatcher does not send it: the broker does not answer, or queue {row.queue!r} is "
             f"longer than durable_queue_high_water.{missing}"
@@ -217,7 +217,7 @@ def _explain_unsupported_pools(facts: Facts, since: str, consumers: list[Heartbe
 
 def _explain_unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
-    sentence = f"{since} and was sent {count_times(max(row.dispatches, 1))}, "
+    sentence = f"{since} and was sent {count_times(max(row.dispatch_count, 1))}, "
     if consumers:
         count = "1 worker consumes" if len(consumers) == 1 else f"{len(consumers)} workers consume"
         sentence += (
@@ -226,8 +226,8 @@ def _explain_unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> 
         )
     else:
         sentence += f"but no worker consumes queue {row.queue!r}."
-    if row.poll_at is not None and row.poll_at > facts.now:
-        again = format_duration(row.poll_at - facts.now)
+    if row.next_check_at is not None and row.next_check_at > facts.now:
+        again = format_duration(row.next_check_at - facts.now)
         sentence += f" It is sent again when its queue shows that the message got lost, at the latest in {again}."
     return build_diagnosis(
         facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker_command(facts, consumers), doctor_command()

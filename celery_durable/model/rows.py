@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from celery_durable.model.states import FINISHED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, Wake
+from celery_durable.model.states import FINISHED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, WakeReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,15 @@ class InstanceRow:
     run_number: int
     status: Status
     claim_token: str | None
+    claim_task_id: str | None
     claimed_by: str | None
+    """The worker node that holds the claim."""
     lease_until: datetime | None
     run_at: datetime | None
-    poll_at: datetime | None
-    wake: Wake
+    next_check_at: datetime | None
+    wake_reason: WakeReason
     priority: int
-    dispatches: int
+    dispatch_count: int
     crash_count: int
     pause_requested: bool
     version: int
@@ -271,7 +273,7 @@ class Heartbeat:
     seen_at: datetime
     swept_at: datetime | None
     """When it last looked for due work; None where that is not its business."""
-    next_wake_at: datetime | None
+    next_sweep_at: datetime | None
     """When it expected to find the next; None: nothing in sight."""
     outages: tuple[Outage, ...] = ()
     """What keeps it from its work now."""

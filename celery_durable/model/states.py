@@ -106,13 +106,15 @@ class AnswerResult(StrEnum):
         return self is AnswerResult.TAKEN
 
 
-class Wake(StrEnum):
+class WakeReason(StrEnum):
     """Why an instance was made due. For people only: what decides is time and rows (LAW 5)."""
 
-    RUN = "run"
-    RESUME = "resume"
-    RETRY = "retry"
-    WAKE = "wake"
+    START = "start"
+    TIMER = "timer"
+    EVENT = "event"  # or an answer
+    RESUME = "resume"  # or the run has more to do at once
+    RETRY = "retry"  # its claim was lost
+    WAKE = "wake"  # an operator's `wake`
 
 
 class LogLevel(StrEnum):
@@ -183,13 +185,13 @@ class ItemRef:
 
     pk: int
     step_key: str
-    place: int
+    position: int
     attempt: int
 
     @property
     def type(self) -> str:
         """What its task answers to; no event is of this type."""
-        return f"item:{self.pk}:{self.place}:{self.attempt}:{self.step_key}"
+        return f"item:{self.pk}:{self.position}:{self.attempt}:{self.step_key}"
 
     @classmethod
     def read(cls, type_: str) -> ItemRef | None:

@@ -19,7 +19,7 @@ from celery_durable.model import (
     RunRef,
     Status,
     TaskReference,
-    Wake,
+    WakeReason,
     is_task_event_type,
 )
 from celery_durable.operations.base import OperationsBase, Versions, require_possible_id
@@ -72,7 +72,7 @@ class LifecycleOperations(OperationsBase):
             row = self._lock_unfinished(tx, workflow, instance_id, "wake", None)
             if row.status is Status.PAUSED or row.claim_token is not None:
                 return []
-            return [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
+            return [instances.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._grace)]
 
         due_runs = self._store.transact(work)
         self._wake(due_runs)
@@ -176,7 +176,7 @@ class LifecycleOperations(OperationsBase):
                 raise InstanceTerminal(workflow, instance_id, row.status, "send an event to")
             sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
             if sent[0] is not None and instances.is_awaited(tx, row, type_):
-                return True, [instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace)]
+                return True, [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace)]
             return sent[0] is not None, []
 
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:

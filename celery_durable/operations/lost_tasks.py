@@ -43,7 +43,7 @@ class LostTaskOperations(LifecycleOperations):
             self._post(messages)
         for reference, end in given_up:
             # Not retryable: `retries` is about failures, and this task may have done its work.
-            times = "" if end.losses == 1 else f" {end.losses} times"
+            times = "" if end.loss_count == 1 else f" {end.loss_count} times"
             text = f"Celery task {end.name!r} was lost{times}: {why}"
             self.answer(reference, values.encode_error_answer("TaskLost", text, is_non_retryable=True))
         return len(messages) + len(given_up)

@@ -72,7 +72,7 @@ class TopicOperations(OperationsBase):
             found, ours = emissions.read_progress(tx, emission_id), made[0]
             # If the emission is over or past this batch, the batch is delivered: by this commit or by another
             # process.
-            return ours if ours is not None and (found is None or found.after_pk >= ours.after_pk) else None
+            return ours if ours is not None and (found is None or found.cursor_pk >= ours.cursor_pk) else None
 
         return self._store.transact(work, resolve=was_applied)
 

@@ -82,7 +82,7 @@ class Runner:
         self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
 
-    def advance(self, ref: RunRef, *, claimed_by: str, max_steps: int | None = None) -> str:
+    def advance(self, ref: RunRef, *, task_id: str, node: str, max_steps: int | None = None) -> str:
         """Run one pass: claim the run, and execute its steps until it waits, ends or is released.
 
         Any process may call this at any time. If the run is not due, the call changes nothing.
@@ -97,7 +97,7 @@ class Runner:
         if self._env.should_stop():
             return self._postpone_for_shutdown(ref)
         requested_at = self._runtime.monotonic()
-        claim = self._claim(ref, claimed_by, definition.kind)
+        claim = self._claim(ref, task_id, node, definition.kind)
         if claim is None:
             return NOT_DUE
         self._runtime.checkpoint("claimed")
@@ -189,10 +189,10 @@ class Runner:
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
 
-    def _claim(self, ref: RunRef, claimed_by: str, kind: Kind) -> Claim | None:
+    def _claim(self, ref: RunRef, task_id: str, node: str, kind: Kind) -> Claim | None:
         token, length = self._runtime.new_token(), self._settings.lease
         return self._store.transact(
-            lambda tx: claims.claim(tx, ref, token=token, claimed_by=claimed_by, lease=length, kind=kind),
+            lambda tx: claims.claim(tx, ref, token=token, task_id=task_id, node=node, lease=length, kind=kind),
             resolve=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
             is_single_statement=True,
             timeouts=PASS,
@@ -209,7 +209,7 @@ class Runner:
             run_limits,
             PublishedValues(self._store, self._settings, lease, stops_process=self._env.stops_process),
             has_started=run_state.has_started,
-            remaining_logs=self._settings.max_logs - run_state.logs,
+            remaining_logs=self._settings.max_logs - run_state.log_count,
             run_created_at=run_state.created_at,
             stops_process=self._env.stops_process,
             completion_messages=CompletionMessages(definition, claim, self._settings.limits),

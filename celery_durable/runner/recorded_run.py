@@ -98,7 +98,7 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
         params=json.dumps(history.params),
         created_at=history.created_at,
         started_at=history.started_at,
-        logs=0,
+        log_count=0,
         ancestry=Ancestry.parse(None, ref=ref, created_at=history.created_at),
         steps=tuple(rows),
     )

@@ -14,7 +14,7 @@ from celery_durable.errors import (
     InstanceTerminal,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, DueRun, Parent, RunRef, Wake
+from celery_durable.model import Claim, DueRun, Parent, RunRef, WakeReason
 from celery_durable.runtime import Runtime
 from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store import emissions, instances
@@ -117,7 +117,7 @@ class StepEffects:
                 continue
             received.append(notify.AcceptedEvent(row.ref, event.type, event.event_id))
             if instances.is_awaited(tx, row, event.type):
-                due_runs.append(instances.make_due(tx, row, wake=Wake.WAKE, grace=self._grace))
+                due_runs.append(instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace))
         return due_runs
 
     def emit(self, tx: Tx, requests: Sequence[NewEmission]) -> None:

@@ -89,9 +89,9 @@ class Ticker:
         Returns 0 if another process claimed the run first, or after a transient database error. Then a sweep or a
         later tick finds the run again.
         """
-        name = f"tick:{self._runtime.new_token()} {socket.gethostname()}"
+        task_id = f"tick:{self._runtime.new_token()}"
         try:
-            summary = self._advance_run(due.ref, claimed_by=name, max_steps=max_steps)
+            summary = self._advance_run(due.ref, task_id=task_id, node=socket.gethostname(), max_steps=max_steps)
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import DueRun, InstanceRow, Parent, StepStatus, StepType, Wake
+from celery_durable.model import DueRun, InstanceRow, Parent, StepStatus, StepType, WakeReason
 from celery_durable.store import instances
 from celery_durable.store.engine import Store, Tx, param, statement
 
@@ -35,9 +35,9 @@ def _waiting_parent(s: Store) -> Any:
 
 
 def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
-    """Return primary key, workflow and id of the instance whose step waits for this child, or an empty list.
+    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
 
-    A step starts to wait in the commit that creates the child. A finished step never waits again.
+    A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
     """
     row = None if parent is None else _find_waiting_step(tx, parent)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
@@ -49,7 +49,7 @@ def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWait:
-    """A locked instance, and the event type that its step waits for."""
+    """A locked instance, and the event type for which its step waits."""
 
     row: InstanceRow
     event_type: str
@@ -102,7 +102,7 @@ def store_answer(
         return None
     instances.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
     is_awaited = instances.is_awaited(tx, row, waiting_step.event_type)
-    return [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if is_awaited else []
+    return [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_awaited else []
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:

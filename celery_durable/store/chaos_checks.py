@@ -32,11 +32,11 @@ class HeldClaim:
 
 
 def find_held_claims(tx: Tx, node: str, *, lease: timedelta) -> list[HeldClaim]:
-    """Return the claims that a node (the host part of ``claimed_by``) holds. ``lease`` is the length of a lease."""
+    """Return the claims that a worker node holds. ``lease`` is the length of a lease."""
     i = tx.t.instance.c
     columns = (i.id, i.workflow, i.instance_id, i.run_number, i.crash_count, tx.store.clock().label("now_us"))
     where = (*schedule.conditions_due_within(tx, within=lease), i.status == Status.ACTIVE.value)
-    rows = tx.execute(sa.select(*columns).where(*where, i.claimed_by.endswith(f" {node}", autoescape=True)))
+    rows = tx.execute(sa.select(*columns).where(*where, i.claimed_by == node))
     return [
         HeldClaim(row.id, RunRef(row.workflow, row.instance_id, row.run_number), row.crash_count, from_us(row.now_us))
         for row in rows
@@ -109,7 +109,7 @@ def _find_broken_invariants(row: Any) -> Iterator[str]:
         yield "an incomplete claim"
     if is_claimed and row.status != Status.ACTIVE.value:
         yield f"claimed while {row.status}"
-    if is_live and (row.run_at is None or row.poll_at is None):
+    if is_live and (row.run_at is None or row.next_check_at is None):
         yield f"{row.status}, but no sweep will find it"
     if is_over != (row.completed_at is not None):
         yield f"{row.status}, but its run ended at {row.completed_at}"

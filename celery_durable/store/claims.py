@@ -15,10 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Kind, Parent, RunRef, Status, Wake, duration_us, from_us, to_us
+from celery_durable.model import Claim, Kind, Parent, RunRef, Status, WakeReason, duration_us, from_us, to_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
-RELEASED: dict[str, Any] = {"claim_token": None, "claimed_by": None, "lease_until": None}
+RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
+MAX_CLAIMANT = 255
+"""Characters of a Celery task's id and of a node's name that a claim keeps."""
 _RUNNABLE = (Status.ACTIVE.value, Status.WAITING.value)
 
 
@@ -43,7 +45,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
 
 def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     i = s.tables.instance.c
-    parent = [i.parent_id, i.parent_run_number, i.parent_step_key]
+    parent = [i.parent_pk, i.parent_run_number, i.parent_step_key]
     return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, i.sent_at, *parent]
 
 
@@ -57,11 +59,12 @@ def _claim_run(s: Store) -> Any:
             # First, because in MariaDB later assignments see the new values of earlier ones.
             (i.crash_count, i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)),
             (i.claim_token, param("token")),
-            (i.claimed_by, param("claimed_by")),
+            (i.claim_task_id, param("task_id")),
+            (i.claimed_by, param("node")),
             (i.lease_until, until),
-            (i.poll_at, until),
+            (i.next_check_at, until),
             (i.status, Status.ACTIVE.value),
-            (i.dispatches, 0),
+            (i.dispatch_count, 0),
             (i.version, i.version + 1),
             (i.updated_at, s.clock()),
         )
@@ -93,7 +96,7 @@ def _lock_claimed(s: Store) -> Any:
 
 
 def claim(
-    tx: Tx, ref: RunRef, *, token: str, claimed_by: str, lease: timedelta, kind: Kind = Kind.REPLAY
+    tx: Tx, ref: RunRef, *, token: str, task_id: str, node: str, lease: timedelta, kind: Kind = Kind.REPLAY
 ) -> Claim | None:
     """Claim the run if it is due and unclaimed, or if its last claim has expired. Otherwise return None.
 
@@ -109,7 +112,8 @@ def claim(
         run=ref.run_number,
         kind=kind.value,
         token=token,
-        claimed_by=claimed_by,
+        task_id=task_id[:MAX_CLAIMANT],
+        node=node[:MAX_CLAIMANT],
         lease_us=duration_us(lease),
     )
     if tx.store.database.update_returns:
@@ -137,7 +141,7 @@ def _make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
         claimed_at=from_us(row.lease_until) - lease,
         run_at=from_us(row.run_at),
         sent_at=None if row.sent_at is None else from_us(row.sent_at),
-        parent=None if row.parent_id is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key),
+        parent=None if row.parent_pk is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key),
     )
 
 
@@ -145,10 +149,10 @@ def due_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Return conditions for a run that is due, unclaimed and not paused.
 
     A caller that postpones a run adds them to its WHERE clause. If the run was claimed or suspended meanwhile, its
-    ``poll_at`` means something else (the end of the lease, or of a wait) and must not change.
+    ``next_check_at`` means something else (the end of the lease, or of a wait) and must not change.
     """
     i = s.tables.instance.c
-    return [i.claim_token.is_(None), i.poll_at.is_not(None), i.run_at <= s.clock()]
+    return [i.claim_token.is_(None), i.next_check_at.is_not(None), i.run_at <= s.clock()]
 
 
 @statement
@@ -162,7 +166,7 @@ def _postpone(s: Store) -> Any:
             i.c.run_number == param("run"),
             *due_conditions(s),
         )
-        .values(poll_at=s.clock() + param("delay_us", type_=sa.BigInteger), sent_at=None)
+        .values(next_check_at=s.clock() + param("delay_us", type_=sa.BigInteger), sent_at=None)
     )
 
 
@@ -320,11 +324,11 @@ def _release(s: Store) -> Any:
             **RELEASED,
             status=param("status"),
             run_at=param("run_us", type_=sa.BigInteger),
-            poll_at=param("poll_us", type_=sa.BigInteger),
+            next_check_at=param("next_check_us", type_=sa.BigInteger),
             sent_at=param("sent_us", type_=sa.BigInteger),
-            wake=param("wake"),
+            wake_reason=param("wake_reason"),
             priority=0,
-            dispatches=0,
+            dispatch_count=0,
             pause_requested=sa.false(),
             updated_at=s.clock(),
         )
@@ -345,7 +349,9 @@ def suspend(
         wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied
     )
     if next_at > guard_result.now and not is_any_satisfied:
-        return _release_claim(tx, claim, guard_result, Status.WAITING, run_at=next_at, poll_at=next_at, wake=Wake.WAKE)
+        return _release_claim(
+            tx, claim, guard_result, Status.WAITING, run_at=next_at, next_check_at=next_at, wake_reason=WakeReason.TIMER
+        )
     return release(tx, claim, guard_result, grace=grace)
 
 
@@ -359,12 +365,25 @@ def release(
     """
     due_at = guard_result.now + cooldown
     return _release_claim(
-        tx, claim, guard_result, Status.ACTIVE, run_at=due_at, poll_at=due_at + grace, wake=Wake.RESUME
+        tx,
+        claim,
+        guard_result,
+        Status.ACTIVE,
+        run_at=due_at,
+        next_check_at=due_at + grace,
+        wake_reason=WakeReason.RESUME,
     )
 
 
 def _release_claim(
-    tx: Tx, claim: Claim, guard_result: GuardResult, status: Status, *, run_at: datetime, poll_at: datetime, wake: Wake
+    tx: Tx,
+    claim: Claim,
+    guard_result: GuardResult,
+    status: Status,
+    *,
+    run_at: datetime,
+    next_check_at: datetime,
+    wake_reason: WakeReason,
 ) -> ReleaseOutcome:
     if guard_result.pause_requested:
         status, after = Status.PAUSED, ReleaseOutcome.PAUSED
@@ -376,9 +395,9 @@ def _release_claim(
         token=claim.token,
         status=status.value,
         run_us=to_us(run_at),
-        poll_us=None if after is ReleaseOutcome.PAUSED else to_us(poll_at),
+        next_check_us=None if after is ReleaseOutcome.PAUSED else to_us(next_check_at),
         sent_us=to_us(run_at) if after is ReleaseOutcome.DUE else None,
-        wake=wake.value,
+        wake_reason=wake_reason.value,
     )
     if done.rowcount == 0:
         raise Superseded(str(claim.ref))
@@ -412,7 +431,7 @@ def _end(s: Store) -> Any:
             **RELEASED,
             status=param("status"),
             run_at=None,
-            poll_at=None,
+            next_check_at=None,
             sent_at=None,
             pause_requested=sa.false(),
             version=i.c.version + 1,
@@ -438,7 +457,7 @@ def _update_ended_run(s: Store) -> Any:
         output=param("output"),
         error_name=param("error_name"),
         error_message=param("error_message"),
-        failure=param("failure"),
+        failed_steps=param("failed_steps"),
         started_at=sa.func.coalesce(r.c.started_at, param("started_us", type_=sa.BigInteger)),
         completed_at=s.clock(),
     )
@@ -462,7 +481,7 @@ def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
         "output": run_outcome.output,
         "error_name": run_outcome.error_name,
         "error_message": run_outcome.error_message,
-        "failure": run_outcome.failure,
+        "failed_steps": run_outcome.failure,
         "started_us": to_us(claim.claimed_at),
     }
     key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}

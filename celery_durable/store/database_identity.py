@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx, statement
 
-_PLACE = 1
+_SINGLETON = 1
 
 
 @statement
 def _read(s: Store) -> Any:
-    return sa.select(s.tables.store.c.id)
+    return sa.select(s.tables.database.c.database_id)
 
 
 def store_id(tx: Tx) -> str:
@@ -31,8 +31,8 @@ def store_id(tx: Tx) -> str:
         found = tx.run(_read).scalar()
         if found is None:
             # Several processes may insert at once. One row wins, and all of them read it.
-            values = {"place": _PLACE, "id": store.runtime.new_secret()}
-            tx.execute(dialects.insert_or_nothing(store.database, tx.t.store, values, ("place",)))
+            values = {"singleton": _SINGLETON, "database_id": store.runtime.new_secret()}
+            tx.execute(dialects.insert_or_nothing(store.database, tx.t.database, values, ("singleton",)))
             found = tx.run(_read).scalar_one()
         store.id = str(found)
     return store.id

@@ -1,8 +1,8 @@
-"""Emissions to topics: an emission is a row that exists until every waiting step has its event.
+"""Emissions to topics: an emission is a row that exists until its last waiter has the payload.
 
 Each batch is one transaction. It locks the emission's row, then the rows of its instances in ascending key order, and
 only then reads which waits are open (LAW 2b). Each open wait gets its own event and stops being a waiter. The
-emission's cursor moves past the batch in the same transaction. If a process dies between batches, another one continues
+emission's position moves past the batch in the same transaction. If a process dies between batches, another continues
 and delivers nothing twice.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import EmissionMismatch
-from celery_durable.model import TERMINAL, DueRun, RunRef, Scope, Status, StepStatus, Wake, duration_us, topic_of
+from celery_durable.model import TERMINAL, DueRun, RunRef, Scope, Status, StepStatus, WakeReason, duration_us, topic_of
 from celery_durable.store import dialects, scopes, topic_waits
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
@@ -25,21 +25,19 @@ from celery_durable.store.instances import RESUMING
 BATCH = 256
 """Instances per transaction."""
 
-# Separates the id of an emission from a number, if one run has several waits on the topic and gets several events.
-# An emission id cannot contain this character.
+# An emission id cannot contain this character. One run with several waits on a topic gets several events.
 _COPY_SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class EmissionProgress:
-    """The progress of an emission. ``resumed`` counts the waits that have an event, in all batches.
+    """The progress of an emission: ``resumed`` waits in all, and ``due_runs`` that this batch made due.
 
-    ``due_runs`` are the runs that this batch made due. ``received`` lists the runs that got an event in this batch,
-    each with the topic and the event's id.
+    ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
     """
 
     resumed: int
-    after_pk: int
+    cursor_pk: int
     is_over: bool
     due_runs: tuple[DueRun, ...] = ()
     received: tuple[tuple[RunRef, str, str], ...] = ()
@@ -50,7 +48,7 @@ class EmissionProgress:
 
 @statement
 def _find_last_waiter(s: Store) -> Any:
-    w = s.tables.waiter.c
+    w = s.tables.topic_wait.c
     return sa.select(w.instance_pk).where(w.topic == param("topic")).order_by(w.instance_pk.desc()).limit(1)
 
 
@@ -61,11 +59,11 @@ def _insert_emission(s: Store) -> Any:
         "topic": param("topic", sa.String),
         "payload": param("payload", sa.Text),
         "scope": param("scope", sa.Text),
-        "after_pk": 0,
-        "last_pk": param("last", sa.BigInteger),
-        "resumed": 0,
+        "cursor_pk": 0,
+        "end_pk": param("last", sa.BigInteger),
+        "delivered_count": 0,
         "created_at": s.clock(),
-        "poll_at": s.clock() + param("poll_us", sa.BigInteger),
+        "next_check_at": s.clock() + param("next_check_us", sa.BigInteger),
     }
     return dialects.insert_or_nothing(s.database, s.tables.emission, values, ("id",))
 
@@ -83,7 +81,11 @@ def _lock_emission(s: Store) -> Any:
 @statement
 def _advance_cursor(s: Store) -> Any:
     e = s.tables.emission
-    moved = {"after_pk": param("after"), "resumed": param("resumed"), "poll_at": s.clock() + param("poll_us")}
+    moved = {
+        "cursor_pk": param("after"),
+        "delivered_count": param("resumed"),
+        "next_check_at": s.clock() + param("next_check_us"),
+    }
     return sa.update(e).where(e.c.id == param("id")).values(moved)
 
 
@@ -93,10 +95,10 @@ def _delete_emission(s: Store) -> Any:
 
 
 def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta, scope: Scope | None = None) -> bool:
-    """Store an emission for the waits that are open now. If there are none, writes nothing and returns False.
+    """Store an emission for the waits that are open now. Returns False if there are none, and writes nothing.
 
-    If an unfinished emission with this id exists, returns True, and the caller continues it. Raises EmissionMismatch if
-    its topic or payload differs. If no process advances it for ``lease``, the sweep does.
+    If an emission with this id is under way, it continues. Raises EmissionMismatch if its topic or payload differs.
+    If no process advances it for ``lease``, the sweep does.
     """
     last = tx.run(_find_last_waiter, topic=topic).scalar()
     if last is not None:
@@ -108,7 +110,7 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
             payload=payload,
             scope=text,
             last=last,
-            poll_us=duration_us(lease),
+            next_check_us=duration_us(lease),
         )
     found = tx.run(_select_emission, id=emission_id).first()
     if found is None:
@@ -119,20 +121,17 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
 
 
 def read_progress(tx: Tx, emission_id: str) -> EmissionProgress | None:
-    """Return the progress of an emission, or None if it has ended.
-
-    The query locks the row, so it waits until a commit in doubt has succeeded or failed.
-    """
+    """Return the progress of an emission, or None if it is over. The lock waits until a commit in doubt is decided."""
     row = tx.run(_lock_emission, id=emission_id).first()
-    return None if row is None else EmissionProgress(row.resumed, row.after_pk, is_over=False)
+    return None if row is None else EmissionProgress(row.delivered_count, row.cursor_pk, is_over=False)
 
 
-# --- deliver ------------------------------------------------------------------------------------
+# --- handing out --------------------------------------------------------------------------------
 
 
 @statement
 def _select_next_waiters(s: Store) -> Any:
-    w = s.tables.waiter.c
+    w = s.tables.topic_wait.c
     return (
         sa.select(w.instance_pk)
         .where(w.topic == param("topic"), w.instance_pk > param("after"), w.instance_pk <= param("last"))
@@ -143,35 +142,32 @@ def _select_next_waiters(s: Store) -> Any:
 
 
 def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> EmissionProgress | None:
-    """Deliver one batch. Returns None if the emission has ended.
-
-    The caller publishes the runs that became due. The sweep publishes them after ``grace`` if the caller has not.
-    """
+    """Deliver one batch. Returns None if the emission is over. The sweep checks runs made due only after ``grace``."""
     emission = tx.run(_lock_emission, id=emission_id).first()
     if emission is None:
         return None
     batch = _read_batch(tx, emission)
     received, due_runs = _deliver(tx, emission, batch, grace=grace) if batch else ((), ())
-    resumed = emission.resumed + len(received)
+    resumed = emission.delivered_count + len(received)
     if len(batch) < BATCH:
         tx.run(_delete_emission, id=emission_id)
-        return EmissionProgress(resumed, emission.last_pk, is_over=True, due_runs=due_runs, received=received)
-    tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))
+        return EmissionProgress(resumed, emission.end_pk, is_over=True, due_runs=due_runs, received=received)
+    tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, next_check_us=duration_us(lease))
     return EmissionProgress(resumed, batch[-1], is_over=False, due_runs=due_runs, received=received)
 
 
 def _read_batch(tx: Tx, emission: Any) -> list[int]:
-    """Return the keys of the next instances. Instances outside the emitter's scope are skipped."""
+    """Return the keys of the next instances. Instances outside the emitter's scope are passed over."""
     if emission.scope is None:
         found = tx.run(
-            _select_next_waiters, topic=emission.topic, after=emission.after_pk, last=emission.last_pk, limit=BATCH
+            _select_next_waiters, topic=emission.topic, after=emission.cursor_pk, last=emission.end_pk, limit=BATCH
         )
         return [int(pk) for pk in found.scalars()]
-    w, i = tx.t.waiter.c, tx.t.instance.c
+    w, i = tx.t.topic_wait.c, tx.t.instance.c
     query = (
         sa.select(w.instance_pk)
         .join(tx.t.instance, i.id == w.instance_pk)
-        .where(w.topic == emission.topic, w.instance_pk > emission.after_pk, w.instance_pk <= emission.last_pk)
+        .where(w.topic == emission.topic, w.instance_pk > emission.cursor_pk, w.instance_pk <= emission.end_pk)
         .where(*scopes.conditions(tx.t, Scope.from_text(emission.scope)))
         .distinct()
         .order_by(w.instance_pk)
@@ -194,7 +190,7 @@ def _deliver(
         owner = owners.get(wait.instance_pk)
         if owner is None or not _is_open(wait, owner, emission.topic):
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
-        elif wait.earlier_seq is None:  # otherwise, the run has received an emission with this id before
+        elif wait.earlier_seq is None:  # else this run received it before, under the same id
             closed_waits.append((wait.instance_pk, wait.run_number, wait.step_key))
             event_counts[owner.id] += 1
             events.append(_build_event(wait, owner, emission, number=event_counts[owner.id]))
@@ -205,11 +201,11 @@ def _deliver(
     due = {
         "status": Status.ACTIVE.value,
         "run_at": now,
-        "poll_at": now + duration_us(grace),
-        # Without a grace, the caller publishes nothing, and the sweep does.
+        "next_check_at": now + duration_us(grace),
+        # Without a grace, only the sweep sends it.
         "sent_at": now if grace else None,
-        "dispatches": 0,
-        "wake": Wake.WAKE.value,
+        "dispatch_count": 0,
+        "wake_reason": WakeReason.EVENT.value,
         "priority": RESUMING,
         "updated_at": now,
     }
@@ -221,7 +217,7 @@ def _deliver(
 
 def _select_waits(tx: Tx, emission: Any, pks: Sequence[int]) -> sa.Select[Any]:
     """Select the waits that were open when the emission started, with their step and any earlier event."""
-    w, st, e = tx.t.waiter, tx.t.step, tx.t.event
+    w, st, e = tx.t.topic_wait, tx.t.step, tx.t.event
     its_step = sa.and_(
         st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
     )
@@ -250,11 +246,7 @@ def _is_open(wait: Any, owner: Any, topic: str) -> bool:
 
 
 def _needs_wake(owner: Any) -> bool:
-    """Whether this transaction must make the instance due.
-
-    A worker that holds the instance checks for events when it releases it. A paused instance is checked when it is
-    resumed.
-    """
+    """Whether the instance must be woken. A worker checks for events itself when it releases, and so does a resume."""
     return owner.claim_token is None and Status(owner.status) is Status.WAITING
 
 
@@ -265,10 +257,7 @@ def _insert_event(s: Store) -> Any:
 
 
 def _build_event(wait: Any, owner: Any, emission: Any, *, number: int) -> dict[str, Any]:
-    """Build an event that only this wait consumes. ``number`` counts the events of this batch for the instance.
-
-    ``seq`` comes from the instance's version, which cannot change while its row is locked.
-    """
+    """Build an event for this wait alone. Its order is the instance's version, which the lock keeps from changing."""
     return {
         "instance_pk": owner.id,
         "run_number": owner.run_number,
@@ -298,7 +287,7 @@ def _due_run(owner: Any) -> DueRun:
 @statement
 def _select_abandoned(s: Store) -> Any:
     e = s.tables.emission.c
-    return sa.select(e.id).where(e.poll_at <= s.statement_clock()).order_by(e.poll_at).limit(1)
+    return sa.select(e.id).where(e.next_check_at <= s.statement_clock()).order_by(e.next_check_at).limit(1)
 
 
 def find_abandoned(tx: Tx) -> str | None:

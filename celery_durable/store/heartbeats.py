@@ -1,8 +1,7 @@
 """Heartbeats: one row per process that sweeps or works, renewed every ten seconds.
 
-They show an operator which processes live and what prevents them from working. Only the search for lost tasks
-(`inventories`) bases decisions on them. They are written without locks. A failed write is not retried; the next
-heartbeat replaces it.
+They explain to an operator why nothing moves. Only the search for lost tasks (`inventories`) bases decisions on them.
+They are written without locks and at best effort.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ def _upsert(s: Store) -> Any:
         "started_at": now,
         "seen_at": now,
         "swept_at": now - param("swept_us", sa.BigInteger),
-        "next_wake_at": now + param("wakes_us", sa.BigInteger),
+        "next_sweep_at": now + param("wakes_us", sa.BigInteger),
         "pool": param("pool", sa.String),
-        "error": param("error", sa.Text),
-        "error_since": now - param("error_us", sa.BigInteger),
+        "outages": param("outages", sa.Text),
     }
     return dialects.insert_or_update(s.database, s.tables.heartbeat, values, ("id",), keep=("started_at",))
 
@@ -80,10 +78,9 @@ def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
         swept_us=None if update.swept_ago is None else duration_us(update.swept_ago),
         wakes_us=None if update.wakes_in is None else duration_us(update.wakes_in),
         pool=None if update.pool is None else update.pool[:255],
-        error=json.dumps([_to_json(outage, duration) for outage, duration in update.outages])
+        outages=json.dumps([_to_json(outage, duration) for outage, duration in update.outages])
         if update.outages
         else None,
-        error_us=duration_us(max(duration for _, duration in update.outages)) if update.outages else None,
     )
 
 
@@ -132,7 +129,7 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     """Return the database's time, and the processes, most recently seen first."""
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
     h = tx.t.heartbeat
-    columns = [each for each in h.c if each.name not in ("held_tasks", "passed_markers")]  # these may be long
+    columns = [each for each in h.c if each.name not in ("held_tasks", "received_markers")]  # these may be long
     rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS))
     return now, tuple(
         Heartbeat(
@@ -145,9 +142,9 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
             started_at=from_us(row.started_at),
             seen_at=from_us(row.seen_at),
             swept_at=from_us_or_none(row.swept_at),
-            next_wake_at=from_us_or_none(row.next_wake_at),
+            next_sweep_at=from_us_or_none(row.next_sweep_at),
             pool=row.pool,
-            outages=_from_json(row.error, from_us(row.seen_at)),
+            outages=_from_json(row.outages, from_us(row.seen_at)),
         )
         for row in rows
     )

@@ -1,4 +1,4 @@
-"""Queries for the API and the CLI: instances, runs, steps, events and logs, in pages by key. They take no locks."""
+"""Reads for users: statuses, lists by keyset cursor, steps, events and logs of a run. Takes no locks."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
         created_at=from_us(row.created_at),
         started_at=from_us_or_none(row.started_at),
         completed_at=from_us_or_none(row.completed_at),
-        dropped_logs=row.dropped_logs,
+        dropped_logs=row.dropped_log_count,
         origin=None
-        if row.forked_from_id is None
-        else Origin(row.forked_from_id, row.forked_from_run, row.forked_from_step),
+        if row.forked_from_instance_id is None
+        else Origin(row.forked_from_instance_id, row.forked_from_run_number, row.forked_from_step_key),
     )
 
 
 def build_status(status: Status, run_: RunRow) -> InstanceStatus:
-    """Build an instance's public status from the status in its row and from its run.
+    """Return the status of an instance from its row's status and its run.
 
-    The two rows are read one after the other, and the instance may end in between. So the output and the error are
-    included only if the status fits them.
+    The two are read one after the other. So an instance that ended in between must not show an output beside
+    "active".
     """
     return InstanceStatus(
         status=status,
@@ -137,7 +137,7 @@ def build_list_query(
     labelled: Mapping[str, str] | None = None,
     scope: Scope | None = None,
 ) -> sa.Select[Any]:
-    """Build the query of `list_instances`. For every combination of filters, an index returns the newest rows first."""
+    """Build the query of a page. Every choice of filters has an index that is read backwards, newest first."""
     i, r = t.instance, t.run
     query = sa.select(i, r.c.error_name, r.c.error_message).join(
         r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
@@ -146,7 +146,7 @@ def build_list_query(
     for name, value in (labelled or {}).items():
         its = t.label.alias()
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
-        key = its.c.instance_pk  # order by the label's index, which has few rows
+        key = its.c.instance_pk  # order and start of the page by the index that has few rows
     query = query.order_by(key.desc()).limit(limit)
     query = query.where(*scopes.conditions(t, scope))
     if workflow is not None:

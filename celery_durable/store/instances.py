@@ -27,7 +27,7 @@ from celery_durable.model import (
     Status,
     StepStatus,
     VersionedInstance,
-    Wake,
+    WakeReason,
     duration_us,
     from_us,
     to_us,
@@ -57,16 +57,16 @@ def _insert(s: Store) -> Any:
         "run_number": 1,
         "status": param("status", sa.String),
         "run_at": run_at,
-        "poll_at": run_at + param("grace_us", sa.BigInteger),
+        "next_check_at": run_at + param("grace_us", sa.BigInteger),
         "sent_at": sa.case((param("run_us", sa.BigInteger).is_(None), now), else_=sa.null()),
-        "wake": Wake.RUN.value,
+        "wake_reason": WakeReason.START.value,
         "priority": STARTING,
-        "dispatches": 0,
+        "dispatch_count": 0,
         "crash_count": 0,
         "pause_requested": sa.false(),
         "version": 1,
         "queue": param("queue", sa.String),
-        "parent_id": param("parent_pk", sa.BigInteger),
+        "parent_pk": param("parent_pk", sa.BigInteger),
         "parent_run_number": param("parent_run", sa.Integer),
         "parent_step_key": param("parent_key", sa.String),
         "created_at": now,
@@ -137,9 +137,9 @@ def read_clock(tx: Tx) -> datetime:
 # --- lock and read ------------------------------------------------------------------------------
 
 _COLUMNS = (
-    "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claimed_by", "lease_until",
-    "run_at", "poll_at", "wake", "priority", "dispatches", "crash_count", "pause_requested", "version", "queue",
-    "sent_at", "created_at", "updated_at",
+    "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claim_task_id", "claimed_by",
+    "lease_until", "run_at", "next_check_at", "wake_reason", "priority", "dispatch_count", "crash_count",
+    "pause_requested", "version", "queue", "sent_at", "created_at", "updated_at",
 )  # fmt: skip
 
 
@@ -213,18 +213,18 @@ def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     Returns None if no step created the instance, or if the instance does not exist.
     """
     i = tx.t.instance.c
-    query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key).where(
-        i.workflow == workflow, i.instance_id == instance_id, i.parent_id.is_not(None)
+    query = sa.select(i.parent_pk, i.parent_run_number, i.parent_step_key).where(
+        i.workflow == workflow, i.instance_id == instance_id, i.parent_pk.is_not(None)
     )
     row = tx.execute(query).first()
-    return None if row is None else Parent(row.parent_id, row.parent_run_number, row.parent_step_key)
+    return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
 
 
 def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
     """Return the names of the step that created an instance. None if no step did, or if the parent is deleted."""
     i, p = tx.t.instance.c, tx.t.instance.alias("parent").c
     query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
-    row = tx.execute(query.where(i.id == pk, p.id == i.parent_id)).first()
+    row = tx.execute(query.where(i.id == pk, p.id == i.parent_pk)).first()
     if row is None:
         return None
     return ParentStep(row.workflow, row.instance_id, row.parent_run_number, row.parent_step_key)
@@ -247,13 +247,14 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         run_number=row.run_number,
         status=Status(row.status),
         claim_token=row.claim_token,
+        claim_task_id=row.claim_task_id,
         claimed_by=row.claimed_by,
         lease_until=from_us_or_none(row.lease_until),
         run_at=from_us_or_none(row.run_at),
-        poll_at=from_us_or_none(row.poll_at),
-        wake=Wake(row.wake),
+        next_check_at=from_us_or_none(row.next_check_at),
+        wake_reason=WakeReason(row.wake_reason),
         priority=row.priority,
-        dispatches=row.dispatches,
+        dispatch_count=row.dispatch_count,
         crash_count=row.crash_count,
         pause_requested=bool(row.pause_requested),
         version=row.version,
@@ -274,7 +275,7 @@ def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
     )
 
 
-def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRun:
+def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timedelta) -> DueRun:
     """Make the instance due now, and return its run for the caller to publish after the commit.
 
     If the caller does not publish it, the sweep does after ``grace``.
@@ -285,10 +286,10 @@ def make_due(tx: Tx, row: InstanceRow, *, wake: Wake, grace: timedelta) -> DueRu
         row,
         status=Status.ACTIVE.value,
         run_at=now,
-        poll_at=now + duration_us(grace),
+        next_check_at=now + duration_us(grace),
         sent_at=now,
-        dispatches=0,
-        wake=wake.value,
+        dispatch_count=0,
+        wake_reason=wake_reason.value,
         priority=RESUMING,
     )
     return DueRun(row.ref, row.queue)
@@ -302,7 +303,7 @@ def pause(tx: Tx, row: InstanceRow) -> bool:
     if row.claim_token is not None:
         _update(tx, row, pause_requested=True)
     elif row.status is not Status.PAUSED:
-        _update(tx, row, status=Status.PAUSED.value, poll_at=None, sent_at=None)
+        _update(tx, row, status=Status.PAUSED.value, next_check_at=None, sent_at=None)
         return True
     return False
 
@@ -314,9 +315,9 @@ def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     """
     now = read_clock(tx)
     if row.priority == STARTING and row.run_at is not None and row.run_at > now:
-        _update(tx, row, status=Status.WAITING.value, poll_at=to_us(row.run_at), sent_at=None)
+        _update(tx, row, status=Status.WAITING.value, next_check_at=to_us(row.run_at), sent_at=None)
         return None
-    return make_due(tx, row, wake=Wake.RESUME, grace=grace)
+    return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
 
 
 def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
@@ -332,7 +333,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         **RELEASED,
         status=Status.TERMINATED.value,
         run_at=None,
-        poll_at=None,
+        next_check_at=None,
         sent_at=None,
         pause_requested=False,
         retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
@@ -368,11 +369,11 @@ def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
         **RELEASED,
         status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
         run_at=now,
-        poll_at=None if is_paused else now + duration_us(grace),
+        next_check_at=None if is_paused else now + duration_us(grace),
         sent_at=None if is_paused else now,
-        wake=Wake.RESUME.value,
+        wake_reason=WakeReason.RESUME.value,
         priority=RESUMING,
-        dispatches=0,
+        dispatch_count=0,
         crash_count=0,
         pause_requested=False,
     )
@@ -414,11 +415,11 @@ def restart(
         run_number=number,
         status=Status.ACTIVE.value,
         run_at=now,
-        poll_at=now + duration_us(grace),
+        next_check_at=now + duration_us(grace),
         sent_at=now,
-        wake=Wake.RUN.value,
+        wake_reason=WakeReason.START.value,
         priority=STARTING,
-        dispatches=0,
+        dispatch_count=0,
         crash_count=0,
         pause_requested=False,
         retention_until=None,

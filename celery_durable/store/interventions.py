@@ -1,7 +1,7 @@
-"""Manual changes to single steps: complete a step, and record who did it, why, and what the row was before.
+"""Manual changes to single steps: complete a step, and record who did it, why, and what the step was.
 
-The caller locks the instance and releases its claim in the same transaction. So a worker that still runs the instance
-can write nothing more. The next pass reads the changed row.
+Everything happens under the lock of the instance, whose claim is released in the same transaction. A worker that
+still runs the instance cannot record anything more. The next pass finds the new row.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from celery_durable.store.step_rows import PendingEvent
 def complete_step(
     tx: Tx, row: InstanceRow, step: StepRow, *, event: PendingEvent | None, result: str | None, commit_id: str
 ) -> None:
-    """Complete a step of a locked instance's run, with ``result``, or with ``event`` if it waits for an event."""
+    """Complete a step of a locked instance's run with a given result; a wait with an event."""
     st, now = tx.t.step, tx.store.clock()
     values: dict[str, Any] = {"result": result}
     if event is not None:
-        # An event counts only if it was accepted by the wait's deadline, so an earlier deadline is moved.
+        # An event must be in time for its wait, so a passed deadline is moved.
         until = event.created_at if step.wake_at is None else max(step.wake_at, event.created_at)
         values = {"result": event.result_json, "wake_at": to_us(until)}
     updated = tx.execute(
@@ -52,7 +52,7 @@ def complete_step(
 def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
     """Complete a step of a locked linear run with a given result, and make the next step ready.
 
-    If it was the last step, the next pass completes the instance.
+    After the last step none is open, and the next pass completes the instance.
     """
     st, now = tx.t.step, tx.store.clock()
     done = {"status": StepStatus.DONE.value, "result": result, "next_retry_at": None, "finished_at": now}
@@ -71,7 +71,7 @@ def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str
 
 
 def uncount_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
-    """Uncount the running attempts of all steps but ``excluding``: they did not fail, they lost their claim."""
+    """Uncount the running attempts of all steps but ``excluding``: they did not fail, they only lost their claim."""
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(
@@ -87,7 +87,7 @@ def uncount_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
 def insert_audit_record(
     tx: Tx, row: InstanceRow, step: StepRow, *, action: str, actor: str, reason: str | None, commit_id: str
 ) -> None:
-    """Record a manual change, with the state of the step before it."""
+    """Record what is done to a step, and what the step was before."""
     before = {
         "status": step.status.value,
         "type": step.type.value,

@@ -1,7 +1,7 @@
 """Inventories: which workers are alive and which tasks they hold, in their heartbeat rows.
 
-An inventory is one round of questions to all workers. The one process that searches for lost tasks starts it: it writes
-a number into its row. Every worker answers in its own row, with that number and the ids of the tasks that it holds.
+One process at a time searches for lost tasks. It starts an inventory by writing a number into its row. Every worker
+answers in its own row, with the number and the ids of the tasks that it holds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from celery_durable.model import from_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RENEW_INTERVAL = timedelta(seconds=2)
-"""How often a worker renews its row and checks for a new inventory."""
+"""How often a worker renews its row and checks for an inventory."""
 SILENT_AFTER = timedelta(seconds=10)
 """A worker that is silent for this time counts as dead."""
 REPLACED_AFTER = timedelta(seconds=3)
-"""The same for a worker whose node name a newer process uses."""
+"""The same if another process has started since then under the same node name."""
 
 
 @statement
@@ -47,12 +47,9 @@ def renew_worker(tx: Tx, id_: str) -> int:
 
 
 def record_received_markers(tx: Tx, id_: str, markers: Sequence[str]) -> None:
-    """Record the ids of the markers that a worker has received.
-
-    A marker is a message that the search sends to a queue. If it is received, earlier messages have left the queue.
-    """
+    """Record the markers that a worker has received."""
     h = tx.t.heartbeat
-    tx.execute(sa.update(h).where(h.c.id == id_).values(passed_markers=json.dumps(list(markers))))
+    tx.execute(sa.update(h).where(h.c.id == id_).values(received_markers=json.dumps(list(markers))))
 
 
 def answer_inventory(tx: Tx, id_: str, number: int, held: Sequence[str]) -> None:
@@ -107,11 +104,11 @@ class Peer:
 
 
 def register_searcher(tx: Tx, id_: str) -> list[Peer]:
-    """Register the process with this row as one that can search for lost tasks. Returns all processes."""
+    """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
     tx.run(_register_searcher, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)
-    more = (h.inventory, h.answered_inventory, h.held_tasks, h.passed_markers)
+    more = (h.inventory, h.answered_inventory, h.held_tasks, h.received_markers)
     return [
         Peer(
             id=row.id,
@@ -124,7 +121,7 @@ def register_searcher(tx: Tx, id_: str) -> list[Peer]:
             inventory=row.inventory,
             answered=row.answered_inventory,
             held=frozenset(json.loads(row.held_tasks or "[]")),
-            received_markers=frozenset(json.loads(row.passed_markers or "[]")),
+            received_markers=frozenset(json.loads(row.received_markers or "[]")),
         )
         for row in tx.execute(sa.select(*columns, *more, tx.store.clock().label("now_us")))
     ]

@@ -1,12 +1,9 @@
-"""The items of map steps.
+"""The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
 
-An item is pending (not sent yet), sent (unanswered), failed (the next pass decides on a retry), done, or dead (failed
-for good).
-
-A task step has one item as well, at position 0. Its row exists while its attempt is unanswered.
-
-Every change of an item except a loss happens under the lock of the instance's row (see `task_answers`). The report of
-a lost message locks only the item's row. So a pass also locks the rows of the items that it decides on.
+The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
+answered or a pass decides on it. Every change of an item except a loss happens under the lock of the instance's row,
+see `task_answers`. A loss, which adds 1 to ``loss_count``, locks the item's row alone. So a pass locks the items
+that it decides on.
 """
 
 from __future__ import annotations
@@ -43,8 +40,7 @@ _OPEN = [status.value for status in OPEN_ITEMS]
 class RemoteStep:
     """A map or task step of a run.
 
-    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be unanswered; None means no
-    limit.
+    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
     """
 
     workflow: str
@@ -88,31 +84,31 @@ def _insert(s: Store) -> Any:
         "instance_pk": param("pk"),
         "run_number": param("run"),
         "step_key": param("key"),
-        "place": param("place"),
+        "position": param("position"),
         "status": ItemStatus.PENDING.value,
         "attempts": 0,
-        "losses": 0,
-        "body": param("body"),
+        "loss_count": 0,
+        "task": param("task"),
         "on_lost": param("on_lost"),
     }
     return sa.insert(s.tables.item).values(values).inline()
 
 
 def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
-    """Insert all items of a map step that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
+    """Insert all items of a map that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
 
-    If a retried run has copied items, they are kept with their results. If any task has changed, all are replaced.
+    A retried run finds its items already inserted. It keeps them and their results, unless the bodies have changed.
     """
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
-    kept = {row.place: row.body for row in tx.execute(sa.select(item.c.place, item.c.body).where(*mine))}
-    if any(place >= len(bodies) or bodies[place] != body for place, body in kept.items()):
+    kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
+    if any(position >= len(bodies) or bodies[position] != body for position, body in kept.items()):
         tx.execute(sa.delete(item).where(*mine))
         kept = {}
     new = [
-        {"place": place, "body": body, "on_lost": step.on_lost}
-        for place, body in enumerate(bodies)
-        if place not in kept
+        {"position": position, "task": body, "on_lost": step.on_lost}
+        for position, body in enumerate(bodies)
+        if position not in kept
     ]
     tx.run_many(_insert, [step.key_parameters | each for each in new])
 
@@ -125,9 +121,9 @@ def _select_ready(s: Store) -> Any:
     item = s.tables.item.c
     is_ready = sa.or_(item.due_at.is_(None), item.due_at <= s.clock())
     return (
-        sa.select(item.place, item.attempts, item.body, s.clock().label("now_us"))
+        sa.select(item.position, item.attempts, item.task, s.clock().label("now_us"))
         .where(*step_conditions(s), _has_status(s, ItemStatus.PENDING), is_ready)
-        .order_by(item.place)
+        .order_by(item.position)
         .limit(param("limit", sa.Integer))
     )
 
@@ -137,7 +133,7 @@ def _update_item(s: Store) -> Any:
     item = s.tables.item
     return (
         sa.update(item)
-        .where(*step_conditions(s), item.c.place == param("nth", sa.Integer))
+        .where(*step_conditions(s), item.c.position == param("position", sa.Integer))
         .values(
             status=param("new_status", sa.String),
             attempts=param("new_attempts", sa.Integer),
@@ -153,40 +149,39 @@ def _mark_sent(s: Store) -> Any:
     new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
     return (
         sa.update(item)
-        .where(*step_conditions(s), item.c.place == param("nth", sa.Integer))
+        .where(*step_conditions(s), item.c.position == param("position", sa.Integer))
         .values(new | _NEW_ATTEMPT_VALUES)
     )
 
 
-_NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "losses": 0, "answer": None}
+_NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_count": 0, "answer": None}
 """The columns that are the same for every new attempt."""
 
 
 def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
     """The columns that change with each attempt."""
-    return {name: item.c[name] for name in ("attempts", "due_at", "token", "sent_at", "queue", "priority")}
+    return {name: item.c[name] for name in ("attempts", "due_at", "attempt_token", "sent_at", "queue", "priority")}
 
 
 _MAX_INTEGER = 2**31 - 1
 
 
 def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[OutboxMessage]:
-    """Mark up to ``limit`` ready items as sent, each with a new attempt. Returns their messages.
-
-    The caller stores the messages in the outbox, in the same transaction.
-    """
+    """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
     limit = _MAX_INTEGER if limit is None else max(limit, 0)
     found = tx.run(_select_ready, **step.key_parameters, limit=limit).all() if limit else []
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        event_type = ItemRef(step.pk, step.step_key, row.place, attempt).type
+        event_type = ItemRef(step.pk, step.step_key, row.position, attempt).type
         reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
         messages.append(
-            build_replying_task_message(row.body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+            build_replying_task_message(row.task, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
         )
         marks.append(
-            step.key_parameters | {"nth": row.place} | _attempt_values(row.body, reference, attempt, now=now, step=step)
+            step.key_parameters
+            | {"position": row.position}
+            | _attempt_values(row.task, reference, attempt, now=now, step=step)
         )
     tx.run_many(_mark_sent, marks)
     return messages
@@ -199,7 +194,7 @@ def _attempt_values(
     return {
         "attempts": attempt,
         "due_at": to_us(now + step.timeout),
-        "token": reference.token,
+        "attempt_token": reference.token,
         "sent_at": to_us(now),
         "queue": queue,
         "priority": priority,
@@ -209,15 +204,15 @@ def _attempt_values(
 def mark_task_as_sent(
     tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime
 ) -> OutboxMessage:
-    """Record that this attempt of a task step is sent. Returns its message, which the caller stores in the outbox.
+    """Record that this attempt of a task step is out. Returns its message, for the outbox.
 
     ``body`` comes from `values.encode_step_task`.
     """
     reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
-    key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "place": 0}
+    key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "position": 0}
     values = (
         key
-        | {"body": body, "on_lost": step.on_lost}
+        | {"task": body, "on_lost": step.on_lost}
         | _NEW_ATTEMPT_VALUES
         | _attempt_values(body, reference, attempt, now=now, step=step)
     )
@@ -226,7 +221,7 @@ def mark_task_as_sent(
 
 
 def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
-    """Delete the item of a task step that no longer waits for its attempt."""
+    """Delete the item of a task step, which does not wait for its attempt any more."""
     tx.run(_delete_task_item, pk=pk, run=run_number, key=step_key)
 
 
@@ -237,7 +232,7 @@ def _delete_task_item(s: Store) -> Any:
 
 def _update_parameters(
     step: RemoteStep,
-    place: int,
+    position: int,
     status: ItemStatus,
     *,
     attempts: int,
@@ -246,10 +241,10 @@ def _update_parameters(
 ) -> dict[str, Any]:
     due_us = None if due_at is None else to_us(due_at)
     new = {"new_status": status.value, "new_attempts": attempts, "new_due_us": due_us, "new_answer": answer}
-    return step.key_parameters | {"nth": place} | new
+    return step.key_parameters | {"position": position} | new
 
 
-# --- decide on failures, in a pass --------------------------------------------------------------
+# --- judge, in a pass ---------------------------------------------------------------------------
 
 
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
@@ -259,19 +254,19 @@ def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
 
 @statement
 def _select_any_failed(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*step_conditions(s), _has_failed_or_timed_out(s)).limit(1)
+    return sa.select(s.tables.item.c.position).where(*step_conditions(s), _has_failed_or_timed_out(s)).limit(1)
 
 
 @statement
 def _select_failed_items(s: Store) -> Any:
     item = s.tables.item.c
-    columns = (item.place, item.status, item.attempts, item.answer)
-    # The rows are locked because the report of a loss does not lock the instance. Once locked, they include every
-    # committed report, and no report can change them until the pass commits its decisions.
+    columns = (item.position, item.status, item.attempts, item.answer)
+    # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
+    # committed.
     return (
         sa.select(*columns)
         .where(*step_conditions(s), _has_failed_or_timed_out(s))
-        .order_by(item.place)
+        .order_by(item.position)
         .with_for_update()
     )
 
@@ -281,8 +276,7 @@ def _count_by_status(s: Store) -> Any:
     item = s.tables.item.c
     is_timer = sa.or_(
         _has_status(s, ItemStatus.SENT),
-        # A pending item that is due already waits until fewer items are unanswered. The answer that frees a slot
-        # sends it, so no timer is needed.
+        # A pending item that is due already waits for room, which only an answer makes.
         sa.and_(_has_status(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
     )
     first = sa.func.min(sa.case((is_timer, item.due_at)))
@@ -292,7 +286,7 @@ def _count_by_status(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MapState:
-    """How many items of a map are unanswered (``sent``), and how many have not ended (``open``).
+    """How many items of a map are out, and how many are open in all.
 
     ``next_at`` is when the map needs a pass even without an answer; None means never.
     """
@@ -317,7 +311,7 @@ def read_map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
 class FailedItem:
     """An item whose attempt has failed. ``answer`` is None if the attempt has timed out."""
 
-    place: int
+    position: int
     attempts: int
     answer: str | None
 
@@ -326,7 +320,7 @@ def lock_failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[Failed
     """Lock and return the items that have failed or timed out."""
     rows = tx.run(_select_failed_items, **step.key_parameters, now_us=to_us(now))
     return [
-        FailedItem(row.place, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
+        FailedItem(row.position, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
         for row in rows
     ]
 
@@ -348,12 +342,12 @@ def apply_decisions(tx: Tx, step: RemoteStep, decisions: Sequence[RetryDecision]
         attempts, answer = each.item.attempts, each.answer
         marks.append(
             _update_parameters(
-                step, each.item.place, status, attempts=attempts, due_at=each.next_retry_at, answer=answer
+                step, each.item.position, status, attempts=attempts, due_at=each.next_retry_at, answer=answer
             )
         )
     tx.run_many(_update_item, marks)
     late = [each.item for each in decisions if each.item.answer is None]
-    refs = [ItemRef(step.pk, step.step_key, each.place, each.attempts) for each in late]
+    refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
     outbox.delete_unsent(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
 
 
@@ -373,19 +367,19 @@ def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
 
 @statement
 def _select_any_open(s: Store) -> Any:
-    return sa.select(s.tables.item.c.place).where(*step_conditions(s), _has_status(s, *OPEN_ITEMS)).limit(1)
+    return sa.select(s.tables.item.c.position).where(*step_conditions(s), _has_status(s, *OPEN_ITEMS)).limit(1)
 
 
 def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
-    """Return whether all items of a map have ended: each is done or dead."""
+    """Return whether no item of a map is out or still to be sent."""
     return tx.run(_select_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
 def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
-    """Return for each item its answer as JSON text and its number of attempts, in the order of the items."""
+    """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
-    rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.place))
+    rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.position))
     return [(row.answer, row.attempts) for row in rows]
 
 
@@ -393,9 +387,9 @@ def find_first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
     """Return position, answer and attempts of the first item that has failed permanently, or None."""
     item = tx.t.item.c
     mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)
-    query = sa.select(item.place, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
-    row = tx.execute(query.order_by(item.place).limit(1)).first()
-    return None if row is None else (row.place, row.answer, row.attempts)
+    query = sa.select(item.position, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
+    row = tx.execute(query.order_by(item.position).limit(1)).first()
+    return None if row is None else (row.position, row.answer, row.attempts)
 
 
 def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:

@@ -1,8 +1,8 @@
-"""Lost tasks: find unanswered Celery tasks, and send a task again if a worker or a broker has lost its message.
+"""Lost tasks: which tasks are out, and what happens if a worker, a machine or a queue loses one.
 
-A lost task is sent again under the same task id and attempt, with the next delivery number. The report of a loss names
-the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A report
-locks the item's row, not the instance's row. If an answer arrives at the same time, the first write wins.
+A lost task is sent again under the same task id and attempt, with the next delivery number. A report of a loss names
+the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss
+locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _WAIT: OnLost = "wait"
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """An unanswered task. ``sent_us`` is when its newest message was sent."""
+    """A task that is out according to the database. ``sent_us`` is when its newest message was sent."""
 
     reference: TaskReference
     pk: int
     step_key: str
-    place: int
+    position: int
     sent_us: int
 
     @property
@@ -57,34 +57,33 @@ class SentTask:
 
     @property
     def key(self) -> tuple[int, int, str, int]:
-        return (self.pk, self.reference.ref.run_number, self.step_key, self.place)
+        return (self.pk, self.reference.ref.run_number, self.step_key, self.position)
 
 
-# --- find unanswered tasks ----------------------------------------------------------------------
+# --- what is out --------------------------------------------------------------------------------
 
 
 SentCursor = tuple[int, int, int, str, int]
-"""The last task of a page: when it was sent, then instance, run number, step key and position."""
+"""The end of a page of tasks: when the last task was sent, and its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentPage:
-    """One page of unanswered tasks. ``next`` is the cursor of the next page, or None after the last."""
+    """One page of tasks that are out. ``next`` is where the next page starts, or None after the last."""
 
     tasks: Sequence[SentTask]
     next: SentCursor | None
 
 
 def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -> SentPage:
-    """Return unanswered tasks whose newest message was sent at least ``age`` ago, oldest first.
+    """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
 
-    Tasks of a step with ``on_lost="wait"`` are left out: the search does not apply to them. A run that has ended may
-    leave rows of sent items. ``limit`` counts them, but the page does not contain them.
+    ``limit`` also counts rows of runs that have ended, whose rows never change. They are left out of the page.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
-    key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.place)
+    key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.position)
     query = (
-        sa.select(*key, item.c.attempts, item.c.losses, item.c.token, i.c.workflow, i.c.instance_id)
+        sa.select(*key, item.c.attempts, item.c.loss_count, item.c.attempt_token, i.c.workflow, i.c.instance_id)
         .add_columns(i.c.run_number.label("current"), i.c.status, st.c.type, st.c.status.label("step_status"))
         .add_columns(st.c.wait_event_type)
         .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, sent_attempts.is_of_step(item, st)))
@@ -104,7 +103,7 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
 
 
 def _cursor_at(row: Any) -> SentCursor:
-    return row.sent_at, row.instance_pk, row.run_number, row.step_key, row.place
+    return row.sent_at, row.instance_pk, row.run_number, row.step_key, row.position
 
 
 def _is_awaited(row: Any) -> bool:
@@ -115,10 +114,10 @@ def _is_awaited(row: Any) -> bool:
 def _sent_task(row: Any, database_id: str) -> SentTask:
     event_type = row.wait_event_type
     if row.type == StepType.MAP.value:
-        event_type = ItemRef(row.instance_pk, row.step_key, row.place, row.attempts).type
+        event_type = ItemRef(row.instance_pk, row.step_key, row.position, row.attempts).type
     ref = RunRef(row.workflow, row.instance_id, row.run_number)
-    reference = TaskReference(database_id, ref, event_type, row.token, delivery=row.losses)
-    return SentTask(reference, row.instance_pk, row.step_key, row.place, row.sent_at)
+    reference = TaskReference(database_id, ref, event_type, row.attempt_token, delivery=row.loss_count)
+    return SentTask(reference, row.instance_pk, row.step_key, row.position, row.sent_at)
 
 
 def _item_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
@@ -127,12 +126,12 @@ def _item_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
         item.instance_pk == param("pk", sa.BigInteger),
         item.run_number == param("run", sa.Integer),
         item.step_key == param("key", sa.String),
-        item.place == param("nth", sa.Integer),
+        item.position == param("position", sa.Integer),
     ]
 
 
 def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
-    """Return the tasks without those whose message is still in the outbox: such a message is not lost."""
+    """Return the tasks whose message has left the outbox. A message that is still there is not lost."""
     left: list[SentTask] = []
     for start in range(0, len(tasks), _CHUNK):
         part = tasks[start : start + _CHUNK]
@@ -144,16 +143,16 @@ def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
 def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, int], str]:
     """Return the stored bodies of these tasks by their keys, for `values.build_replying_task_message`."""
     item = tx.t.item.c
-    key = (item.instance_pk, item.run_number, item.step_key, item.place)
+    key = (item.instance_pk, item.run_number, item.step_key, item.position)
     found: dict[tuple[int, int, str, int], str] = {}
     for start in range(0, len(tasks), _CHUNK):
         wanted = [each.key for each in tasks[start : start + _CHUNK]]
-        for row in tx.execute(sa.select(*key, item.body).where(sa.tuple_(*key).in_(wanted))):
-            found[row.instance_pk, row.run_number, row.step_key, row.place] = row.body
+        for row in tx.execute(sa.select(*key, item.task).where(sa.tuple_(*key).in_(wanted))):
+            found[row.instance_pk, row.run_number, row.step_key, row.position] = row.task
     return found
 
 
-# --- report a loss ------------------------------------------------------------------------------
+# --- what is lost -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +164,10 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The task is not sent again. ``name`` is the Celery task; ``losses`` includes this loss."""
+    """The task is not sent again. ``name`` is the Celery task; ``loss_count`` includes this loss."""
 
     name: str
-    losses: int
+    loss_count: int
 
 
 def report_loss(
@@ -179,28 +178,28 @@ def report_loss(
     Returns None if there is nothing to do: the attempt has ended, another delivery is under way, or the step says
     ``on_lost="wait"`` and the reporter did not see the task die.
 
-    ``sent_us`` is when the message was sent, as the reporter read it. If the task has retried itself since then, it is
-    not lost. None means that the reporter saw the worker lose the task. After ``limit`` losses a task is given up.
+    ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
+    retry) is not lost. None means that the reporter saw the task die. After ``limit`` loss_count a task is given up.
     """
     row = _find_attempt(tx, reference)
-    if row is None or row.losses != reference.delivery or sent_us not in (None, row.sent_at):
+    if row is None or row.loss_count != reference.delivery or sent_us not in (None, row.sent_at):
         return None
-    if not hmac.compare_digest(row.token.encode(), reference.token.encode()):
+    if not hmac.compare_digest(row.attempt_token.encode(), reference.token.encode()):
         return None
     if row.on_lost == _WAIT and sent_us is not None:
         return None
-    if row.on_lost == _FAIL or row.losses + 1 >= limit:
-        return GiveUp(json.loads(row.body)["name"], row.losses + 1)
-    where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "nth": row.place}
+    if row.on_lost == _FAIL or row.loss_count + 1 >= limit:
+        return GiveUp(json.loads(row.task)["name"], row.loss_count + 1)
+    where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "position": row.position}
     mine = {"attempt": row.attempts, "delivery": reference.delivery}
     what, moved = (_count_loss, {}) if sent_us is None else (_count_loss_if_sent_at, {"sent": sent_us})
     if tx.run(what, **where, **mine, **moved).rowcount == 0:
         return None
     next_delivery = TaskReference(
-        reference.store_id, reference.ref, reference.event_type, row.token, delivery=reference.delivery + 1
+        reference.store_id, reference.ref, reference.event_type, row.attempt_token, delivery=reference.delivery + 1
     )
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
-    message = build_replying_task_message(row.body, id_=id_, answers=next_delivery)
+    message = build_replying_task_message(row.task, id_=id_, answers=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
     return Resend(message)
 
@@ -214,9 +213,9 @@ def _count_loss(s: Store) -> Any:
             *_item_conditions(s),
             item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
             item.c.attempts == param("attempt", sa.Integer),
-            item.c.losses == param("delivery", sa.Integer),
+            item.c.loss_count == param("delivery", sa.Integer),
         )
-        .values(losses=item.c.losses + 1, sent_at=s.clock())
+        .values(loss_count=item.c.loss_count + 1, sent_at=s.clock())
     )
 
 
@@ -227,10 +226,20 @@ def _count_loss_if_sent_at(s: Store) -> Any:
 
 def _select_unanswered(s: Store) -> sa.Select[Any]:
     i, item = s.tables.instance, s.tables.item
-    columns = ("instance_pk", "run_number", "step_key", "place", "attempts", "losses", "token", "sent_at", "on_lost")
+    columns = (
+        "instance_pk",
+        "run_number",
+        "step_key",
+        "position",
+        "attempts",
+        "loss_count",
+        "attempt_token",
+        "sent_at",
+        "on_lost",
+    )
     mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
     return (
-        sa.select(*[item.c[name] for name in columns], item.c.body)
+        sa.select(*[item.c[name] for name in columns], item.c.task)
         .select_from(sent_attempts.join_step(s).join(i, mine))
         .where(
             i.c.workflow == param("workflow", sa.String),
@@ -267,27 +276,27 @@ def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
 
 
 def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
-    """Record that the task has sent its own message again by a Celery retry.
+    """Record that the task has sent itself again (a retry).
 
-    A search that started earlier does not apply to the new message. ``sent_in`` is the countdown of the retry: the
+    A search that started earlier does not apply to this message. ``sent_in`` is the countdown of the retry: the
     broker may hold the message until then.
     """
     _update_sent_at(tx, reference, tx.store.clock() + duration_us(sent_in))
 
 
 def record_replacement(tx: Tx, reference: TaskReference) -> None:
-    """Record that the task has replaced itself with other tasks (`Task.replace`).
+    """Record that other tasks do the work now (`Task.replace`).
 
-    Their messages need not name the step, so the search for lost tasks ignores this task from now on.
+    Their messages need not name the step, so the task is not searched for any more.
     """
     _update_sent_at(tx, reference, None)
 
 
 def _update_sent_at(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
     row = _find_attempt(tx, reference)
-    if row is None or row.losses != reference.delivery or row.sent_at is None:
+    if row is None or row.loss_count != reference.delivery or row.sent_at is None:
         return
     item = tx.t.item.c
     mine = (item.instance_pk == row.instance_pk, item.run_number == row.run_number, item.step_key == row.step_key)
-    more = (item.place == row.place, item.attempts == row.attempts, item.losses == row.losses)
+    more = (item.position == row.position, item.attempts == row.attempts, item.loss_count == row.loss_count)
     tx.execute(sa.update(tx.t.item).where(*mine, *more, item.sent_at.is_not(None)).values(sent_at=sent_at))

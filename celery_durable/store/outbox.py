@@ -1,9 +1,8 @@
 """The outbox: messages to send after the transaction that wrote them has committed.
 
-A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So the
-table holds only unsent messages and undelivered events. ``run_at`` is when an event may be delivered next. ``poll_at``
-is when a sweep processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an
-operator.
+A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So
+the table holds only what is under way. ``run_at`` is when an event may be delivered next. ``next_check_at`` is when a
+sweep processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an operator.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ def _insert(s: Store) -> Any:
         "id": param("id"),
         "kind": param("kind"),
         "name": param("name"),
-        "body": param("body"),
+        "payload": param("payload"),
         "instance_pk": param("pk"),
         "run_number": param("run"),
         "step_key": param("key"),
         "attempts": 0,
         "run_at": s.clock(),
-        "poll_at": s.clock() + param("grace_us", sa.BigInteger),
+        "next_check_at": s.clock() + param("grace_us", sa.BigInteger),
         "created_at": s.clock(),
     }
     return sa.insert(s.tables.outbox).values(values).inline()
@@ -48,12 +47,12 @@ def insert(
 ) -> None:
     """Store messages to be sent after ``tx`` commits. ``pk``, ``run_number`` and ``step_key`` name their sender.
 
-    The caller sends them after its commit (`tasks.outbox.Outbox.post`). If the caller dies before it sends them, a
-    sweep sends them after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
+    The caller sends them after its commit (`tasks.outbox.Outbox.post`). A sweep sends those that are lost on the way
+    after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
     """
     grace += len(messages) // 100 * _EXTRA_GRACE_PER_HUNDRED
     source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
-    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "body": each.body} for each in messages]
+    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "payload": each.body} for each in messages]
     tx.run_many(_insert, [source | row for row in rows])
 
 
@@ -64,9 +63,9 @@ def insert(
 def _select_due(s: Store) -> Any:
     o = s.tables.outbox.c
     return (
-        sa.select(o.id, o.kind, o.name, o.body, o.created_at, s.statement_clock().label("now_us"))
-        .where(o.poll_at <= s.statement_clock())
-        .order_by(o.poll_at)
+        sa.select(o.id, o.kind, o.name, o.payload, o.created_at, s.statement_clock().label("now_us"))
+        .where(o.next_check_at <= s.statement_clock())
+        .order_by(o.next_check_at)
         .limit(param("limit", sa.Integer))
         .with_for_update(skip_locked=True)
     )
@@ -75,30 +74,30 @@ def _select_due(s: Store) -> Any:
 @statement
 def _reschedule(s: Store) -> Any:
     o = s.tables.outbox
-    return sa.update(o).where(o.c.id == param("id")).values(poll_at=param("poll_us"))
+    return sa.update(o).where(o.c.id == param("id")).values(next_check_at=param("next_check_us"))
 
 
 def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
-    """Return due messages and postpone their rows. Any number of sweeps may call this at once.
+    """Return messages to send, or to send again. Any number of sweeps may call this at once.
 
-    Each row is postponed by its age, within the limits of ``redispatch``. So the pause doubles with every try. The row
-    is deleted after the message is sent. If the sweep dies before that, the message is only late.
+    Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
+    between has only delayed it.
     """
     rows = tx.run(_select_due, limit=limit).all()
     moves = []
     for row in rows:
         age = timedelta(microseconds=row.now_us - row.created_at)
         pause = min(max(age, redispatch.first), redispatch.longest)
-        moves.append({"id": row.id, "poll_us": row.now_us + duration_us(pause)})
+        moves.append({"id": row.id, "next_check_us": row.now_us + duration_us(pause)})
     tx.run_many(_reschedule, moves)
-    return [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+    return [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in rows]
 
 
 def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> None:
-    """Postpone these messages by ``delay``: the broker has accepted none of them."""
+    """Let the sweep offer these messages again after ``delay``: the broker took none of them."""
     o = tx.t.outbox
-    wanted = (o.c.id.in_([each.id for each in messages]), o.c.poll_at.is_not(None))
-    tx.execute(sa.update(o).where(*wanted).values(poll_at=tx.store.clock() + duration_us(delay)))
+    wanted = (o.c.id.in_([each.id for each in messages]), o.c.next_check_at.is_not(None))
+    tx.execute(sa.update(o).where(*wanted).values(next_check_at=tx.store.clock() + duration_us(delay)))
 
 
 def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
@@ -118,7 +117,7 @@ def delete(tx: Tx, ids: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A delivery of an outbound event by one worker. It is valid as long as the event's row contains ``token``."""
+    """An outbound event that one worker delivers. The worker holds it as long as the row names ``token``."""
 
     id: str
     token: str
@@ -133,14 +132,14 @@ class Delivery:
 def begin_delivery(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
     """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
 
-    The attempt counts at once, even if the worker dies. The event is due again when the ``lease`` ends.
+    If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
     """
     o, now = tx.t.outbox, tx.store.clock()
     until = now + duration_us(lease)
     taken = tx.execute(
         sa.update(o)
         .where(o.c.id == id_, o.c.kind == OutboxKind.EVENT.value, o.c.run_at <= now)
-        .values(token=token, attempts=o.c.attempts + 1, run_at=until, poll_at=until)
+        .values(claim_token=token, attempts=o.c.attempts + 1, run_at=until, next_check_at=until)
     )
     return find_delivery(tx, id_, token=token) if taken.rowcount else None
 
@@ -149,9 +148,9 @@ def find_delivery(tx: Tx, id_: str, *, token: str) -> Delivery | None:
     """Return the delivery that this token started, or None."""
     o, i = tx.t.outbox, tx.t.instance
     query = (
-        sa.select(o.c.name, o.c.body, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
+        sa.select(o.c.name, o.c.payload, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
         .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
-        .where(o.c.id == id_, o.c.token == token)
+        .where(o.c.id == id_, o.c.claim_token == token)
     )
     row = tx.execute(query).first()
     if row is None:
@@ -160,7 +159,7 @@ def find_delivery(tx: Tx, id_: str, *, token: str) -> Delivery | None:
         id=id_,
         token=token,
         name=row.name,
-        payload=row.body,
+        payload=row.payload,
         workflow=row.workflow or "",
         instance_id=row.instance_id or "",
         run_number=row.run_number,
@@ -171,7 +170,7 @@ def find_delivery(tx: Tx, id_: str, *, token: str) -> Delivery | None:
 def finish_delivery(tx: Tx, delivery: Delivery) -> None:
     """Delete the event after its handler has returned, unless another worker has taken it over."""
     o = tx.t.outbox
-    tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token))
+    tx.execute(sa.delete(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token))
 
 
 def release_delivery(
@@ -179,16 +178,16 @@ def release_delivery(
 ) -> None:
     """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
 
-    ``counts=False`` means that the delivery does not count as an attempt.
+    ``counts=False`` means that this was not an attempt.
     """
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)
-    values: dict[str, Any] = {"token": None, "run_at": at, "poll_at": at}
+    values: dict[str, Any] = {"claim_token": None, "run_at": at, "next_check_at": at}
     if error is not None:
-        values["error"] = error
+        values["last_error"] = error
     if not counts:
         values["attempts"] = o.c.attempts - 1
-    tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.token == delivery.token).values(values))
+    tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token).values(values))
 
 
 # --- read, retry and delete ----------------------------------------------------------------------
@@ -219,12 +218,12 @@ class OutboxEntry:
 def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
     """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up."""
     o = tx.t.outbox.c
-    return _read_entries(tx, *([o.poll_at.is_(None)] if given_up else []), limit=limit, scope=scope)
+    return _read_entries(tx, *([o.next_check_at.is_(None)] if given_up else []), limit=limit, scope=scope)
 
 
 def count_given_up(tx: Tx) -> int:
     """Count the events that were given up. An index answers this."""
-    return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.poll_at.is_(None))).scalar_one())
+    return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.next_check_at.is_(None))).scalar_one())
 
 
 def find_existing(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
@@ -254,7 +253,7 @@ def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> l
 def retry_events(tx: Tx, ids: Sequence[str]) -> None:
     """Make these events due now, with fresh attempts. The next sweep delivers them."""
     o, now = tx.t.outbox, tx.store.clock()
-    fresh: dict[str, Any] = {"attempts": 0, "token": None, "run_at": now, "poll_at": now}
+    fresh: dict[str, Any] = {"attempts": 0, "claim_token": None, "run_at": now, "next_check_at": now}
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
 
 
@@ -262,7 +261,16 @@ def _read_entries(
     tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None, scope: Scope | None = None
 ) -> list[OutboxEntry]:
     o, i = tx.t.outbox, tx.t.instance
-    columns = (o.c.id, o.c.kind, o.c.name, o.c.attempts, o.c.created_at, o.c.poll_at, o.c.error, o.c.run_number)
+    columns = (
+        o.c.id,
+        o.c.kind,
+        o.c.name,
+        o.c.attempts,
+        o.c.created_at,
+        o.c.next_check_at,
+        o.c.last_error,
+        o.c.run_number,
+    )
     query = (
         sa.select(*columns, i.c.workflow, i.c.instance_id)
         .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
@@ -278,8 +286,8 @@ def _read_entries(
             ref=None if row.workflow is None else RunRef(row.workflow, row.instance_id, row.run_number),
             attempts=row.attempts,
             since=from_us(row.created_at),
-            next_at=from_us_or_none(row.poll_at),
-            error=row.error,
+            next_at=from_us_or_none(row.next_check_at),
+            error=row.last_error,
         )
         for row in tx.execute(query)
     ]

@@ -1,4 +1,4 @@
-"""Queries for operators across all instances: counts, due runs, claims and waits. They take no locks."""
+"""Reads for operators across all instances: counts, due runs, leases and waits. Takes no locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SWEPT_WITHIN = timedelta(minutes=1)
-"""A due run without a dispatch message is swept within this time, the longest pause of a queue."""
+"""A due run without a dispatch message under way is swept within this time, which is the longest rest of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,21 @@ def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, St
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """Count the runs that a worker should have claimed.
 
-    These are unclaimed due runs that the sweep reaches soon, or whose dispatch message is sent.
+    These are runs that are swept soon, and runs with a dispatch message under way.
     """
     i, now = tx.t.instance.c, tx.store.statement_clock()
     is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
     is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SWEPT_WITHIN)
-    is_sent = (priority, queue, i.sent_at.is_not(None), i.poll_at.is_not(None), sa.not_(is_soon))
+    is_sent = (priority, queue, i.sent_at.is_not(None), i.next_check_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
     row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
     return Overdue(row.n, from_us_or_none(row.oldest))
 
 
 def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
-    """Return claims in the order in which their leases end. Expired claims that no sweep has released are included.
+    """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
 
-    ``lease`` is the length of a lease. A claim's ``poll_at`` is no further ahead than that.
+    ``lease`` is the length of a lease. A claim's ``next_check_at`` is no further ahead than that.
     """
     i = tx.t.instance.c
     columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)

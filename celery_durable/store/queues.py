@@ -1,9 +1,8 @@
 """The progress of each queue: when its newest claimed dispatch message was sent. All dispatchers share it.
 
 A dispatch message is claimed when a worker claims its run. Each worker writes at most every few seconds. Of many
-concurrent writes only one changes the row. The row keeps the newest and the previous value, so one of them is at
-least `SLACK` old. The newest value is not used before that: an older message may be claimed later than a newer one,
-because a worker has prefetched it.
+concurrent writes only one changes the row. Two generations are kept, so a reader always finds one that is `SLACK`
+old. A message that was sent earlier and claimed within the slack is not lost: a worker had only prefetched it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ from celery_durable.store.engine import Store, Tx, param, statement
 
 @statement
 def _insert(s: Store) -> Any:
-    values = {"name": param("name", sa.String), "claimed": param("sent_us", sa.BigInteger), "noted_at": s.clock()}
+    values = {
+        "name": param("name", sa.String),
+        "claimed_sent_at": param("sent_us", sa.BigInteger),
+        "recorded_at": s.clock(),
+    }
     return dialects.insert_or_nothing(s.database, s.tables.queue, values, ("name",))
 
 
@@ -30,22 +33,22 @@ def _insert(s: Store) -> Any:
 def _advance(s: Store) -> Any:
     q = s.tables.queue
     now, sent = s.clock(), param("sent_us", sa.BigInteger)
-    has_slack_passed = sa.and_(q.c.noted_at <= now - duration_us(SLACK), q.c.claimed < sent)
-    # After a fail-over the database's clock may be behind. A time in the future is replaced at once.
+    has_slack_passed = sa.and_(q.c.recorded_at <= now - duration_us(SLACK), q.c.claimed_sent_at < sent)
+    # After a fail-over the database's clock may be behind. Its time counts from then on.
     return (
         sa.update(q)
-        .where(q.c.name == param("name"), sa.or_(has_slack_passed, q.c.noted_at > now))
+        .where(q.c.name == param("name"), sa.or_(has_slack_passed, q.c.recorded_at > now))
         .ordered_values(
             # First, since MariaDB lets later assignments see earlier ones.
-            (q.c.claimed_before, sa.case((q.c.noted_at > now, sa.null()), else_=q.c.claimed)),
-            (q.c.claimed, sent),
-            (q.c.noted_at, now),
+            (q.c.previous_claimed_sent_at, sa.case((q.c.recorded_at > now, sa.null()), else_=q.c.claimed_sent_at)),
+            (q.c.claimed_sent_at, sent),
+            (q.c.recorded_at, now),
         )
     )
 
 
 def insert(tx: Tx, name: str, *, sent_at: datetime) -> None:
-    """Insert the row of a queue, if it has none."""
+    """Insert a queue of which nothing is known yet."""
     tx.run(_insert, name=name, sent_us=to_us(sent_at))
 
 
@@ -57,16 +60,18 @@ def record_claimed(tx: Tx, name: str, *, sent_at: datetime) -> None:
 @statement
 def _read(s: Store) -> Any:
     q = s.tables.queue.c
-    return sa.select(q.name, q.claimed, q.claimed_before, q.noted_at, s.clock().label("now_us"))
+    return sa.select(q.name, q.claimed_sent_at, q.previous_claimed_sent_at, q.recorded_at, s.clock().label("now_us"))
 
 
 def read_claimed(tx: Tx) -> Mapping[str, datetime]:
     """Return by queue the newest time of sending among messages that were claimed at least `SLACK` ago."""
     found = {}
     for row in tx.run(_read).all():
-        if row.noted_at > row.now_us:  # the clock was set back
+        if row.recorded_at > row.now_us:  # the clock was set back
             continue
-        newest = row.claimed if row.noted_at <= row.now_us - duration_us(SLACK) else row.claimed_before
+        newest = (
+            row.claimed_sent_at if row.recorded_at <= row.now_us - duration_us(SLACK) else row.previous_claimed_sent_at
+        )
         if newest is not None:
             found[row.name] = from_us(newest)
     return found

@@ -1,7 +1,7 @@
 """Deletion of ended instances: those whose retention is over, and those that an operator prunes.
 
-A batch is one transaction. It locks the instances' rows first (LAW 2). A concurrent restart either locks its row
-earlier, and the instance is kept, or it does not find the instance. An instance that has not ended is never deleted.
+A batch is one transaction. It locks the instances' rows first (LAW 2). A concurrent restart either comes before, and
+keeps its instance, or does not find it. An instance that has not ended is never deleted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def count_ended(tx: Tx, ended: EndedFilter) -> int:
 
 def _delete(tx: Tx, conditions: list[sa.ColumnElement[bool]], order: Any, limit: int) -> int:
     i = tx.t.instance
-    # Two statements: a search that locked every row it reads would block live instances too.
+    # Found first and locked afterwards: a search that locks the rows it reads would block all live instances.
     found = tx.execute(sa.select(i.c.id).where(*conditions).order_by(order).limit(limit)).scalars().all()
     # A transaction that holds such a row is about to change it, so the row is skipped this time.
     locked = sa.select(i.c.id).where(i.c.id.in_(found), *conditions).order_by(i.c.id).with_for_update(skip_locked=True)
@@ -64,8 +64,8 @@ def _delete(tx: Tx, conditions: list[sa.ColumnElement[bool]], order: Any, limit:
     if ids:
         for table in tx.t.metadata.sorted_tables:
             if "instance_pk" in table.c:
-                # Undelivered messages are kept; only those that were given up are deleted.
-                is_deletable = [table.c.poll_at.is_(None)] if table is tx.t.outbox else []
+                # Messages of the instance that are not delivered yet outlive it.
+                is_deletable = [table.c.next_check_at.is_(None)] if table is tx.t.outbox else []
                 tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_deletable))
         tx.execute(sa.delete(i).where(i.c.id.in_(ids)))
     return len(ids)

@@ -1,7 +1,7 @@
-"""Runs: insert a run that starts empty, or that continues another run with copies of its rows.
+"""Runs: start a run, empty or with copies of the rows of another run.
 
-The instance whose rows are copied is locked, so all copies come from one state (LAW 2b).
-Copies are exact, including times and commit ids. An event is copied as consumed only if its wait is copied too.
+Everything happens under the lock of the instance whose rows are read, so a copy shows one moment of it (LAW 2b).
+Copies are verbatim, including times and commit ids. An event is copied as consumed only if its wait is copied too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a new run takes over from another run: the steps ``keys``, and its events.
+    """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
 
     ``version`` is the version of the other instance. A fork counts its own versions above it, so copied events keep
     their order. ``retried`` are steps to run again; a map among them keeps its finished items. ``plan`` is the kind
@@ -63,15 +63,15 @@ def _insert_run(s: Store) -> Any:
         "run_number": param("run"),
         "params": param("params"),
         "reason": param("reason"),
-        "code_version": param("version"),
-        "forked_from_id": param("origin_id"),
-        "forked_from_run": param("origin_run"),
-        "forked_from_step": param("origin_step"),
+        "definition_version": param("version"),
+        "forked_from_instance_id": param("origin_id"),
+        "forked_from_run_number": param("origin_run"),
+        "forked_from_step_key": param("origin_step"),
         "ancestry": param("ancestry"),
         "created_at": s.clock(),
         "commit_id": param("commit_id"),
-        "logs": 0,
-        "dropped_logs": 0,
+        "log_count": 0,
+        "dropped_log_count": 0,
     }
     return sa.insert(s.tables.run).values(values).inline()
 
@@ -132,7 +132,7 @@ def insert(
 
 
 def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
-    """Return the steps of a new linear run. The first is ready; each other step waits for the one before it."""
+    """Return the steps of a new linear run. The first one is ready; the others wait for their turn."""
     return [
         StepRow(
             str(seq),
@@ -170,10 +170,9 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 
 def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy the steps of the continued run, and its events, into a new run.
+    """Copy a continuation's steps and all events of its run into a new run.
 
-    An event stays consumed if the step that consumed it exists when the events are copied. So the steps that start
-    anew are inserted last.
+    An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
     """
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, continuation.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
@@ -196,7 +195,7 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
 
 
 def copy_steps(tx: Tx, continuation: Continuation, keys: Sequence[str], *, pk: int, run_number: int) -> None:
-    """Copy some steps of the continued run into another run; map steps with their items."""
+    """Copy some steps of a continuation's run into another run; maps with their items."""
     for table in (tx.t.step, tx.t.item):
         _copy(tx, table, continuation, keys, pk=pk, run_number=run_number)
 
@@ -252,7 +251,7 @@ def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """The run that a continuation is built from."""
+    """The run to continue."""
 
     params: str
     ancestry: Ancestry
@@ -267,7 +266,7 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
     """Return the current run of a locked instance, with what a continuation needs."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
-        sa.select(r.params, r.ancestry, r.failure, r.code_version, r.created_at).where(
+        sa.select(r.params, r.ancestry, r.failed_steps, r.definition_version, r.created_at).where(
             r.instance_pk == row.pk, r.run_number == row.run_number
         )
     ).one()
@@ -276,7 +275,7 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
     return SourceRun(
         params=run.params,
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
-        failure=RunFailure.parse(run.failure),
-        version=run.code_version,
+        failure=RunFailure.parse(run.failed_steps),
+        version=run.definition_version,
         steps=tuple(to_step_row(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

@@ -16,7 +16,7 @@ from celery_durable.store.engine import Store, Tx, statement
 
 @dataclass(frozen=True, slots=True)
 class QueueAgenda:
-    """The work of one queue. ``due`` maps a priority to the earliest ``poll_at`` of its rows."""
+    """The work of one queue. ``due`` maps a priority to the earliest ``next_check_at`` of its rows."""
 
     due: Mapping[int, datetime]
     oldest_sent_at: datetime | None = None
@@ -90,7 +90,7 @@ def _agenda(s: Store) -> Any:
             s.database,
             i,
             "queue",
-            "poll_at",
+            "next_check_at",
             prefix={"priority": priority},
             where=lambda _: (),
             cte=f"queues_{priority}",
@@ -99,8 +99,9 @@ def _agenda(s: Store) -> Any:
     oldest_sent_by_queue = dialects.select_smallest_per_group(
         s.database, i, "queue", "sent_at", prefix={}, where=lambda c: (c.claim_token.is_(None),), cte="queues_sent"
     )
-    next_emission_at = sa.select(e.poll_at).order_by(e.poll_at).limit(1).scalar_subquery()
-    message = sa.select(o.poll_at).where(o.poll_at.is_not(None)).order_by(o.poll_at).limit(1).scalar_subquery()
+    next_emission_at = sa.select(e.next_check_at).order_by(e.next_check_at).limit(1).scalar_subquery()
+    unsent = sa.select(o.next_check_at).where(o.next_check_at.is_not(None))
+    message = unsent.order_by(o.next_check_at).limit(1).scalar_subquery()
     return sa.union_all(
         as_named_rows(0, next_poll_by_queue(0)),
         as_named_rows(1, next_poll_by_queue(1)),
@@ -112,14 +113,14 @@ def _agenda(s: Store) -> Any:
 
 
 def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return conditions for rows whose ``poll_at`` has passed or lies ``within`` this time from now.
+    """Return conditions for rows whose ``next_check_at`` has passed or lies ``within`` this time from now.
 
-    The database answers them by ranges of the index on priority, queue and ``poll_at``. Without the names of the queues
+    The database answers them by ranges of the index on priority, queue and ``next_check_at``. Without the queues' names
     it would read the whole index, including all suspended instances.
     """
     i = tx.t.instance.c
     at = tx.store.statement_clock() + duration_us(within)
-    return (i.priority.in_((0, 1)), i.queue.in_(sorted(read(tx).queues)), i.poll_at <= at)
+    return (i.priority.in_((0, 1)), i.queue.in_(sorted(read(tx).queues)), i.next_check_at <= at)
 
 
 def read_next_due(tx: Tx) -> tuple[datetime | None, datetime]:

@@ -8,7 +8,7 @@ workflow_step      the steps of a run, one row per step key. PRIMARY KEY (instan
 workflow_event     the events sent to a run. ``seq`` is the instance's version, counted under its lock, so the order
                    never depends on a clock.
 workflow_log       log lines of authors and of the engine, limited per run.
-workflow_waiter    the waits on topics: an index over the open steps, which decide. Only waits on topics write it.
+workflow_topic_wait    the waits on topics: an index over the open steps, which decide. Only waits on topics write it.
 workflow_item      one row per item of a map: its Celery task, its progress and its answer. Also one row, at
                    position 0, for each attempt of a task step while it is out.
 workflow_emission  an emission under way: its payload, its waiters and its progress.
@@ -19,7 +19,7 @@ workflow_queue     the progress of each queue: when the newest claimed dispatch 
 workflow_heartbeat one row per process that sweeps or works. It tells operators why nothing moves, and serves the
                    search for lost tasks. No other decision depends on it.
 workflow_published the newest value of each key that a run has published. No pass reads it.
-workflow_store     one row: the random id by which messages name this database.
+workflow_database     one row: the random id by which messages name this database.
 workflow_audit     manual changes to single steps: who, what, when, why, and what the step was before.
 
 Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and
@@ -57,7 +57,7 @@ _POSTGRESQL_TUNING = (
     "ALTER TABLE %(fullname)s SET (fillfactor = 70)",
     # With the default of 100 the planner's statistics are too coarse at some millions of rows, and it ignores the due
     # index.
-    "ALTER TABLE %(fullname)s ALTER COLUMN poll_at SET STATISTICS 1000",
+    "ALTER TABLE %(fullname)s ALTER COLUMN next_check_at SET STATISTICS 1000",
 )
 
 
@@ -82,14 +82,14 @@ class Tables:
     event: sa.Table
     log: sa.Table
     heartbeat: sa.Table
-    waiter: sa.Table
+    topic_wait: sa.Table
     emission: sa.Table
     audit: sa.Table
     outbox: sa.Table
     label: sa.Table
     published: sa.Table
     item: sa.Table
-    store: sa.Table
+    database: sa.Table
     queue: sa.Table
 
 
@@ -110,20 +110,22 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("claim_token", sa.String(36)),
-        sa.Column("claimed_by", sa.String(500)),
+        # Who holds the claim: the Celery task and its worker node.
+        sa.Column("claim_task_id", sa.String(255)),
+        sa.Column("claimed_by", sa.String(255)),
         sa.Column("lease_until", sa.BigInteger),
         sa.Column("run_at", sa.BigInteger),
-        sa.Column("poll_at", sa.BigInteger),
-        sa.Column("wake", sa.String(16), nullable=False),
+        sa.Column("next_check_at", sa.BigInteger),
+        sa.Column("wake_reason", sa.String(16), nullable=False),
         sa.Column("priority", sa.SmallInteger, nullable=False),
-        sa.Column("dispatches", sa.Integer, nullable=False),
+        sa.Column("dispatch_count", sa.Integer, nullable=False),
         sa.Column("crash_count", sa.Integer, nullable=False),
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
         # When its last dispatch message was sent; NULL if none is under way. A claim keeps the value and reports it.
         sa.Column("sent_at", sa.BigInteger),
-        sa.Column("parent_id", sa.BigInteger),
+        sa.Column("parent_pk", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
         sa.Column("parent_step_key", sa.String(280)),
         sa.Column("created_at", sa.BigInteger, nullable=False),
@@ -137,9 +139,9 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
             f"{prefix}ix_workflow_instance_due",
             "priority",
             "queue",  # a queue that accepts no messages costs nothing, however much is due there
-            "poll_at",
-            postgresql_where=sa.text("poll_at IS NOT NULL"),
-            sqlite_where=sa.text("poll_at IS NOT NULL"),
+            "next_check_at",
+            postgresql_where=sa.text("next_check_at IS NOT NULL"),
+            sqlite_where=sa.text("next_check_at IS NOT NULL"),
         ),
         # Dispatch messages under way, oldest first. A guard changes none of these columns.
         sa.Index(
@@ -173,21 +175,21 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", long_text()),
         sa.Column("reason", long_text()),
-        sa.Column("code_version", sa.Integer),
+        sa.Column("definition_version", sa.Integer),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
         # If it continues another run: that run, the step at which it starts again, and the ancestors whose recorded
         # time and random values its code sees.
-        sa.Column("forked_from_id", sa.String(255)),
-        sa.Column("forked_from_run", sa.Integer),
-        sa.Column("forked_from_step", sa.String(280)),
+        sa.Column("forked_from_instance_id", sa.String(255)),
+        sa.Column("forked_from_run_number", sa.Integer),
+        sa.Column("forked_from_step_key", sa.String(280)),
         sa.Column("ancestry", long_text()),
         # The steps that caused its end.
-        sa.Column("failure", long_text()),
+        sa.Column("failed_steps", long_text()),
         sa.Column("commit_id", sa.String(36), nullable=False),
-        sa.Column("logs", sa.Integer, nullable=False),
-        sa.Column("dropped_logs", sa.Integer, nullable=False),
+        sa.Column("log_count", sa.Integer, nullable=False),
+        sa.Column("dropped_log_count", sa.Integer, nullable=False),
     )
     step = table(
         "workflow_step",
@@ -254,41 +256,40 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("started_at", sa.BigInteger, nullable=False),
         sa.Column("seen_at", sa.BigInteger, nullable=False),
         sa.Column("swept_at", sa.BigInteger),
-        sa.Column("next_wake_at", sa.BigInteger),
+        sa.Column("next_sweep_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
         # The search for lost tasks (`store.inventories`): a dispatcher starts it, workers answer.
         sa.Column("inventory", sa.BigInteger),
         sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", long_text()),
-        sa.Column("passed_markers", long_text()),
+        sa.Column("received_markers", long_text()),
         # The outages of the process as a JSON list, and the start of the oldest.
-        sa.Column("error", long_text()),
-        sa.Column("error_since", sa.BigInteger),
+        sa.Column("outages", long_text()),
     )
-    waiter = table(
-        "workflow_waiter",
+    topic_wait = table(
+        "workflow_topic_wait",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("step_key", sa.String(280), primary_key=True),
         sa.Column("topic", sa.String(100), nullable=False),
         sa.Column("opened_at", sa.BigInteger, nullable=False),
-        sa.Index(f"{prefix}ix_workflow_waiter_topic", "topic", "instance_pk"),
+        sa.Index(f"{prefix}ix_workflow_topic_wait_topic", "topic", "instance_pk"),
     )
     item = table(
         "workflow_item",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("step_key", sa.String(280), primary_key=True),
-        sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         # For a sent item: when it has timed out. For a pending item: its earliest time.
         sa.Column("due_at", sa.BigInteger),
-        sa.Column("body", long_text(), nullable=False),
+        sa.Column("task", long_text(), nullable=False),
         sa.Column("answer", long_text()),
         # Of the current attempt: the token that its answer must name, and how often its message was lost.
-        sa.Column("token", sa.String(32)),
-        sa.Column("losses", sa.Integer, nullable=False),
+        sa.Column("attempt_token", sa.String(32)),
+        sa.Column("loss_count", sa.Integer, nullable=False),
         # When and where its message was last sent; NULL if the task's own route decides.
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("queue", sa.String(255)),
@@ -302,7 +303,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
             postgresql_where=sa.text("status = 'sent'"),
             sqlite_where=sa.text("status = 'sent'"),
         ),
-        sa.Index(f"{prefix}ix_workflow_item_status", "instance_pk", "run_number", "step_key", "status", "place"),
+        sa.Index(f"{prefix}ix_workflow_item_status", "instance_pk", "run_number", "step_key", "status", "position"),
     )
     emission = table(
         "workflow_emission",
@@ -311,12 +312,12 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("payload", long_text(), nullable=False),
         # The instances it may reach, if its emitter may not reach all.
         sa.Column("scope", long_text()),
-        sa.Column("after_pk", sa.BigInteger, nullable=False),
-        sa.Column("last_pk", sa.BigInteger, nullable=False),
-        sa.Column("resumed", sa.Integer, nullable=False),
+        sa.Column("cursor_pk", sa.BigInteger, nullable=False),
+        sa.Column("end_pk", sa.BigInteger, nullable=False),
+        sa.Column("delivered_count", sa.Integer, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("poll_at", sa.BigInteger, nullable=False),
-        sa.Index(f"{prefix}ix_workflow_emission_due", "poll_at"),
+        sa.Column("next_check_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_emission_due", "next_check_at"),
     )
     audit = table(
         "workflow_audit",
@@ -338,17 +339,17 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("id", sa.String(36), primary_key=True),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("body", long_text(), nullable=False),
+        sa.Column("payload", long_text(), nullable=False),
         sa.Column("instance_pk", sa.BigInteger, nullable=False),
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("step_key", sa.String(280)),
         sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("token", sa.String(36)),
+        sa.Column("claim_token", sa.String(36)),
         sa.Column("run_at", sa.BigInteger),
-        sa.Column("poll_at", sa.BigInteger),
-        sa.Column("error", long_text()),
+        sa.Column("next_check_at", sa.BigInteger),
+        sa.Column("last_error", long_text()),
         sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Index(f"{prefix}ix_workflow_outbox_due", "poll_at"),
+        sa.Index(f"{prefix}ix_workflow_outbox_due", "next_check_at"),
     )
     label = table(
         "workflow_label",
@@ -366,19 +367,19 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("value", long_text(), nullable=False),
         sa.Column("updated_at", sa.BigInteger, nullable=False),
     )
-    store = table(
-        "workflow_store",
-        sa.Column("place", sa.SmallInteger, primary_key=True, autoincrement=False),
-        sa.Column("id", sa.String(32), nullable=False),
+    database = table(
+        "workflow_database",
+        sa.Column("singleton", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("database_id", sa.String(32), nullable=False),
     )
     queue = table(
         "workflow_queue",
         sa.Column("name", sa.String(255), primary_key=True),
-        sa.Column("claimed", sa.BigInteger, nullable=False),
-        sa.Column("claimed_before", sa.BigInteger),
-        sa.Column("noted_at", sa.BigInteger, nullable=False),
+        sa.Column("claimed_sent_at", sa.BigInteger, nullable=False),
+        sa.Column("previous_claimed_sent_at", sa.BigInteger),
+        sa.Column("recorded_at", sa.BigInteger, nullable=False),
     )
     return Tables(
-        metadata, instance, run, step, event, log, heartbeat, waiter, emission, audit, outbox, label, published, item,
-        store, queue,
+        metadata, instance, run, step, event, log, heartbeat, topic_wait, emission, audit, outbox, label, published,
+        item, database, queue,
     )  # fmt: skip

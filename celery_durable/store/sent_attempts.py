@@ -1,6 +1,6 @@
-"""Conditions that find unanswered attempts: items that were sent, joined with the steps that wait for them.
+"""Attempts that are out: rows of tasks that were sent and have not ended, with the steps that wait for them.
 
-`task_answers` uses them under the lock of the instance. `lost_tasks` does not lock the instance, so it joins the
+The transaction that answers an attempt has locked the instance. The one that reports a loss has not, so it joins the
 instance's row as well.
 """
 
@@ -15,12 +15,12 @@ from celery_durable.store.engine import Store, Tx, param
 
 
 def join_step(s: Store) -> sa.Join:
-    """Join each item with its step."""
+    """Join each row of a task with its step."""
     return s.tables.item.join(s.tables.step, is_of_step(s.tables.item, s.tables.step))
 
 
 def is_of_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
-    """Join condition: the item belongs to the step."""
+    """Join condition: the task does this step, or an item of it."""
     keys = ("instance_pk", "run_number", "step_key")
     return sa.and_(*[step.c[key] == item.c[key] for key in keys])
 
@@ -41,22 +41,22 @@ def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions for the attempt of an item of a map. Parameters: ``pk``, ``key``, ``nth``, ``attempt``."""
+    """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``nth``, ``attempt``."""
     st, item = s.tables.step.c, s.tables.item.c
     return (
         *_unanswered_conditions(s),
         st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
         st.step_key == param("key", sa.String),
         item.instance_pk == param("pk", sa.BigInteger),
-        item.place == param("nth", sa.Integer),
+        item.position == param("position", sa.Integer),
         item.attempts == param("attempt", sa.Integer),
     )
 
 
 def find(tx: Tx, reference: TaskReference, *, step: Any, item: Any, **where: Any) -> Any:
-    """Return the row of the attempt that a reference names, by the statement for a task step or for a map item."""
+    """Return the row of the attempt that a reference names, by one of the two statements."""
     item_ref = ItemRef.read(reference.event_type)
     if item_ref is None:
         return tx.run(step, **where, type=reference.event_type).first()
-    given = {"pk": item_ref.pk, "key": item_ref.step_key, "nth": item_ref.place, "attempt": item_ref.attempt}
+    given = {"pk": item_ref.pk, "key": item_ref.step_key, "position": item_ref.position, "attempt": item_ref.attempt}
     return tx.run(item, **given | where).first()

@@ -1,6 +1,6 @@
-"""The steps, events and logs of a run: the runner loads them, and writes them in the commits of its steps.
+"""The record of a run: load it, and commit step boundaries, events and logs under the guard.
 
-A step commit is one transaction: first the user's own writes in the step, then the guard, then these rows (LAW 3).
+A boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunState:
     params: str
     created_at: datetime
     started_at: datetime | None
-    logs: int
+    log_count: int
     ancestry: Ancestry
     steps: tuple[StepRow, ...]
     version: int | None = None
@@ -61,7 +61,7 @@ def _select_run_and_steps(s: Store) -> Any:
     return (
         sa.select(
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
-            r.c.started_at.label("run_started_at"), r.c.logs, r.c.code_version,
+            r.c.started_at.label("run_started_at"), r.c.log_count, r.c.definition_version,
             sa.case((is_first, r.c.ancestry)).label("ancestry"),
             *(c for c in st.c if c.name not in ("instance_pk", "run_number")),
         )
@@ -84,9 +84,9 @@ def load(tx: Tx, claim: Claim) -> RunState:
         params=first.params,
         created_at=from_us(first.run_created_at),
         started_at=from_us_or_none(first.run_started_at),
-        logs=first.logs,
+        log_count=first.log_count,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
-        version=first.code_version,
+        version=first.definition_version,
         steps=tuple(to_step_row(row) for row in rows if row.step_key is not None),
     )
 
@@ -126,10 +126,10 @@ def from_us_or_none(us: int | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class StepWrite:
-    """A step row to write in a step commit.
+    """A step row to write at a boundary.
 
     ``replaces`` is the commit id of the row to overwrite, or None for a new row. ``ran_for`` is the time since the
-    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the commit;
+    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the boundary;
     ``wake_at`` is absolute.
     """
 
@@ -164,10 +164,10 @@ class StepWrite:
 
     @property
     def is_progress(self) -> bool:
-        """Whether this write proves that the run advances, which resets its crash count.
+        """Whether this write is progress of the run.
 
-        The start of an attempt does not: the attempt may still kill its worker. Nor does the record of an expired
-        lease.
+        The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
+        expired lease.
         """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
@@ -283,10 +283,10 @@ def _guard_and_update(s: Store) -> Any:
 
 
 def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
-    """Run the guard and write one step row, in a step commit that writes nothing else.
+    """Commit a boundary that writes one step row and nothing else.
 
-    On a database that can combine writes, the guard and the row are one statement. Raises Superseded if the claim is
-    lost, or if the row to overwrite has changed.
+    If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
+    or if the row to overwrite has changed.
     """
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
@@ -392,7 +392,7 @@ def _select_commit(s: Store) -> Any:
 
 
 def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
-    """Return the step row that a commit in doubt has written, or None if the commit was rolled back.
+    """Return the step row of a boundary whose commit was in doubt, or None if it was rolled back.
 
     Call `claims.is_held` first: its row lock waits until the commit is decided.
     """
@@ -437,10 +437,7 @@ def _select_oldest_event(s: Store) -> Any:
 
 
 def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
-    """Return the oldest unconsumed event of a type that was accepted by the deadline.
-
-    The deadline may have passed in the meantime.
-    """
+    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
     row = tx.run(
         _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
     ).first()
@@ -472,7 +469,7 @@ def _consume(s: Store) -> Any:
 
 
 def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent, *, key: str) -> None:
-    """Record that a step has consumed an event. No other step can consume it."""
+    """Mark an event as consumed by a step. This is permanent."""
     tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
 
 
@@ -505,7 +502,10 @@ def _count_logs(s: Store) -> Any:
     return (
         sa.update(r)
         .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
-        .values(logs=r.c.logs + param("kept", sa.Integer), dropped_logs=r.c.dropped_logs + param("dropped", sa.Integer))
+        .values(
+            log_count=r.c.log_count + param("kept", sa.Integer),
+            dropped_log_count=r.c.dropped_log_count + param("dropped", sa.Integer),
+        )
     )
 
 

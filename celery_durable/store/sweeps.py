@@ -14,10 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, RunRef, Status, Wake, duration_us, from_us, to_us
+from celery_durable.model import DueRun, RunRef, Status, WakeReason, duration_us, from_us, to_us
 from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
 from celery_durable.store import schedule
-from celery_durable.store.claims import RELEASED, due_conditions
+from celery_durable.store.claims import MAX_CLAIMANT, RELEASED, due_conditions
 from celery_durable.store.engine import Store, Tx, param, statement
 
 _MAX_CRASH_DELAY = timedelta(minutes=1)
@@ -39,14 +39,14 @@ def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -
     i = tx.t.instance
     row = tx.execute(
         _swept_columns(i)
-        .add_columns(i.c.claimed_by)
+        .add_columns(i.c.claim_task_id)
         .where(i.c.workflow == ref.workflow, i.c.instance_id == ref.instance_id, i.c.run_number == ref.run_number)
         .with_for_update(key_share=True)
     ).first()
-    if row is None or row.claim_token is None or row.claimed_by.partition(" ")[0] != task_id:
+    if row is None or row.claim_token is None or row.claim_task_id != task_id[:MAX_CLAIMANT]:
         return None
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
-    return _release_crashed(tx, row, now, dispatches=0, recheck_after=grace, is_published=True)
+    return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True)
 
 
 def _force_index(select: sa.Select[Any], i: sa.Table, name: str) -> sa.Select[Any]:
@@ -65,7 +65,7 @@ def _swept_columns(i: sa.Table) -> sa.Select[Any]:
     c = i.c
     return sa.select(
         c.id, c.workflow, c.instance_id, c.run_number, c.queue, c.claim_token, c.lease_until, c.crash_count,
-        c.pause_requested, c.dispatches, c.run_at, c.sent_at,
+        c.pause_requested, c.dispatch_count, c.run_at, c.sent_at,
     )  # fmt: skip
 
 
@@ -78,9 +78,9 @@ def _select_due(s: Store) -> Any:
         .where(
             i.c.priority == param("priority"),
             i.c.queue == param("queue", sa.String),
-            i.c.poll_at <= s.statement_clock(),
+            i.c.next_check_at <= s.statement_clock(),
         )
-        .order_by(i.c.poll_at)
+        .order_by(i.c.next_check_at)
         .limit(param("limit", type_=sa.Integer))
         .with_for_update(skip_locked=True, key_share=True)
     )
@@ -90,15 +90,17 @@ def _select_due(s: Store) -> Any:
 def _reschedule(s: Store) -> Any:
     i = s.tables.instance
     values = {
-        "poll_at": param("poll_us"),
-        "dispatches": param("dispatch_count"),
+        "next_check_at": param("next_check_us"),
+        "dispatch_count": param("dispatch_count"),
         "sent_at": param("sent_us", sa.BigInteger),
     }
     return sa.update(i).where(i.c.id == param("pk")).values(values)
 
 
-def _reschedule_params(row: Any, *, poll_us: int, dispatch_count: int, sent_us: int | None = None) -> dict[str, Any]:
-    return {"pk": row.id, "poll_us": poll_us, "dispatch_count": dispatch_count, "sent_us": sent_us}
+def _reschedule_params(
+    row: Any, *, next_check_us: int, dispatch_count: int, sent_us: int | None = None
+) -> dict[str, Any]:
+    return {"pk": row.id, "next_check_us": next_check_us, "dispatch_count": dispatch_count, "sent_us": sent_us}
 
 
 def _resend_params(row: Any, redispatch: Redispatch) -> dict[str, Any]:
@@ -108,11 +110,11 @@ def _resend_params(row: Any, redispatch: Redispatch) -> dict[str, Any]:
     its queue shows that the message is lost.
     """
     last = row.now_us + duration_us(redispatch.longest)
-    return _reschedule_params(row, poll_us=last, dispatch_count=row.dispatches + 1, sent_us=row.now_us)
+    return _reschedule_params(row, next_check_us=last, dispatch_count=row.dispatch_count + 1, sent_us=row.now_us)
 
 
 def _release_crashed(
-    tx: Tx, row: Any, now: datetime, *, dispatches: int, recheck_after: timedelta, is_published: bool
+    tx: Tx, row: Any, now: datetime, *, dispatch_count: int, recheck_after: timedelta, is_published: bool
 ) -> DueRun | None:
     """Release the claim of a dead worker and count the crash.
 
@@ -127,11 +129,11 @@ def _release_crashed(
         "crash_count": row.crash_count + 1,
         "status": (Status.PAUSED if row.pause_requested else Status.ACTIVE).value,
         "run_at": to_us(now + delay),
-        "poll_at": None if row.pause_requested else to_us(now + (recheck_after if is_due else delay)),
+        "next_check_at": None if row.pause_requested else to_us(now + (recheck_after if is_due else delay)),
         "sent_at": to_us(now) if is_due and is_published else None,
         "pause_requested": False,
-        "dispatches": dispatches if is_due else 0,
-        "wake": Wake.RETRY.value,
+        "dispatch_count": dispatch_count if is_due else 0,
+        "wake_reason": WakeReason.RETRY.value,
         "version": i.c.version + 1,
         "updated_at": to_us(now),
     }
@@ -146,7 +148,7 @@ def _due_run(row: Any) -> DueRun:
 _EXPIRY_CHECKS = 3
 """With ``may_expire=False``: how often an expired claim is checked, a third of a lease apart, before it is released.
 
-The column ``dispatches`` counts the checks, because it has no other use while a run is claimed.
+The column ``dispatch_count`` counts the checks, because it has no other use while a run is claimed.
 """
 
 
@@ -161,7 +163,7 @@ def sweep(
     lease: timedelta,
     progress: QueueProgress = NOTHING_KNOWN,
 ) -> tuple[list[DueRun], int]:
-    """Process up to ``limit`` rows of one queue and priority whose ``poll_at`` has passed.
+    """Process up to ``limit`` rows of one queue and priority whose ``next_check_at`` has passed.
 
     An expired claim is released as a crash. A claim whose lease still holds is checked again when the lease ends. A due
     run is postponed and returned, and the caller publishes it after the commit. A due run is only postponed if its
@@ -210,22 +212,26 @@ def _process_rows(
             ends = from_us(row.lease_until)
             if ends > now:
                 reschedules.append(
-                    _reschedule_params(row, poll_us=row.lease_until, dispatch_count=0, sent_us=row.sent_at)
+                    _reschedule_params(row, next_check_us=row.lease_until, dispatch_count=0, sent_us=row.sent_at)
                 )
-            elif not may_expire and row.dispatches < _EXPIRY_CHECKS:
+            elif not may_expire and row.dispatch_count < _EXPIRY_CHECKS:
                 at = to_us(now + lease / _EXPIRY_CHECKS)
                 reschedules.append(
-                    _reschedule_params(row, poll_us=at, dispatch_count=row.dispatches + 1, sent_us=row.sent_at)
+                    _reschedule_params(
+                        row, next_check_us=at, dispatch_count=row.dispatch_count + 1, sent_us=row.sent_at
+                    )
                 )
             elif due := _release_crashed(
-                tx, row, now, dispatches=1, recheck_after=recheck_after, is_published=is_published
+                tx, row, now, dispatch_count=1, recheck_after=recheck_after, is_published=is_published
             ):
                 publish.append(due)
         elif row.run_at > row.now_us:  # the run is not due yet: check it when it is
-            reschedules.append(_reschedule_params(row, poll_us=row.run_at, dispatch_count=row.dispatches))
+            reschedules.append(_reschedule_params(row, next_check_us=row.run_at, dispatch_count=row.dispatch_count))
         elif progress is not None and (recheck_us := _recheck_time(row, redispatch, progress)) is not None:
             reschedules.append(
-                _reschedule_params(row, poll_us=recheck_us, dispatch_count=row.dispatches, sent_us=row.sent_at)
+                _reschedule_params(
+                    row, next_check_us=recheck_us, dispatch_count=row.dispatch_count, sent_us=row.sent_at
+                )
             )
         else:
             reschedules.append(_resend_params(row, redispatch))
@@ -239,9 +245,9 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
     if row.sent_at is None:
         return None
     sent_at, now = from_us(row.sent_at), from_us(row.now_us)
-    if redispatch.is_lost(sent_at, row.dispatches, progress, now):
+    if redispatch.is_lost(sent_at, row.dispatch_count, progress, now):
         return None
-    recheck_at = redispatch.next_check_at(sent_at, row.dispatches, progress)
+    recheck_at = redispatch.next_check_at(sent_at, row.dispatch_count, progress)
     min_recheck_us: int = row.now_us + 1
     return max(to_us(recheck_at), min_recheck_us)  # in the future, or this sweep would find it again
 
@@ -252,7 +258,7 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
 @statement
 def _select_lost(s: Store) -> Any:
     i, now = s.tables.instance, s.statement_clock()
-    doublings = sa.case((i.c.dispatches > 11, 10), (i.c.dispatches > 1, i.c.dispatches - 1), else_=0)
+    doublings = sa.case((i.c.dispatch_count > 11, 10), (i.c.dispatch_count > 1, i.c.dispatch_count - 1), else_=0)
     # The cast is for psycopg2, which writes the number into the SQL. PostgreSQL would shift it in 32 bits and overflow
     # from ten dispatches on.
     patience = sa.cast(duration_us(MIN_LOST_AGE), sa.BigInteger).op("<<")(doublings)
@@ -265,7 +271,7 @@ def _select_lost(s: Store) -> Any:
             i.c.sent_at.is_not(None),
             i.c.sent_at < param("before_us", sa.BigInteger),
             i.c.claim_token.is_(None),
-            i.c.poll_at.is_not(None),
+            i.c.next_check_at.is_not(None),
             i.c.run_at <= now,
             sa.or_(
                 i.c.sent_at < param("claimed_us", sa.BigInteger),
@@ -312,11 +318,11 @@ def _select_unclaimed(s: Store) -> Any:
         .where(
             i.c.priority == param("priority"),
             i.c.queue == param("queue", sa.String),
-            i.c.poll_at <= s.statement_clock() + param("published_within_us", sa.BigInteger),
+            i.c.next_check_at <= s.statement_clock() + param("published_within_us", sa.BigInteger),
             i.c.run_at <= s.statement_clock(),
             i.c.claim_token.is_(None),
         )
-        .order_by(i.c.poll_at)
+        .order_by(i.c.next_check_at)
         .limit(1)
         .with_for_update(skip_locked=True, key_share=True)
     )
@@ -330,7 +336,7 @@ def take_due_run(
     The run is postponed as if it were published. If the caller dies before it claims the run, the run is only delayed.
     Concurrent callers get different runs.
 
-    It also returns runs whose ``poll_at`` lies up to ``published_within`` ahead. Those were published just now, and a
+    It also returns runs whose ``next_check_at`` lies up to ``published_within`` ahead. Those were published just now; a
     sweep would wait for their message. ``excluded_pks`` lists instances to skip, which this tick has advanced before.
     """
     query = _select_unclaimed.build(tx.store).where(tx.t.instance.c.id.not_in(excluded_pks)) if excluded_pks else None
@@ -342,8 +348,10 @@ def take_due_run(
         }
         row = (tx.run(_select_unclaimed, **params) if query is None else tx.execute(query, **params)).first()
         if row is not None:
-            recheck_us = row.now_us + duration_us(redispatch.after(row.dispatches + 1))
-            tx.run(_reschedule, **_reschedule_params(row, poll_us=recheck_us, dispatch_count=row.dispatches + 1))
+            recheck_us = row.now_us + duration_us(redispatch.after(row.dispatch_count + 1))
+            tx.run(
+                _reschedule, **_reschedule_params(row, next_check_us=recheck_us, dispatch_count=row.dispatch_count + 1)
+            )
             return row.id, _due_run(row)
     return None
 
@@ -360,6 +368,7 @@ def undo_dispatch(tx: Tx, due_runs: Iterable[DueRun], *, delay: timedelta) -> No
     unlocked = sa.select(i.c.id).where(wanted).order_by(i.c.id).with_for_update(skip_locked=True, key_share=True)
     ids = tx.execute(unlocked).scalars().all()
     if ids:
-        decremented = sa.case((i.c.dispatches > 0, i.c.dispatches - 1), else_=0)
-        poll_at = tx.store.clock() + duration_us(delay)
-        tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(poll_at=poll_at, dispatches=decremented, sent_at=None))
+        decremented = sa.case((i.c.dispatch_count > 0, i.c.dispatch_count - 1), else_=0)
+        next_check_at = tx.store.clock() + duration_us(delay)
+        values = {"next_check_at": next_check_at, "dispatch_count": decremented, "sent_at": None}
+        tx.execute(sa.update(i).where(i.c.id.in_(ids)).values(values))

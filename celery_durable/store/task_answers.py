@@ -1,15 +1,15 @@
 """Answers of Celery tasks to the steps and map items that wait for them.
 
-The process that receives an answer writes it, under the lock of the instance's row. For a map, it also sends the next
-ready item; the instance stays suspended. It wakes the instance when all items have ended, or when an item has failed
-that may be retried. The next pass then decides what to do.
+The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
+stays suspended. It wakes the instance when all items are finished, or when an item has failed that may be retried.
+The pass then decides what to do. All of this happens under the lock of the instance's row.
 
-Three conditions protect against wrong and repeated answers:
+Three things fence an answer:
 
 * The token is random and belongs to one attempt, so it cannot be guessed.
-* The item must be unanswered, so an attempt is answered only once.
-* A failure counts only from the newest delivery of the message. An older delivery may fail just because the newer one
-  does the same work. A success counts from any delivery.
+* The item must be out, so an attempt is answered only once.
+* A failure counts only from the newest delivery. An older delivery may fail because the newer one does its work. A
+  success counts from any delivery.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from celery_durable.model import (
     OutboxMessage,
     Status,
     TaskReference,
-    Wake,
+    WakeReason,
 )
 from celery_durable.store import answers, instances, items, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -40,7 +40,7 @@ from celery_durable.values import read_answer_error
 
 @dataclass(frozen=True, slots=True)
 class AnswerOutcome:
-    """The result of an answer, accepted or not. The caller publishes ``due_runs`` and sends ``messages``."""
+    """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
 
     result: AnswerResult
     due_runs: tuple[DueRun, ...] = ()
@@ -50,17 +50,17 @@ class AnswerOutcome:
 def accept_answer(
     tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
 ) -> AnswerOutcome:
-    """Check the answer of a task to a locked instance, and write it if the attempt is unanswered.
+    """Accept the answer of a task to a locked instance, once.
 
-    An answer after the timeout counts until a pass has decided on the attempt. While the instance is paused, no further
-    item is sent.
+    A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
+    sent.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
     if found is None or row.status.is_terminal:
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     # Compared as bytes, since `compare_digest` accepts only ASCII in text.
-    if not hmac.compare_digest(found.token.encode(), reference.token.encode()):
+    if not hmac.compare_digest(found.attempt_token.encode(), reference.token.encode()):
         return AnswerOutcome(AnswerResult.FORGED)
     if item is None:
         return _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
@@ -77,7 +77,7 @@ def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: Item
 
 def _select_unanswered(s: Store) -> sa.Select[Any]:
     item, st = s.tables.item.c, s.tables.step.c
-    columns = (st.step_key, st.max_attempts, st.timeout_ms, item.token)
+    columns = (st.step_key, st.max_attempts, st.timeout_ms, item.attempt_token)
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
     return sa.select(*columns).select_from(sent_attempts.join_step(s)).where(*mine)
 
@@ -98,14 +98,14 @@ _MAX_INTEGER = 2**31 - 1
 def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Conditions on the delivery, checked in the statement that writes the row.
 
-    The report of a loss does not lock the instance. So ``losses`` may have changed since `_find_attempt` has read it.
+    A report of a loss does not take the lock of the instance. So it may change ``loss_count`` after an earlier read.
     """
-    losses = s.tables.item.c.losses
-    return [losses >= param("first_delivery", sa.Integer), losses <= param("last_delivery", sa.Integer)]
+    loss_count = s.tables.item.c.loss_count
+    return [loss_count >= param("first_delivery", sa.Integer), loss_count <= param("last_delivery", sa.Integer)]
 
 
 def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
-    """The range of losses for which an answer counts: any for a success, the current number for a failure."""
+    """The range of loss_count for which an answer counts: any for a success, the current number for a failure."""
     if read_answer_error(payload) is None:
         return {"first_delivery": 0, "last_delivery": _MAX_INTEGER}
     return {"first_delivery": reference.delivery, "last_delivery": reference.delivery}
@@ -147,7 +147,7 @@ def _update_item(s: Store) -> Any:
         .where(
             *items.step_conditions(s),
             item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
-            item.c.place == param("nth", sa.Integer),
+            item.c.position == param("position", sa.Integer),
             item.c.attempts == param("attempt", sa.Integer),
             *_delivery_conditions(s),
         )
@@ -161,7 +161,7 @@ def _answer_item(
     timeout = timedelta(milliseconds=found.timeout_ms)
     step = RemoteStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
-    given = {"nth": item.place, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
+    given = {"position": item.position, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
     if tx.run(_update_item, **step.key_parameters, **given, **_delivery_parameters(payload, reference)).rowcount == 0:
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
@@ -170,7 +170,9 @@ def _answer_item(
     step_key = (row.pk, row.run_number, item.step_key)
     needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
     is_suspended = row.status is Status.WAITING and row.claim_token is None
-    due_runs = [instances.make_due(tx, row, wake=Wake.WAKE, grace=grace)] if needs_pass and is_suspended else []
+    due_runs = (
+        [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
+    )
     return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
 
 

@@ -1,7 +1,7 @@
-"""Waits on topics: one narrow row per open wait, so that other steps need no index on topics.
+"""Waits on topics: one narrow row per open wait, so that other steps pay for no index.
 
-Whether a wait is open is decided by the step's row. An ended run may leave rows here. They have no effect, and the
-next emission to their topic deletes them.
+The step's row decides whether a wait is open. A row that an ended run left behind does no harm. The next emission to
+its topic deletes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery_durable.store.engine import Store, Tx, param, statement
 @statement
 def _insert_wait(s: Store) -> Any:
     return (
-        sa.insert(s.tables.waiter)
+        sa.insert(s.tables.topic_wait)
         .values(
             instance_pk=param("pk"),
             run_number=param("run"),
@@ -34,7 +34,7 @@ def _insert_wait(s: Store) -> Any:
 
 @statement
 def _delete_wait(s: Store) -> Any:
-    w = s.tables.waiter
+    w = s.tables.topic_wait
     mine = (w.c.instance_pk == param("pk"), w.c.run_number == param("run"), w.c.step_key == param("key"))
     return sa.delete(w).where(*mine)
 
@@ -55,7 +55,7 @@ def close_wait(tx: Tx, claim: Claim, *, key: str) -> None:
 
 def close_all(tx: Tx, pk: int) -> None:
     """Delete all waits of an instance whose run has ended."""
-    tx.execute(sa.delete(tx.t.waiter).where(tx.t.waiter.c.instance_pk == pk))
+    tx.execute(sa.delete(tx.t.topic_wait).where(tx.t.topic_wait.c.instance_pk == pk))
 
 
 def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
@@ -66,11 +66,8 @@ def close_many(tx: Tx, keys: Sequence[tuple[int, int, str]]) -> None:
 def read_page(
     tx: Tx, topic: str, *, after: tuple[int, str] | None = None, limit: int, scope: Scope | None = None
 ) -> list[tuple[tuple[int, str], Waiter]]:
-    """Return a page of the open waits on a topic. ``after`` is the (instance key, step key) of the last wait before it.
-
-    The waits are ordered by these keys, and each is returned with them.
-    """
-    w, st, i = tx.t.waiter, tx.t.step, tx.t.instance
+    """Return open waits on a topic that come after (instance key, step key), in that order; each with these keys."""
+    w, st, i = tx.t.topic_wait, tx.t.step, tx.t.instance
     its_step = sa.and_(
         st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
     )

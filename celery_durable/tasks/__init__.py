@@ -116,9 +116,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
             return MALFORMED
         if dependencies.unsupported_pool is not None and not self.request.is_eager:
             return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
-        return dependencies.runner.advance(
-            ref, claimed_by=describe_claim_holder(self.request.id, self.request.hostname)
-        )
+        return dependencies.runner.advance(ref, task_id=str(self.request.id), node=str(self.request.hostname))
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
@@ -220,11 +218,6 @@ def make_task_end_handler(app: Celery, dependencies: TaskDependencies, backgroun
     return TaskEndHandler(
         app, lambda: dependencies.answers, background, send, loss_recorder=dependencies.worker_loss_tracker
     )
-
-
-def describe_claim_holder(task_id: str | None, node: str | None) -> str:
-    """The text that names a claim's holder: the id of the Celery task, to match a dead process, and its node's name."""
-    return f"{task_id} {node}"[:500]
 
 
 def check_accept_content(conf: Any) -> None:

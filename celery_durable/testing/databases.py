@@ -55,7 +55,7 @@ class Database:
 
 def wipe(store: Store) -> None:
     """Delete all instances, and all that belongs to them."""
-    tables = [table for table in store.tables.metadata.sorted_tables if table is not store.tables.store]
+    tables = [table for table in store.tables.metadata.sorted_tables if table is not store.tables.database]
     store.transact(lambda tx: [tx.execute(table.delete()) for table in reversed(tables)])
 
 

@@ -23,13 +23,14 @@ ASIDE = f"aside-{NAME}"
 _PLAIN = ("poll_seconds", "grace_seconds", "redispatch_seconds", "redispatch_max_seconds", "lease_seconds")
 
 _MESSAGES = """
-INSERT INTO workflow_outbox (id, kind, name, body, instance_pk, run_number, attempts, run_at, poll_at, created_at)
+INSERT INTO workflow_outbox
+    (id, kind, name, payload, instance_pk, run_number, attempts, run_at, next_check_at, created_at)
 SELECT 'm-' || n, 'task', 'media.mark', :body, 0, 1, 0, :at, :at, :at FROM generate_series(1, :count) n
 """
 _INSTANCES = """
-INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, poll_at, wake, priority,
-                               dispatches, crash_count, pause_requested, version, queue, sent_at, created_at,
-                               updated_at)
+INSERT INTO workflow_instance
+    (workflow, instance_id, kind, run_number, status, run_at, next_check_at, wake_reason, priority, dispatch_count,
+     crash_count, pause_requested, version, queue, sent_at, created_at, updated_at)
 SELECT 'elsewhere', 'i-' || n, 'replay', 1, 'active', :at + n, :at + n, 'wake', mod(n, 2), 0, 0, false, 1, :queue,
        :sent, :at, :at FROM generate_series(1, :count) n
 """

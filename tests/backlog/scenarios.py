@@ -141,7 +141,7 @@ def lost(folder: Path, *, times: int = 5) -> list[Figure]:
             until("it is offered again", lambda: room.length(room.queue), 60)
             seconds.append(time.monotonic() - began)
             room.remove_all(room.queue)
-            room.execute("UPDATE workflow_instance SET status = 'terminated', poll_at = NULL, sent_at = NULL")
+            room.execute("UPDATE workflow_instance SET status = 'terminated', next_check_at = NULL, sent_at = NULL")
     return late("a lost hint is offered again after", seconds, most=6.0)
 
 

@@ -185,7 +185,7 @@ def _claim(durable: Durable) -> Any:
     ref = RunRef("nap", "n-1", 1)
     lease = durable.internals.settings.lease
     return durable.internals.store.transact(
-        lambda tx: claims.claim(tx, ref, token="t" * 36, claimed_by="task node", lease=lease)
+        lambda tx: claims.claim(tx, ref, token="t" * 36, task_id="task", node="node", lease=lease)
     )
 
 
@@ -202,7 +202,7 @@ def _unsend(durable: Durable) -> None:
     """No hint of what is due has left."""
     i = durable.internals.store.tables.instance
     with durable.internals.store.engine.begin() as connection:
-        connection.execute(sa.update(i).values(sent_at=None, poll_at=i.c.run_at))
+        connection.execute(sa.update(i).values(sent_at=None, next_check_at=i.c.run_at))
 
 
 def _settled(runtime: Outage, sweeper: Sweeper) -> None:

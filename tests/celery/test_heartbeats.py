@@ -77,7 +77,7 @@ def test_a_beat_says_that_it_sweeps(make_app: MakeApp, tmp_path: Path) -> None:
     with beat(app, tmp_path):
         until(lambda: rows(durable))
     (found,) = rows(durable)
-    assert (found.kind, found.queues, found.next_wake_at) == ("dispatcher", (), None)
+    assert (found.kind, found.queues, found.next_sweep_at) == ("dispatcher", (), None)
     assert found.swept_at is not None
     durable.close()
     assert rows(durable) == ()

@@ -102,7 +102,7 @@ def test_a_task_that_is_interrupted_while_it_answers_answers_once(
             end(app, nth, reference)
         if interruption.where is None:
             break
-        query = sa.select(item.answer).where(item.instance_pk == pk, item.place == nth)
+        query = sa.select(item.answer).where(item.instance_pk == pk, item.position == nth)
         committed = durable.internals.store.read(lambda tx, query=query: tx.execute(query).scalar())
         answers = [str(each.payload) for each in messages(app)] + ([] if committed is None else [committed])
         if interruption.while_ending:

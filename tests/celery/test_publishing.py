@@ -186,7 +186,7 @@ def test_a_sweep_whose_messages_the_broker_refuses_offers_them_again_soon(make_a
     assert durable.internals.sweeper.sweep() == 0
     assert durable.internals.sweeper.seconds_to_next() <= 1.0
     with durable.internals.store.engine.connect() as connection:
-        assert connection.execute(sa.select(durable.internals.store.tables.instance.c.dispatches)).scalar_one() == 0
+        assert connection.execute(sa.select(durable.internals.store.tables.instance.c.dispatch_count)).scalar_one() == 0
 
 
 def test_what_waits_in_its_queue_is_not_published_again(make_app: MakeApp) -> None:
@@ -345,24 +345,26 @@ def test_what_a_caller_could_not_send_is_sent_when_the_broker_is_back(brokerless
     approval(durable).create(id="i-1")
     row = durable.internals.store.read(lambda tx: instances.read(tx, "approval", "i-1"))
     assert row.sent_at is None
-    assert row.poll_at is not None
-    assert row.poll_at - row.created_at < timedelta(seconds=30)  # a second after the broker refused
+    assert row.next_check_at is not None
+    assert row.next_check_at - row.created_at < timedelta(seconds=30)  # a second after the broker refused
 
 
 def _unsend(durable: Durable, queue: str | None = None) -> None:
     """No hint of what is due has left."""
     i = durable.internals.store.tables.instance
-    wanted = [i.c.claim_token.is_(None), i.c.poll_at.is_not(None)] + ([] if queue is None else [i.c.queue == queue])
+    wanted = [i.c.claim_token.is_(None), i.c.next_check_at.is_not(None)] + (
+        [] if queue is None else [i.c.queue == queue]
+    )
     with durable.internals.store.engine.begin() as connection:
-        connection.execute(sa.update(i).where(*wanted).values(sent_at=None, poll_at=i.c.run_at))
+        connection.execute(sa.update(i).where(*wanted).values(sent_at=None, next_check_at=i.c.run_at))
 
 
 def _dues(durable: Durable) -> dict[str, tuple[int | None, int]]:
     """When each instance is looked at, and how often it was published."""
     i = durable.internals.store.tables.instance.c
     with durable.internals.store.engine.connect() as connection:
-        rows = connection.execute(sa.select(i.instance_id, i.poll_at, i.dispatches)).all()
-    return {row.instance_id: (row.poll_at, row.dispatches) for row in rows}
+        rows = connection.execute(sa.select(i.instance_id, i.next_check_at, i.dispatch_count)).all()
+    return {row.instance_id: (row.next_check_at, row.dispatch_count) for row in rows}
 
 
 def _until_due(durable: Durable) -> None:
@@ -372,7 +374,11 @@ def _until_due(durable: Durable) -> None:
         assert first is not None
         soon = to_us(first) + 1_000_000
         last = from_us(
-            max(poll_at for poll_at, _ in _dues(durable).values() if poll_at is not None and poll_at <= soon)
+            max(
+                next_check_at
+                for next_check_at, _ in _dues(durable).values()
+                if next_check_at is not None and next_check_at <= soon
+            )
         )
         if now >= last:
             return

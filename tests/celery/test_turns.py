@@ -57,7 +57,7 @@ def _fill(durable: Durable, *, instances: int, messages: int, queue: str = "here
     tables = durable.internals.store.tables
     rows = [OutboxMessage(f"m-{number}", OutboxKind.TASK, "mail", "{}") for number in range(messages)]
     with durable.internals.store.engine.begin() as connection:
-        connection.execute(sa.update(tables.instance).values(sent_at=None, poll_at=tables.instance.c.run_at))
+        connection.execute(sa.update(tables.instance).values(sent_at=None, next_check_at=tables.instance.c.run_at))
     durable.internals.store.transact(
         lambda tx: outbox.insert(tx, rows, pk=1, run_number=1, step_key=None, grace=-durable.internals.settings.grace)
     )
@@ -98,7 +98,7 @@ def test_what_waits_for_a_full_queue_is_not_read(make_app: Callable[..., Celery]
     locked: list[Any] = []
 
     def note(*given: Any) -> None:
-        if "workflow_instance" in given[2] and "poll_at <=" in given[2] and "queue =" in given[2]:
+        if "workflow_instance" in given[2] and "next_check_at <=" in given[2] and "queue =" in given[2]:
             locked.append(given[3])
 
     sa.event.listen(durable.internals.store.engine, "before_cursor_execute", note)

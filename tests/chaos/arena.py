@@ -177,9 +177,7 @@ class Arena:
     def claims(self, by: str) -> list[tuple[int, int]]:
         """The runs, as instance and run number, whose claim is held by a task, or by a node (``@name``)."""
         i = self.site.durable.internals.store.tables.instance.c
-        held = i.claimed_by.endswith(f" {by[1:]}", autoescape=True) if by[0] == "@" else (
-            i.claimed_by.startswith(f"{by} ", autoescape=True)
-        )  # fmt: skip
+        held = i.claimed_by == by[1:] if by[0] == "@" else i.claim_task_id == by
         with contextlib.suppress(sa.exc.DBAPIError), self.site.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(sa.select(i.id, i.run_number).where(held))]
         return []

@@ -137,12 +137,19 @@ def _open_work(arena: Arena, key: str) -> str:
     """What an instance waits for, in the words of its users, and the tasks that are out."""
     diagnosis = arena.site.workflow("planned").get(key).explain()
     t = arena.site.durable.internals.store.tables
-    columns = (t.item.c.step_key, t.item.c.place, t.item.c.status, t.item.c.attempts, t.item.c.losses, t.item.c.sent_at)
+    columns = (
+        t.item.c.step_key,
+        t.item.c.position,
+        t.item.c.status,
+        t.item.c.attempts,
+        t.item.c.loss_count,
+        t.item.c.sent_at,
+    )
     mine = (t.item.c.instance_pk == t.instance.c.id) & (t.item.c.run_number == t.instance.c.run_number)
     query = sa.select(*columns).join(t.instance, mine).where(t.instance.c.instance_id == key, t.item.c.status != "done")
     with arena.site.engine.connect() as connection:
         out = [tuple(row) for row in connection.execute(query)]
-    return f"{diagnosis.code}: {diagnosis.sentence} Out (step, place, status, attempts, losses, sent): {out}"
+    return f"{diagnosis.code}: {diagnosis.sentence} Out (step, place, status, attempts, loss_count, sent): {out}"
 
 
 def _lost_events(arena: Arena, crowd: Crowd) -> list[str]:

@@ -129,7 +129,7 @@ class Shop:
 
     def work(self, workflow: str, instance_id: str, run: int = 1) -> str:
         return self.durable.internals.runner.advance(
-            RunRef(workflow, instance_id, run), claimed_by="task-1 celery@tests"
+            RunRef(workflow, instance_id, run), task_id="task-1", node="celery@tests"
         )
 
     def work_at_once(self) -> None:

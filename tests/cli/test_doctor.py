@@ -383,6 +383,6 @@ def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
     assert one(app, "backlog")[0] == "OK"
     app.durable.internals.operations.create("order", id="o-1")
     with app.durable.internals.store.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE workflow_instance SET poll_at = poll_at - 200000000"))
+        connection.execute(sa.text("UPDATE workflow_instance SET next_check_at = next_check_at - 200000000"))
     level, sentence, _ = one(app, "backlog")
     assert (level, sentence) == ("WARN", "The oldest due work has been waiting for 3 min.")

@@ -41,7 +41,7 @@ def test_a_sweep_that_could_not_publish_says_why_and_fails(app: Celery) -> None:
     durable.workflows["order"].create(id="o-1")
     i = durable.internals.store.tables.instance
     with durable.internals.store.engine.begin() as connection:
-        connection.execute(sa.update(i).values(poll_at=i.c.run_at))
+        connection.execute(sa.update(i).values(next_check_at=i.c.run_at))
     said = call(app, "sweep")
     assert said.rows == [["Published", "0"]]
     assert said.code == 1

@@ -118,13 +118,13 @@ def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: D
         connection.execute(
             sa.update(i)
             .where(i.c.instance_id == "waits")
-            .values(dispatches=7, poll_at=i.c.run_at + 99, sent_at=i.c.run_at)
+            .values(dispatch_count=7, next_check_at=i.c.run_at + 99, sent_at=i.c.run_at)
         )
         before = rows(connection, i)
     run(app, [again])
     with app.internals.store.engine.begin() as connection:
         after = rows(connection, i)
-    assert (after["waits"].poll_at, after["waits"].dispatches, after["waits"].sent_at) == (
+    assert (after["waits"].next_check_at, after["waits"].dispatch_count, after["waits"].sent_at) == (
         after["waits"].run_at,
         0,
         None,
@@ -137,16 +137,16 @@ def test_instances_can_be_moved_to_another_queue(app: Durable, database: str) ->
     i = app.internals.store.tables.instance
     with app.internals.store.engine.begin() as connection:
         connection.execute(sa.update(i).where(i.c.instance_id == "fails").values(queue="slow"))
-        connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(poll_at=i.c.run_at + 99))
-        connection.execute(sa.update(i).where(i.c.instance_id == "retries").values(claim_token="t", poll_at=99))
+        connection.execute(sa.update(i).where(i.c.instance_id == "waits").values(next_check_at=i.c.run_at + 99))
+        connection.execute(sa.update(i).where(i.c.instance_id == "retries").values(claim_token="t", next_check_at=99))
     run(app, [move])
     with app.internals.store.engine.begin() as connection:
         after = rows(connection, i)
     assert {name: row.queue for name, row in after.items()} == {
         "waits": "shop-durable", "fails": "slow", "retries": "shop-durable", "completes": "shop-durable",
     }  # fmt: skip
-    assert after["waits"].poll_at == after["waits"].run_at
-    assert (after["retries"].poll_at, after["completes"].poll_at) == (99, None)
+    assert after["waits"].next_check_at == after["waits"].run_at
+    assert (after["retries"].next_check_at, after["completes"].next_check_at) == (99, None)
 
 
 def rows(connection: sa.Connection, instance: sa.Table) -> dict[str, sa.Row[Any]]:

@@ -65,33 +65,33 @@ QUERIES = {
         WHERE s.type IN ('task', 'child') AND s.status = 'completed'
         GROUP BY s.instance_pk, s.run_number, s.step_key HAVING count(e.seq) <> 1""",
     "M1 a map that has completed has an answer to every item, and nothing under way": """
-        SELECT s.instance_pk, s.run_number, s.step_key, m.place, m.status
+        SELECT s.instance_pk, s.run_number, s.step_key, m.position, m.status
         FROM workflow_step s JOIN workflow_item m
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
         WHERE s.type = 'map' AND s.status = 'completed' AND s.result IS NULL
           AND (m.status NOT IN ('done', 'dead') OR m.answer IS NULL)""",
     "M2 what is out has a deadline, what has ended has none, and every item has a place": """
-        SELECT m.instance_pk, m.run_number, m.step_key, m.place, m.status FROM workflow_item m
+        SELECT m.instance_pk, m.run_number, m.step_key, m.position, m.status FROM workflow_item m
         WHERE (m.status = 'sent') AND (m.due_at IS NULL OR m.attempts = 0)
            OR m.status IN ('done', 'dead', 'failed') AND (m.due_at IS NOT NULL OR m.answer IS NULL)
-           OR m.place > 0 AND NOT EXISTS (SELECT 1 FROM workflow_item b WHERE b.instance_pk = m.instance_pk
-                AND b.run_number = m.run_number AND b.step_key = m.step_key AND b.place = m.place - 1)""",
+           OR m.position > 0 AND NOT EXISTS (SELECT 1 FROM workflow_item b WHERE b.instance_pk = m.instance_pk
+                AND b.run_number = m.run_number AND b.step_key = m.step_key AND b.position = m.position - 1)""",
     "M4 a task step that waits for its attempt has a token of its own, and what does not has none": """
         SELECT s.instance_pk, s.run_number, s.step_key, s.status, s.attempts, m.attempts, m.status
         FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
         LEFT JOIN workflow_item m
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
         WHERE s.type = 'task' AND i.status NOT IN ('complete', 'errored', 'terminated')
-          AND (m.place IS NOT NULL) <> (s.status = 'waiting' AND s.wait_event_type IS NOT NULL AND NOT EXISTS (
+          AND (m.position IS NOT NULL) <> (s.status = 'waiting' AND s.wait_event_type IS NOT NULL AND NOT EXISTS (
                 SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk AND e.run_number = s.run_number
                   AND e.type = s.wait_event_type))
-           OR s.type = 'task' AND m.place IS NOT NULL AND (m.token IS NULL OR m.status <> 'sent'
+           OR s.type = 'task' AND m.position IS NOT NULL AND (m.attempt_token IS NULL OR m.status <> 'sent'
                 OR s.status = 'waiting' AND (m.attempts <> s.attempts OR m.due_at <> s.wake_at))""",
     "M5 what is out has a token of its own": """
-        SELECT count(*), token FROM workflow_item WHERE status = 'sent' GROUP BY token
-        HAVING count(*) > 1 OR token IS NULL""",
+        SELECT count(*), attempt_token FROM workflow_item WHERE status = 'sent' GROUP BY attempt_token
+        HAVING count(*) > 1 OR attempt_token IS NULL""",
     "M3 a map that waits is looked at when the first of its items may be lost": """
-        SELECT s.instance_pk, s.run_number, s.step_key, m.place FROM workflow_step s
+        SELECT s.instance_pk, s.run_number, s.step_key, m.position FROM workflow_step s
         JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
         JOIN workflow_item m
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
@@ -103,15 +103,16 @@ QUERIES = {
         WHERE e.type LIKE 'child:%' AND s.wait_event_type <> e.type
            OR e.type LIKE 'task:%' AND s.type <> 'task'""",
     "I6 whatever can go on is looked after": f"""
-        SELECT i.instance_id, i.status, i.run_at, i.poll_at FROM workflow_instance i
-        WHERE {_LIVE} AND (i.run_at IS NULL OR i.poll_at IS NULL)
-           OR NOT ({_LIVE}) AND i.poll_at IS NOT NULL""",
+        SELECT i.instance_id, i.status, i.run_at, i.next_check_at FROM workflow_instance i
+        WHERE {_LIVE} AND (i.run_at IS NULL OR i.next_check_at IS NULL)
+           OR NOT ({_LIVE}) AND i.next_check_at IS NOT NULL""",
     "I6b what sleeps is looked at when its time comes": """
-        SELECT i.instance_id, i.run_at, i.poll_at FROM workflow_instance i
-        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND i.poll_at < i.run_at""",
+        SELECT i.instance_id, i.run_at, i.next_check_at FROM workflow_instance i
+        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND i.next_check_at < i.run_at""",
     "I7 a claim is whole, and only active instances have one": """
         SELECT i.instance_id, i.status FROM workflow_instance i
         WHERE (i.claim_token IS NULL) <> (i.lease_until IS NULL) OR (i.claim_token IS NULL) <> (i.claimed_by IS NULL)
+           OR (i.claimed_by IS NULL) <> (i.claim_task_id IS NULL)
            OR i.claim_token IS NOT NULL AND i.status <> 'active'
            OR i.claim_token IS NULL AND i.pause_requested""",
     "I7b no wake-up is lost": f"""
@@ -168,14 +169,15 @@ QUERIES = {
         SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s
         JOIN workflow_instance i ON i.id = s.instance_pk
         JOIN workflow_run r ON r.instance_pk = s.instance_pk AND r.run_number = s.run_number
-        JOIN workflow_instance j ON j.workflow = i.workflow AND j.instance_id = r.forked_from_id
-        JOIN workflow_step o ON o.instance_pk = j.id AND o.run_number = r.forked_from_run AND o.step_key = s.step_key
+        JOIN workflow_instance j ON j.workflow = i.workflow AND j.instance_id = r.forked_from_instance_id
+        JOIN workflow_step o
+          ON o.instance_pk = j.id AND o.run_number = r.forked_from_run_number AND o.step_key = s.step_key
           AND o.commit_id = s.commit_id
         WHERE o.status NOT IN ('completed', 'errored', 'cancelled', 'DONE') OR o.status <> s.status OR o.seq <> s.seq
            OR o.result <> s.result""",
     "I13 the counters of a run's log are right": """
-        SELECT r.instance_pk, r.run_number, r.logs FROM workflow_run r
-        WHERE r.logs <> (SELECT count(*) FROM workflow_log l
+        SELECT r.instance_pk, r.run_number, r.log_count FROM workflow_run r
+        WHERE r.log_count <> (SELECT count(*) FROM workflow_log l
                          WHERE l.instance_pk = r.instance_pk AND l.run_number = r.run_number)""",
 }
 

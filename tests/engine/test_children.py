@@ -67,7 +67,7 @@ def test_a_child_does_a_step(world: World, order, billing) -> None:
     )  # fmt: skip
     assert (step.child.workflow, step.child.instance_id, step.wait_event_type) == ("billing", "b-1", None)
     child = billing.of("b-1")
-    assert (child.status, child.row.parent_id, child.row.parent_step_key) == ("waiting", instance.row.id, "bill")
+    assert (child.status, child.row.parent_pk, child.row.parent_step_key) == ("waiting", instance.row.id, "bill")
     child.send("paid", 7)
     world.run_until_idle()
     assert (child.output, instance.output) == ({"cents": 107}, ["Bill", 107])

@@ -72,7 +72,7 @@ def order(durable: Durable):
 
 
 def advance(durable: Durable, instance) -> None:
-    durable.internals.runner.advance(RunRef(instance.workflow.name, instance.id, 1), claimed_by="test")
+    durable.internals.runner.advance(RunRef(instance.workflow.name, instance.id, 1), task_id="test", node="test")
 
 
 def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order) -> None:

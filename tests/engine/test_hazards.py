@@ -40,11 +40,11 @@ def test_a_wake_up_for_any_reason_does_what_is_due_and_no_more(world: World) -> 
         step.sleep("rest", 60)
 
     instance = order.run()
-    for seconds, reason in ((5, "wake"), (5, "retry"), (30, "retry"), (30, "run")):
+    for seconds, reason in ((5, "wake"), (5, "retry"), (30, "event"), (30, "start")):
         world.advance(seconds)
         i = world.store.tables.instance
         with world.store.engine.begin() as connection:
-            connection.execute(sa.update(i).values(wake=reason, run_at=world.now_us, poll_at=world.now_us))
+            connection.execute(sa.update(i).values(wake_reason=reason, run_at=world.now_us, next_check_at=world.now_us))
         world.run_until_idle()
     assert instance.statuses() == {"charge": "completed", "rest": "completed"}
     charge, rest = instance.steps()

@@ -59,7 +59,7 @@ def test_pause_stops_an_instance_that_nobody_works_on_at_once(world: World, ever
     assert instance.status == "paused"
     world.run_after(timedelta(days=30))
     assert instance.status == "paused"
-    assert instance.row.poll_at is None  # it costs nothing
+    assert instance.row.next_check_at is None  # it costs nothing
 
 
 @pytest.mark.parametrize("state", ENDED)

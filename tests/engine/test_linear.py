@@ -38,7 +38,7 @@ def test_completed_makes_the_next_step_ready_and_the_last_one_completes_the_inst
     while instance.status == "active":  # one commit after the other
         worker.runtime.at["after-commit"] = lambda: walked.append((rows(instance), state(instance)))
         world.messages.clear()
-        worker.runner.advance(instance.ref, claimed_by="task@worker", max_steps=1)
+        worker.runner.advance(instance.ref, task_id="task", node="worker", max_steps=1)
     world.run_until_idle()
     assert line.called == [("VALIDATE", "RUN", 1), ("PAY", "RUN", 1), ("SHIP", "RUN", 1)]
     assert [ctx.params for ctx in line.calls] == [{"cents": 5}] * 3

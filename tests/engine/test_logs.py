@@ -158,7 +158,7 @@ def test_a_run_keeps_so_many_lines_and_counts_the_rest(make_world) -> None:
     world.run_after(60)
     assert len(instance.logs()) == 5
     (run,) = world.recorded(instance, 1)["workflow_run"]
-    assert (run.logs, run.dropped_logs) == (5, 1 + 5)
+    assert (run.log_count, run.dropped_log_count) == (5, 1 + 5)
 
 
 def test_each_run_has_a_log_of_its_own(world: World) -> None:

@@ -244,7 +244,7 @@ def test_a_handler_that_fails_is_called_again_by_the_databases_time_and_at_most_
     assert [event.attempt for event in post.got] == [1, 2, 3]
     assert len({event.id for event in post.got}) == 1
     (row,) = outbox(world)  # kept for people
-    assert (row.error, row.poll_at) == ("NonRetryableError: still full", None)
+    assert (row.last_error, row.next_check_at) == ("NonRetryableError: still full", None)
 
 
 def test_an_event_whose_message_got_lost_is_sent_again(world: World, post: Post) -> None:
@@ -272,7 +272,7 @@ def test_an_event_that_no_worker_survives_is_given_up(world: World, post: Post) 
     assert post.deliver() == ["given up: WorkerCrashLoop"]
     assert post.got == []
     world.run_after(86_400)
-    assert (post.deliver(), [row.poll_at for row in outbox(world)]) == ([], [None])
+    assert (post.deliver(), [row.next_check_at for row in outbox(world)]) == ([], [None])
 
 
 def test_a_worker_without_the_handler_leaves_the_event_for_one_that_has_it(world: World, post: Post) -> None:
@@ -300,7 +300,9 @@ def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: boo
         return PublishReport.of(len(messages), SendState.UNSENT if is_lost and len(parts) == 2 else SendState.SENT)
 
     posting = Outbox(world.store, world.settings, take)
-    posting.send_committed([OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in outbox(world)])
+    posting.send_committed(
+        [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in outbox(world)]
+    )
     if is_lost:
         assert (parts, len(outbox(world))) == ([(200, 450), (200, 250)], 250)
     else:
@@ -311,5 +313,5 @@ def test_a_sweep_leaves_many_letters_more_time_to_be_sent(world: World) -> None:
     sending(world, lambda tx: [tx.send_task("shop.mail", number) for number in range(300)][:0]).create()
     world.is_broker_away = True
     world.worker.advance(world.messages.pop(0).ref)
-    later = {row.poll_at - row.created_at for row in outbox(world)}
+    later = {row.next_check_at - row.created_at for row in outbox(world)}
     assert later == {(world.settings.grace + timedelta(seconds=3)) // timedelta(microseconds=1)}

@@ -417,7 +417,7 @@ def test_a_created_instance_remembers_the_step_that_made_it(world: World, child)
 
     instance = order.run()
     row = child.of("c-1").row
-    assert (row.parent_id, row.parent_run_number, row.parent_step_key) == (instance.row.id, 1, "start")
+    assert (row.parent_pk, row.parent_run_number, row.parent_step_key) == (instance.row.id, 1, "start")
 
 
 def test_an_event_that_a_step_sends_wakes_its_target_with_the_step(world: World, child) -> None:

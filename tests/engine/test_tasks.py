@@ -398,7 +398,7 @@ def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
 def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(world: World, media) -> None:
     instance = media.run(300)
     item, reference = world.store.tables.item, referred(world.sent[0])
-    world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
+    world.store.transact(lambda tx: tx.execute(sa.update(item).values(loss_count=2)))
     failed, newest = (
         values.encode_error_answer("OSError", "its place is taken"),
         dataclasses.replace(reference, delivery=2),
@@ -416,7 +416,7 @@ def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(
 def test_the_newest_delivery_may_fail(world: World, media) -> None:
     instance = media.run(300)
     item, reference = world.store.tables.item, referred(world.sent[0])
-    world.store.transact(lambda tx: tx.execute(sa.update(item).values(losses=2)))
+    world.store.transact(lambda tx: tx.execute(sa.update(item).values(loss_count=2)))
     newest = dataclasses.replace(reference, delivery=2)
     assert world.operations.answer(newest, values.encode_error_answer("OSError", "disk full")) is AnswerResult.TAKEN
     world.run_until_idle()

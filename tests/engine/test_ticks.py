@@ -113,7 +113,7 @@ def test_a_tick_takes_over_from_a_dead_worker_once_it_was_looked_at_for_a_leases
     handle = site.create("count", 1, "c-1")
     row = site.durable.internals.operations.get("count", handle.id).instance
     store, lease = site.durable.internals.store, site.durable.internals.settings.lease
-    claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", claimed_by="dead", lease=lease))
+    claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", task_id="dead", node="dead", lease=lease))
     assert claim is not None
     passes = []
     for _ in range(8):

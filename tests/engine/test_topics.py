@@ -43,7 +43,7 @@ def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
 def left(world: World) -> int:
     """How many emissions and waiters the tables hold."""
     t = world.store.tables
-    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.waiter))
+    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.topic_wait))
 
 
 @everywhere
@@ -402,7 +402,7 @@ def test_one_emission_resumes_ten_thousand_exactly_once(world: World, watch) -> 
             (t.instance, "id"),
             (t.run, "instance_pk"),
             (t.step, "instance_pk"),
-            (t.waiter, "instance_pk"),
+            (t.topic_wait, "instance_pk"),
         ):
             [one] = connection.execute(sa.select(table)).mappings()
             copies = [{**one, key: one[key] + n} for n in range(1, many)]

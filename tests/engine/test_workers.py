@@ -134,7 +134,7 @@ def test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance(world: Wo
             if len(gaps) == 4:
                 break
     assert gaps == [5, 5, 10, 20]
-    assert instance.row.dispatches == len(gaps)
+    assert instance.row.dispatch_count == len(gaps)
 
 
 # --- claims -------------------------------------------------------------------------------------
@@ -625,11 +625,11 @@ def test_a_claim_says_who_has_it(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         row = instance.row
-        seen.append((row.claimed_by, row.lease_until - world.now_us, row.status))
+        seen.append((row.claim_task_id, row.claimed_by, row.lease_until - world.now_us, row.status))
 
     instance = order.create()
     world.run_until_idle()
-    assert seen == [("task@worker-1", timedelta(seconds=30) // timedelta(microseconds=1), "active")]
+    assert seen == [("task", "worker-1", timedelta(seconds=30) // timedelta(microseconds=1), "active")]
 
 
 def test_the_step_that_lost_a_race_of_constraints_stops_quietly(world: World) -> None:

@@ -169,7 +169,7 @@ def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
     durable = Durable(app)
     durable.workflow(name="explained")(explained.definition.fn)
     instance = durable.workflows["explained"].create("tasks", id="e-1")
-    durable.internals.runner.advance(RunRef("explained", "e-1", 1), claimed_by="task-1 celery@here")
+    durable.internals.runner.advance(RunRef("explained", "e-1", 1), task_id="task-1", node="celery@here")
     found = instance.explain()
     durable.close()
     app.close()
@@ -233,7 +233,7 @@ def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness)
     found = instance.explain()
     assert found.code is Code.RUNNING
     assert found.sentence == (
-        "It runs its beginning, on the worker task@runner-1, which has had it for 0 ms; the lease is good for 30 s."
+        "It runs its beginning, on the worker runner-1, which has had it for 0 ms; the lease is good for 30 s."
     )
     instance.pause()
     assert instance.explain().code is Code.PAUSED

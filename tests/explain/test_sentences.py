@@ -23,7 +23,7 @@ from celery_durable.model import (
     StepRecord,
     StepStatus,
     StepType,
-    Wake,
+    WakeReason,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -39,13 +39,14 @@ def instance(status: Status = Status.ACTIVE, **given: Any) -> InstanceRow:
         run_number=1,
         status=status,
         claim_token=None,
+        claim_task_id=None,
         claimed_by=None,
         lease_until=None,
         run_at=NOW - MINUTE,
-        poll_at=NOW + MINUTE,
-        wake=Wake.RUN,
+        next_check_at=NOW + MINUTE,
+        wake_reason=WakeReason.START,
         priority=1,
-        dispatches=0,
+        dispatch_count=0,
         crash_count=0,
         pause_requested=False,
         version=1,
@@ -88,10 +89,11 @@ def told(row: InstanceRow, *, of: RunRow | None = None, **given: Any) -> Diagnos
 
 RUNNING = {
     "claim_token": "t",
-    "claimed_by": "task-1 celery@a",
+    "claim_task_id": "task-1",
+    "claimed_by": "celery@a",
     "lease_until": NOW + timedelta(seconds=20),
 }
-ASLEEP = instance(Status.WAITING, run_at=NOW + 60 * MINUTE, poll_at=NOW + 60 * MINUTE)
+ASLEEP = instance(Status.WAITING, run_at=NOW + 60 * MINUTE, next_check_at=NOW + 60 * MINUTE)
 NAP = step("nap", StepType.SLEEP, wake_at=NOW + 60 * MINUTE)
 WAIT = step("await approval", StepType.WAIT, wake_at=NOW + 90 * MINUTE, wait_event_type="approval")
 RETRY = step(
@@ -109,7 +111,7 @@ CHILD = step("bill", StepType.CHILD, wake_at=NOW + 90 * MINUTE, child=Child("bil
 INSPECT = "celery -A <your app> inspect query_task id-1"
 OUTBOX = [f"{DURABLE} outbox", f"{DURABLE} doctor"]
 SEND = f"{DURABLE} send-event order o-1 approval --payload '{{...}}'"
-OVERDUE = instance(poll_at=NOW - timedelta(seconds=30))
+OVERDUE = instance(next_check_at=NOW - timedelta(seconds=30))
 BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q durable"
 
 
@@ -424,7 +426,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="nobody sweeps any more",
         ),
         pytest.param(
-            told(replace(OVERDUE, dispatches=1), heartbeats=(worker(),)),
+            told(replace(OVERDUE, dispatch_count=1), heartbeats=(worker(),)),
             Code.DUE_NOT_DISPATCHED,
             "It has been due for 1 min, and was sent once. No dispatcher has been seen: is celery beat running?",
             [BEAT],
@@ -476,7 +478,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="sent before its queue began to refuse",
         ),
         pytest.param(
-            told(instance(dispatches=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
+            told(instance(dispatch_count=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
             Code.DISPATCHED_NOT_CLAIMED,
             "It has been due for 1 min and was sent 3 times, but no worker consumes queue 'durable'. It is sent again "
             "when its queue shows that the message got lost, at the latest in 1 min.",
@@ -484,7 +486,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="no worker",
         ),
         pytest.param(
-            told(instance(dispatches=1), heartbeats=(dispatcher(), worker())),
+            told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker())),
             Code.DISPATCHED_NOT_CLAIMED,
             "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
             "'durable': they are busy with other work, or have another broker than who sends. It is sent again "
@@ -493,7 +495,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="busy workers",
         ),
         pytest.param(
-            told(instance(dispatches=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
+            told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
             Code.NOT_REGISTERED,
             "It has been due for 1 min, and no worker of queue 'durable' knows workflow 'order' (celery@a). Import the "
             "module that defines it in the worker, or wait for the deploy to end. They know 'orders'.",
@@ -501,7 +503,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="not registered",
         ),
         pytest.param(
-            told(instance(dispatches=1), heartbeats=(dispatcher(), worker(pool="gevent"))),
+            told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(pool="gevent"))),
             Code.POOL_UNSUPPORTED,
             "It has been due for 1 min, and queue 'durable' is consumed only by workers on pools that run no workflows "
             "(celery@a: gevent). Start one with -P prefork, threads or solo, or give the workflow a queue of its own.",
@@ -510,7 +512,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         ),
         pytest.param(
             told(
-                instance(dispatches=1),
+                instance(dispatch_count=1),
                 heartbeats=(dispatcher(), worker(pool="gevent"), worker(pool="prefork", workflows=("nap",))),
             ),
             Code.NOT_REGISTERED,
@@ -550,11 +552,12 @@ def test_the_facts_are_ready_for_json() -> None:
         "status": "waiting",
         "queue": "durable",
         "run_at": "2030-01-01T01:00:00.000Z",
-        "poll_at": "2030-01-01T01:00:00.000Z",
-        "dispatches": 0,
+        "next_check_at": "2030-01-01T01:00:00.000Z",
+        "dispatch_count": 0,
         "sent_at": None,
         "crash_count": 0,
         "pause_requested": False,
+        "task_id": None,
         "claimed_by": None,
         "lease_until": None,
         "last_step": None,
@@ -588,14 +591,15 @@ errors = st.none() | st.builds(ErrorInfo, names, names)
 rows = st.builds(
     InstanceRow,
     claim_token=maybe_names,
+    claim_task_id=maybe_names,
     claimed_by=maybe_names,
     workflow=names,
     instance_id=names,
     queue=names,
     lease_until=maybe,
     run_at=maybe,
-    poll_at=maybe,
-    dispatches=counts,
+    next_check_at=maybe,
+    dispatch_count=counts,
     crash_count=counts,
     created_at=instants,
     updated_at=instants,
@@ -636,7 +640,7 @@ beats = st.builds(
     started_at=instants,
     seen_at=instants,
     swept_at=maybe,
-    next_wake_at=maybe,
+    next_sweep_at=maybe,
 )
 facts = st.builds(
     Facts,

@@ -173,7 +173,7 @@ def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
     assert shop.durable.internals.store.transact(lambda tx: emissions.begin(tx, emission_id="e-9", **options))
     table = shop.durable.internals.store.tables.emission
     with shop.durable.internals.store.engine.begin() as conn:
-        conn.execute(sa.update(table).values(poll_at=0))
+        conn.execute(sa.update(table).values(next_check_at=0))
     assert continue_abandoned_emission(shop.durable.internals.store)
     shop.work()
     found = {item.id: item.status.value for item in shop.durable.internals.operations.list("listen").items}

@@ -28,14 +28,14 @@ TABLES = {
     "workflow_event",
     "workflow_log",
     "workflow_heartbeat",
-    "workflow_waiter",
+    "workflow_topic_wait",
     "workflow_emission",
     "workflow_audit",
     "workflow_outbox",
     "workflow_label",
     "workflow_published",
     "workflow_item",
-    "workflow_store",
+    "workflow_database",
     "workflow_queue",
 }
 VERSION_TABLE = "workflow_schema_version"
@@ -110,7 +110,8 @@ def test_a_migrated_database_is_the_same_as_a_fresh_one(empty: Store) -> None:
 def test_postgresql_keeps_more_statistics_of_what_the_sweep_searches(empty: Store, make: Any) -> None:
     make(empty)
     query = (
-        "SELECT attstattarget FROM pg_attribute WHERE attrelid = 'workflow_instance'::regclass AND attname = 'poll_at'"
+        "SELECT attstattarget FROM pg_attribute "
+        "WHERE attrelid = 'workflow_instance'::regclass AND attname = 'next_check_at'"
     )
     with empty.engine.connect() as connection:
         assert connection.exec_driver_sql(query).scalar_one() == 1000
@@ -417,13 +418,13 @@ def test_missing_tables_and_columns_are_named_although_the_revision_is_current(e
     migrate.upgrade(empty)
     with empty.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE workflow_label"))
-        connection.execute(sa.text("ALTER TABLE workflow_run RENAME COLUMN logs TO log_lines"))
+        connection.execute(sa.text("ALTER TABLE workflow_run RENAME COLUMN log_count TO log_lines"))
     migrate.check_revision(empty)
     with pytest.raises(SchemaIncomplete) as caught:
         migrate.check_tables(empty)
-    assert caught.value.missing == ("workflow_label", "workflow_run.logs")
+    assert caught.value.missing == ("workflow_label", "workflow_run.log_count")
     assert str(caught.value) == (
-        "The database lacks workflow_label, workflow_run.logs, although its revision is current. Restore what is "
+        "The database lacks workflow_label, workflow_run.log_count, although its revision is current. Restore what is "
         "missing from a backup, or create it as this shows: celery -A <your app> durable migrate --sql"
     )
 

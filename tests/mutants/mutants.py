@@ -140,7 +140,7 @@ MUTANTS = (
     # --- the sweep ------------------------------------------------------------------------------
     _m(
         "the sweep ignores expired leases",
-        ("store.sweeps:_process_rows", "elif not may_expire and row.dispatches < _EXPIRY_CHECKS:", "elif True:"),
+        ("store.sweeps:_process_rows", "elif not may_expire and row.dispatch_count < _EXPIRY_CHECKS:", "elif True:"),
     ),
     _m(
         "a hint is sent again for as long as it waits",
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     _m(
         "a claim of just now makes the hints before it lost",
-        ("store.queues:read_claimed", "row.noted_at <= row.now_us - duration_us(SLACK)", "True"),
+        ("store.queues:read_claimed", "row.recorded_at <= row.now_us - duration_us(SLACK)", "True"),
         caught_by="tests/store/test_queues.py::test_a_dispatch_message_counts_as_claimed_after_three_seconds[sqlite]",
     ),
     _m(
@@ -254,7 +254,7 @@ MUTANTS = (
         "a resumed instance is not made due",
         (
             "store.instances:resume",
-            "return make_due(tx, row, wake=Wake.RESUME, grace=grace)",
+            "return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)",
             "_update(tx, row, status=Status.ACTIVE.value)",
         ),
     ),
@@ -372,7 +372,7 @@ MUTANTS = (
     ),
     _m(
         "what an instance has sent is deleted with it",
-        ("store.retention:_delete", "[table.c.poll_at.is_(None)] if table is tx.t.outbox else []", "[]"),
+        ("store.retention:_delete", "[table.c.next_check_at.is_(None)] if table is tx.t.outbox else []", "[]"),
     ),
     # --- batches --------------------------------------------------------------------------------
     _m(
@@ -440,7 +440,7 @@ MUTANTS = (
     _m(
         "settling leaves the times of the next sweep",
         ("store.claims:_end", "run_at=None,", ""),
-        ("store.claims:_end", "poll_at=None,", ""),
+        ("store.claims:_end", "next_check_at=None,", ""),
     ),
     _m(
         "who is told of an end is not in its transaction",
@@ -581,7 +581,8 @@ MUTANTS = (
         "an emission moves on in a commit of its own, and is handed out twice after a crash",
         (
             "store.emissions:deliver_batch",
-            "tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, poll_us=duration_us(lease))",
+            "tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, "
+            "next_check_us=duration_us(lease))",
             "pass",
         ),
         ("store.emissions:_deliver", "topic_waits.close_many(tx, closed_waits)", "pass"),
@@ -593,7 +594,7 @@ MUTANTS = (
             "return self._store.transact(work, resolve=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
-            "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 30_000_000}\n"
+            "        moved = {'after': progress.cursor_pk, 'resumed': progress.resumed, 'next_check_us': 30_000_000}\n"
             "        self._store.transact(lambda tx: tx.run(emissions._advance_cursor, id=emission_id, **moved))\n"
             "    return progress",
         ),
@@ -601,7 +602,7 @@ MUTANTS = (
             "operations.topics:continue_abandoned_emission",
             "if progress is not None:",
             "if progress is not None:\n"
-            "        moved = {'after': progress.after_pk, 'resumed': progress.resumed, 'poll_us': 0}\n"
+            "        moved = {'after': progress.cursor_pk, 'resumed': progress.resumed, 'next_check_us': 0}\n"
             "        store.transact(lambda tx: tx.run(emissions._advance_cursor, id=abandoned, **moved))",
         ),
     ),
@@ -611,7 +612,7 @@ MUTANTS = (
     ),
     _m(
         "an emission whose emitter died is left as it is",
-        ("store.emissions:_select_abandoned", "e.poll_at <= s.statement_clock()", "e.poll_at < 0"),
+        ("store.emissions:_select_abandoned", "e.next_check_at <= s.statement_clock()", "e.next_check_at < 0"),
     ),
     _m(
         "an emission that is repeated is handed out again",
@@ -892,8 +893,8 @@ MUTANTS = (
     ),
     _m(
         "a loss that is reported for an older copy counts",
-        ("store.lost_tasks:report_loss", "row is None or row.losses != reference.delivery or", "row is None or"),
-        ("store.lost_tasks:_count_loss", 'item.c.losses == param("delivery", sa.Integer),', ""),
+        ("store.lost_tasks:report_loss", "row is None or row.loss_count != reference.delivery or", "row is None or"),
+        ("store.lost_tasks:_count_loss", 'item.c.loss_count == param("delivery", sa.Integer),', ""),
         caught_by=_LOST + "test_a_loss_is_carried_out_once_however_many_report_it[map-sqlite]",
     ),
     _m(
@@ -908,7 +909,7 @@ MUTANTS = (
     ),
     _m(
         "a lost task is sent again for ever",
-        ("store.lost_tasks:report_loss", " or row.losses + 1 >= limit", ""),
+        ("store.lost_tasks:report_loss", " or row.loss_count + 1 >= limit", ""),
         caught_by=_LOST + "test_a_task_that_is_lost_too_often_is_given_up[task-sqlite]",
     ),
     _m(
@@ -1036,7 +1037,7 @@ MUTANTS = (
         "an outbound event is not forgotten when it was handled",
         (
             "store.outbox:finish_delivery",
-            "sa.delete(o).where(o.c.id == delivery.id, o.c.token == delivery.token)",
+            "sa.delete(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token)",
             "sa.update(o).where(o.c.id == delivery.id).values(token=None, run_at=tx.store.clock())",
         ),
     ),
@@ -1103,12 +1104,12 @@ MUTANTS = (
     # --- outbound events ------------------------------------------------------------------------
     _m(
         "whoever handled an outbound event forgets it also where another has it by now",
-        ("store.outbox:finish_delivery", ", o.c.token == delivery.token", ""),
+        ("store.outbox:finish_delivery", ", o.c.claim_token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
     ),
     _m(
         "whoever had an outbound event gives it back also where another has it by now",
-        ("store.outbox:release_delivery", ", o.c.token == delivery.token", ""),
+        ("store.outbox:release_delivery", ", o.c.claim_token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[give_back-mariadb]",
     ),
     _m(
@@ -1118,12 +1119,12 @@ MUTANTS = (
     ),
     _m(
         "an outbound event is free again for the dispatcher alone when its worker dies",
-        ("store.outbox:begin_delivery", "run_at=until, poll_at=until", "poll_at=until"),
+        ("store.outbox:begin_delivery", "run_at=until, next_check_at=until", "next_check_at=until"),
         caught_by=_OUTBOX + "test_only_one_worker_delivers_an_event[sqlite]",
     ),
     _m(
         "anybody finds the delivery that another began",
-        ("store.outbox:find_delivery", ", o.c.token == token", ""),
+        ("store.outbox:find_delivery", ", o.c.claim_token == token", ""),
         caught_by=_OUTBOX + "test_only_the_token_that_began_finds_its_delivery[sqlite]",
     ),
     _m(

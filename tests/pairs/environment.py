@@ -234,8 +234,8 @@ class Environment:
     def messages(self) -> list[OutboxMessage]:
         """Return the messages in the outbox, by name and arguments."""
         o = self.world.store.tables.outbox.c
-        rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.body))
-        found = [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.body) for row in rows]
+        rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.payload))
+        found = [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in rows]
         return sorted(found, key=lambda message: (message.name, message.content["args"]))
 
     def answer(self, process: Any, message: OutboxMessage) -> bool:

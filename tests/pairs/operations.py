@@ -45,7 +45,8 @@ def _release_dead(participant: Participant) -> Any:
     claim = participant.pair_run.claim
     assert claim is not None
     grace = participant.process.settings.grace
-    task_id = "task@" + participant.pair_run.owner.name
+    task_id = "task"
+
     return participant.process.store.transact(
         lambda tx: sweeps.release_dead_claim(tx, participant.ref, task_id=task_id, grace=grace)
     )

@@ -65,8 +65,8 @@ class Queue:
     copies: int = 0
 
     def send(self, name: str, *, is_lost: bool, others: int = 0) -> None:
-        sent, dispatches = self.sent.get(name, (0, -1))
-        self.sent[name] = self.now, dispatches + 1
+        sent, dispatch_count = self.sent.get(name, (0, -1))
+        self.sent[name] = self.now, dispatch_count + 1
         self.messages += [None] * others
         if not is_lost:
             self.messages.append(name)
@@ -90,8 +90,8 @@ class Queue:
             self.seen_empty.append(self.now)
         lost = [
             name
-            for name, (sent, dispatches) in self.sent.items()
-            if name not in self.done and RULE.is_lost(at(sent), dispatches, self.progress(), at(self.now))
+            for name, (sent, dispatch_count) in self.sent.items()
+            if name not in self.done and RULE.is_lost(at(sent), dispatch_count, self.progress(), at(self.now))
         ]
         for name in lost:
             self.copies += 1
@@ -140,11 +140,11 @@ def test_only_lost_hints_are_sent_again_and_all_of_them_soon(
 
 @hypothesis.given(st.integers(0, 10**9), st.integers(0, 40), st.none() | st.integers(0, 100), st.integers(0, 3600))
 def test_nothing_is_lost_that_was_sent_at_the_bound_or_later(
-    age_us: int, dispatches: int, known: int | None, now: int
+    age_us: int, dispatch_count: int, known: int | None, now: int
 ) -> None:
     """The bound is what the index is searched with."""
     sent_at = at(now) - timedelta(microseconds=age_us)
     moment = None if known is None else at(now - known)
     for progress in (QueueProgress(claimed=moment), QueueProgress(empty=moment), QueueProgress(moment, moment)):
-        if RULE.is_lost(sent_at, dispatches, progress, at(now)):
+        if RULE.is_lost(sent_at, dispatch_count, progress, at(now)):
             assert sent_at < RULE.lost_before(progress, at(now))

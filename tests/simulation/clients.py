@@ -46,7 +46,7 @@ class Clients:
         verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
         verbs += [self._rewind, self._retry, self._fork, self._emit]
         name, weights = self._dice.choice(self._schedule.names), [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3]
-        query = "SELECT instance_id FROM workflow_instance WHERE parent_id IS NOT NULL ORDER BY id"
+        query = "SELECT instance_id FROM workflow_instance WHERE parent_pk IS NOT NULL ORDER BY id"
         if (made := self._raw.execute(query).fetchall()) and self._dice.random() < 0.25:
             (name,), weights = self._dice.choice(made), [2, 2, 2, 2, 4, 0.7, 0.7, 0.3, 0]
         self._do(self._dice.choices(verbs, weights)[0], name)

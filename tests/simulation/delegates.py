@@ -45,12 +45,12 @@ QUERIES = {
         SELECT a.pk, a.run, a.asks FROM author_attempt a
         WHERE a.type = 'child' AND a.old = 'new' AND 1 <> (
           SELECT count(*) FROM workflow_instance c
-          WHERE c.parent_id = a.pk AND c.parent_run_number = a.run AND c.parent_step_key = a.step_key
+          WHERE c.parent_pk = a.pk AND c.parent_run_number = a.run AND c.parent_step_key = a.step_key
             AND a.asks = 'child:' || a.seq || ':' || c.workflow || '/' || c.instance_id)
         UNION ALL
-        SELECT c.parent_id, c.parent_run_number, c.instance_id FROM workflow_instance c
+        SELECT c.parent_pk, c.parent_run_number, c.instance_id FROM workflow_instance c
         WHERE c.parent_step_key LIKE 'child%' AND NOT EXISTS (
-          SELECT 1 FROM author_attempt a WHERE a.pk = c.parent_id AND a.run = c.parent_run_number
+          SELECT 1 FROM author_attempt a WHERE a.pk = c.parent_pk AND a.run = c.parent_run_number
             AND a.step_key = c.parent_step_key)""",
     "D8 the end of a child is answered as it ended, where a step waits for it": """
         SELECT a.parent_pk, a.parent_run, a.type, a.status, e.payload, r.output, r.error_name FROM author_end a
@@ -67,7 +67,7 @@ QUERIES = {
     "D9 nobody waits for a child that has ended": """
         SELECT s.instance_pk, s.run_number, s.step_key, c.instance_id, c.status FROM workflow_step s
         JOIN workflow_instance i ON i.id = s.instance_pk AND i.run_number = s.run_number
-        JOIN workflow_instance c ON c.parent_id = i.id AND c.parent_run_number = s.run_number
+        JOIN workflow_instance c ON c.parent_pk = i.id AND c.parent_run_number = s.run_number
           AND c.parent_step_key = s.step_key AND c.status IN ('complete', 'errored', 'terminated')
         WHERE s.type = 'child' AND s.status = 'waiting' AND i.status NOT IN ('complete', 'errored', 'terminated')
           AND NOT EXISTS (SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk

@@ -64,25 +64,27 @@ QUERIES = {
         SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s
         JOIN workflow_run r ON r.instance_pk = s.instance_pk AND r.run_number = s.run_number
         JOIN workflow_instance i ON i.id = s.instance_pk
-        JOIN workflow_instance j ON j.instance_id = r.forked_from_id
-        JOIN workflow_run p ON p.instance_pk = j.id AND p.run_number = r.forked_from_run AND p.failure IS NULL
+        JOIN workflow_instance j ON j.instance_id = r.forked_from_instance_id
+        JOIN workflow_run p
+          ON p.instance_pk = j.id AND p.run_number = r.forked_from_run_number AND p.failed_steps IS NULL
         JOIN workflow_step o ON o.instance_pk = j.id AND o.run_number = p.run_number AND o.step_key = s.step_key
           AND o.commit_id = s.commit_id
         JOIN workflow_step t ON t.instance_pk = j.id AND t.run_number = p.run_number
-          AND t.step_key = r.forked_from_step
+          AND t.step_key = r.forked_from_step_key
         WHERE s.seq >= t.seq""",
     "I6c what is due is looked after in reasonable time": """
-        SELECT instance_id, run_at, poll_at FROM workflow_instance
+        SELECT instance_id, run_at, next_check_at FROM workflow_instance
         WHERE claim_token IS NULL AND status IN ('active', 'waiting')
-          AND poll_at > CASE WHEN sent_at IS NULL THEN max(run_at, :now) + 60 * 1000000
+          AND next_check_at > CASE WHEN sent_at IS NULL THEN max(run_at, :now) + 60 * 1000000
             ELSE sent_at + 1800 * 1000000 END""",
     "I6g only what waits for a worker has a hint under way": """
         SELECT instance_id, status, sent_at FROM workflow_instance
-        WHERE sent_at IS NOT NULL AND (status NOT IN ('active', 'waiting') OR poll_at IS NULL
+        WHERE sent_at IS NOT NULL AND (status NOT IN ('active', 'waiting') OR next_check_at IS NULL
           OR (claim_token IS NULL AND run_at > sent_at))""",
     "I6d a claim is looked at when its lease ends": """
-        SELECT instance_id, lease_until, poll_at FROM workflow_instance
-        WHERE claim_token IS NOT NULL AND (poll_at IS NULL OR poll_at > max(lease_until, :now) + 30 * 1000000)""",
+        SELECT instance_id, lease_until, next_check_at FROM workflow_instance
+        WHERE claim_token IS NOT NULL
+          AND (next_check_at IS NULL OR next_check_at > max(lease_until, :now) + 30 * 1000000)""",
     "I8c a sleep does not end early": """
         SELECT s.instance_pk, s.step_key FROM workflow_step s
         WHERE s.type = 'sleep' AND s.status = 'completed' AND s.finished_at < s.wake_at""",
@@ -94,7 +96,14 @@ QUERIES = {
 }
 
 _TABLES = ("instance", "run", "step", "event", "log")
-_OTHERS = ("workflow_waiter", "workflow_emission", "workflow_outbox", "workflow_item", "author_ledger", "author_arrow")
+_OTHERS = (
+    "workflow_topic_wait",
+    "workflow_emission",
+    "workflow_outbox",
+    "workflow_item",
+    "author_ledger",
+    "author_arrow",
+)
 
 
 def broken(database: sqlite3.Connection, now_us: int, queries: Mapping[str, str] = QUERIES) -> list[str]:

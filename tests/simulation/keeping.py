@@ -69,7 +69,7 @@ SCRIPT = f"""
     END;
 """
 
-_TABLES = ("run", "step", "event", "log", "audit", "label", "waiter", "item", "published")
+_TABLES = ("run", "step", "event", "log", "audit", "label", "topic_wait", "item", "published")
 _ORPHANS = " UNION ALL ".join(
     f"SELECT '{table}', instance_pk FROM workflow_{table} WHERE instance_pk NOT IN (SELECT id FROM workflow_instance)"
     for table in _TABLES

@@ -12,16 +12,16 @@ import sqlite3
 from typing import Any
 
 _MOST = "CAST(substr(step_key, instr(step_key, 'x') + 1) AS INTEGER)"
-_TYPE = "'item:' || {0}.pk || ':' || {0}.place || ':' || {0}.attempts || ':' || {0}.step_key"
+_TYPE = "'item:' || {0}.pk || ':' || {0}.position || ':' || {0}.attempts || ':' || {0}.step_key"
 _IS_LATE = "json_extract(answer, '$.error.name') = 'StepTimeout' AND at >= due"
 
 SCRIPT = """
     CREATE TABLE author_item (
-        pk, run, step_key, place, old, new, old_attempts, attempts, due, answer, at, sent, status, is_over);
+        pk, run, step_key, position, old, new, old_attempts, attempts, due, answer, at, sent, status, is_over);
     CREATE TRIGGER author_items AFTER UPDATE ON workflow_item WHEN NEW.step_key LIKE 'map%'
     BEGIN
         INSERT INTO author_item
-        SELECT NEW.instance_pk, NEW.run_number, NEW.step_key, NEW.place, OLD.status, NEW.status, OLD.attempts,
+        SELECT NEW.instance_pk, NEW.run_number, NEW.step_key, NEW.position, OLD.status, NEW.status, OLD.attempts,
             NEW.attempts, OLD.due_at, NEW.answer, author_now(),
             (SELECT count(*) FROM workflow_item o WHERE o.instance_pk = NEW.instance_pk
                AND o.run_number = NEW.run_number AND o.step_key = NEW.step_key AND o.status = 'sent'),
@@ -36,7 +36,7 @@ SCRIPT = """
 
 QUERIES = {
     "M10 an item goes along its arrows": f"""
-        SELECT pk, run, step_key, place, old, new, old_attempts, attempts, at - due, answer FROM author_item
+        SELECT pk, run, step_key, position, old, new, old_attempts, attempts, at - due, answer FROM author_item
         WHERE is_over = 0 AND NOT coalesce(
               old = 'pending' AND new = 'sent' AND attempts = old_attempts + 1 AND (due IS NULL OR at >= due)
            OR old = 'sent' AND new IN ('done', 'failed', 'dead') AND attempts = old_attempts AND answer IS NOT NULL
@@ -44,13 +44,13 @@ QUERIES = {
            OR old = 'failed' AND new IN ('pending', 'dead') AND attempts = old_attempts
            OR old = new AND attempts = old_attempts, FALSE)""",
     "M11 no more items of a map are out than may be": f"""
-        SELECT pk, run, step_key, place, sent FROM author_item
+        SELECT pk, run, step_key, position, sent FROM author_item
         WHERE new = 'sent' AND {_MOST} > 0 AND sent > {_MOST}""",
     "M12 nothing is sent while its instance is paused, or after its end": """
-        SELECT pk, run, step_key, place, status FROM author_item
+        SELECT pk, run, step_key, position, status FROM author_item
         WHERE old = 'pending' AND new = 'sent' AND (status = 'paused' OR is_over)""",
     "M13 a message goes with each attempt at an item": f"""
-        SELECT a.pk, a.run, a.step_key, a.place, a.attempts FROM author_item a
+        SELECT a.pk, a.run, a.step_key, a.position, a.attempts FROM author_item a
         WHERE a.old = 'pending' AND a.new = 'sent' AND 1 <> (
           SELECT count(*) FROM author_letter l
           WHERE l.pk = a.pk AND l.run = a.run AND l.step_key = a.step_key AND l.asks = {_TYPE.format("a")})
@@ -59,7 +59,7 @@ QUERIES = {
         WHERE l.asks LIKE 'item:%' AND NOT EXISTS (
           SELECT 1 FROM author_item a WHERE a.pk = l.pk AND a.run = l.run AND l.asks = {_TYPE.format("a")})""",
     "M14 no item has more attempts than it may": """
-        SELECT m.instance_pk, m.run_number, m.step_key, m.place, m.attempts FROM workflow_item m
+        SELECT m.instance_pk, m.run_number, m.step_key, m.position, m.attempts FROM workflow_item m
         JOIN workflow_step s
           ON s.instance_pk = m.instance_pk AND s.run_number = m.run_number AND s.step_key = m.step_key
         WHERE s.type = 'map' AND m.attempts > s.max_attempts""",
@@ -70,7 +70,7 @@ QUERIES = {
             SELECT 1 FROM workflow_item m WHERE m.instance_pk = s.instance_pk AND m.run_number = s.run_number
               AND m.step_key = s.step_key AND m.status = 'dead')""",
     "M16 a map fails when nothing of it is under way": """
-        SELECT s.instance_pk, s.run_number, s.step_key, m.place, m.status FROM workflow_step s
+        SELECT s.instance_pk, s.run_number, s.step_key, m.position, m.status FROM workflow_step s
         JOIN workflow_item m
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
         WHERE s.type = 'map' AND s.status = 'errored' AND m.status NOT IN ('done', 'dead')""",
@@ -104,7 +104,7 @@ def results(database: sqlite3.Connection, pk: int, run: int) -> dict[str, tuple[
         SELECT s.step_key, m.answer FROM workflow_step s LEFT JOIN workflow_item m
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
         WHERE s.type = 'map' AND s.status = 'completed' AND s.instance_pk = ? AND s.run_number = ?
-        ORDER BY s.step_key, m.place"""
+        ORDER BY s.step_key, m.position"""
     found: dict[str, list[Any]] = {}
     for key, answer in database.execute(query, (pk, run)):
         given = found.setdefault(key, [])

@@ -126,7 +126,7 @@ class Worker(Machine):
         super().begin(seed)
         self.thread: CooperativeThread | None = None
         self.should_stop = False
-        self.claimed_by = ""
+        self.task_id = ""
         self.runner = Runner(
             self.store,
             self.world.settings,
@@ -139,7 +139,7 @@ class Worker(Machine):
         )
 
     def take(self, ref: RunRef, number: int) -> CooperativeThread:
-        self.claimed_by = f"task-{number} {self.name}"
+        self.task_id = f"task-{number}"
         self.runtime.ref = ref
         self.thread = CooperativeThread(self._advance, name=self.name, takes_turns=True)
         return self.thread
@@ -147,7 +147,7 @@ class Worker(Machine):
     def _advance(self) -> str:
         ref = self.runtime.ref
         assert ref is not None
-        return self.until_dead(lambda: self.runner.advance(ref, claimed_by=self.claimed_by))
+        return self.until_dead(lambda: self.runner.advance(ref, task_id=self.task_id, node=self.name))
 
 
 class Emitter(Machine):

@@ -332,8 +332,8 @@ class Schedule:
         if worker in self.asleep:
             self.asleep.remove(worker)
         if thread.result.startswith("superseded"):
-            held = "SELECT 1 FROM workflow_instance WHERE instance_id = ? AND claimed_by = ?"
-            if self.world.raw.execute(held, (ref.instance_id, worker.claimed_by)).fetchone():
+            held = "SELECT 1 FROM workflow_instance WHERE instance_id = ? AND claim_task_id = ? AND claimed_by = ?"
+            if self.world.raw.execute(held, (ref.instance_id, worker.task_id, worker.name)).fetchone():
                 self.story.wrongs.append(f"I15 {worker.name} gives {ref} up, which it holds")
         if worker.runtime.is_dead:
             self._bury(worker, ref)
@@ -342,7 +342,7 @@ class Schedule:
 
     def _bury(self, worker: Worker, ref: RunRef) -> None:
         self._fault(ref)
-        task_id = worker.claimed_by.partition(" ")[0]
+        task_id = worker.task_id
         worker.begin(self.next_seed())
         if self.dice.random() < 0.3:  # the parent of the process has noticed
             store = self.world.clients.store

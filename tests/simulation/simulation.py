@@ -138,7 +138,7 @@ class World:
         tables = [row[0] for row in self.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         self.raw.execute("BEGIN IMMEDIATE")
         for table in tables:
-            if table == "workflow_store":
+            if table == "workflow_database":
                 continue
             if table.startswith(("workflow_", "author_")) or table == "sqlite_sequence":
                 self.raw.execute(f"DELETE FROM {table}")

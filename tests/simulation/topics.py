@@ -32,7 +32,7 @@ QUERIES = {
           AND i.status NOT IN ('complete', 'errored', 'terminated')
           AND NOT EXISTS (SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk
             AND e.run_number = s.run_number AND e.type = s.wait_event_type)
-          AND NOT EXISTS (SELECT 1 FROM workflow_waiter w WHERE w.instance_pk = s.instance_pk
+          AND NOT EXISTS (SELECT 1 FROM workflow_topic_wait w WHERE w.instance_pk = s.instance_pk
             AND w.run_number = s.run_number AND w.step_key = s.step_key
             AND s.wait_event_type LIKE 'topic:%:' || w.topic)""",
     "T6 a run gets an emission at one moment, also where it is repeated under its id": """

@@ -79,7 +79,7 @@ SCRIPT = f"""
     CREATE TRIGGER author_writes AFTER INSERT ON workflow_outbox
     BEGIN
         INSERT INTO author_letter VALUES (
-            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.body, '$.answers[4]'));
+            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.payload, '$.answers[4]'));
     END;
 
     CREATE TABLE author_attempt (
@@ -121,13 +121,13 @@ SCRIPT = f"""
 
     CREATE TABLE author_end (pk, run, status, parent_pk, parent_run, type);
     CREATE TRIGGER author_children AFTER UPDATE ON workflow_instance
-      WHEN NEW.parent_id IS NOT NULL AND OLD.status NOT IN ('complete', 'errored', 'terminated')
+      WHEN NEW.parent_pk IS NOT NULL AND OLD.status NOT IN ('complete', 'errored', 'terminated')
         AND NEW.status IN ('complete', 'errored', 'terminated')
     BEGIN
         INSERT INTO author_end
         SELECT NEW.id, NEW.run_number, NEW.status, s.instance_pk, s.run_number, s.wait_event_type FROM workflow_step s
         JOIN workflow_instance p ON p.id = s.instance_pk AND p.run_number = s.run_number
-        WHERE s.instance_pk = NEW.parent_id AND s.run_number = NEW.parent_run_number
+        WHERE s.instance_pk = NEW.parent_pk AND s.run_number = NEW.parent_run_number
           AND s.step_key = NEW.parent_step_key AND s.type = 'child' AND s.status = 'waiting'
           AND p.status NOT IN ('complete', 'errored', 'terminated') AND NOT EXISTS (
             SELECT 1 FROM workflow_event e WHERE e.instance_pk = s.instance_pk AND e.run_number = s.run_number

@@ -62,7 +62,7 @@ def _term_the_child(site: Site, worker: Proc, instance: WorkflowInstance[Any], c
 
 def _revoke(site: Site, worker: Proc, instance: WorkflowInstance[Any], child: int) -> None:
     (row,) = site.rows()
-    site.app.control.revoke(row["claimed_by"].split()[0], terminate=True)
+    site.app.control.revoke(row["claim_task_id"], terminate=True)
 
 
 def _quit(site: Site, worker: Proc, instance: WorkflowInstance[Any], child: int) -> None:

@@ -99,7 +99,7 @@ def test_a_redis_that_loads_its_data_is_named_and_waited_for(
 def errors(site: Site) -> list[str]:
     heartbeat = site.durable.internals.store.tables.heartbeat.c
     with site.engine.connect() as connection:
-        return list(connection.execute(sa.select(heartbeat.error).where(heartbeat.error.is_not(None))).scalars())
+        return list(connection.execute(sa.select(heartbeat.outages).where(heartbeat.outages.is_not(None))).scalars())
 
 
 # --- the database takes no writes ---------------------------------------------------------------

@@ -69,8 +69,11 @@ def test_counts_include_only_the_given_instances_and_the_time_since(world: World
 
 CONTRADICTIONS = [
     ({"lease_until": 1}, "an incomplete claim"),
-    ({"status": "waiting", "claim_token": "t", "claimed_by": "me", "lease_until": 1}, "claimed while waiting"),
-    ({"poll_at": None}, "active, but no sweep will find it"),
+    (
+        {"status": "waiting", "claim_token": "t", "claim_task_id": "me", "claimed_by": "me", "lease_until": 1},
+        "claimed while waiting",
+    ),
+    ({"next_check_at": None}, "active, but no sweep will find it"),
     ({"status": "terminated", "run_at": None}, "terminated, but its run ended at None"),
     ({"status": "paused", "output": "1"}, "paused, with an output"),
     ({"status": "paused", "error_name": "ValueError"}, "paused, with the error ValueError"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, DueRun, LogLevel, LogLine, RunRef, Status, StepStatus, Wake
+from celery_durable.model import Claim, DueRun, LogLevel, LogLine, RunRef, Status, StepStatus, WakeReason
 from celery_durable.store import claims, history, instances, step_rows, sweeps
 from celery_durable.store.claims import OpenWait, ReleaseOutcome, Renewal, RunOutcome
 from tests.store.world import GRACE, LEASE, World, seconds, step
@@ -32,9 +32,14 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
         sent_at=world.now,
     )
     row = world.row(ref)
-    assert (row.status, row.claim_token, row.claimed_by) == (Status.ACTIVE, claim.token, "task-7 host-1")
-    assert row.lease_until == row.poll_at == world.now + LEASE
-    assert (row.dispatches, row.version) == (0, 2)
+    assert (row.status, row.claim_token, row.claim_task_id, row.claimed_by) == (
+        Status.ACTIVE,
+        claim.token,
+        "task-7",
+        "host-1",
+    )
+    assert row.lease_until == row.next_check_at == world.now + LEASE
+    assert (row.dispatch_count, row.version) == (0, 2)
 
 
 def test_an_unknown_instance_cannot_be_claimed(world: World) -> None:
@@ -123,14 +128,14 @@ def test_a_claim_can_be_found_by_its_token(world: World) -> None:
 def test_a_run_of_an_unknown_workflow_is_postponed(world: World) -> None:
     ref = world.create()
     world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
-    assert world.row(ref).poll_at == world.now + seconds(5)
+    assert world.row(ref).next_check_at == world.now + seconds(5)
 
 
 def test_a_late_postponement_does_not_move_the_timer_of_a_suspended_run(world: World) -> None:
     ref = world.create()
     world.wait(world.claim(ref), for_=86400)
     world.store.transact(lambda tx: claims.postpone(tx, ref, delay=seconds(5)))
-    assert world.row(ref).poll_at == world.now + seconds(86400)
+    assert world.row(ref).next_check_at == world.now + seconds(86400)
 
 
 # --- guard --------------------------------------------------------------------------------------
@@ -264,9 +269,9 @@ def test_a_suspended_instance_sleeps_until_the_earliest_of_its_waits(world: Worl
     later, sooner = OpenWait(world.now + seconds(90), "approval"), OpenWait(world.now + seconds(60))
     assert world.suspend(claim, later, sooner) is ReleaseOutcome.WAITING
     row = world.row(ref)
-    assert row.run_at == row.poll_at == world.now + seconds(60)
+    assert row.run_at == row.next_check_at == world.now + seconds(60)
     assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.WAITING, None, None, None)
-    assert (row.wake, row.priority, row.dispatches) == (Wake.WAKE, instances.RESUMING, 0)
+    assert (row.wake_reason, row.priority, row.dispatch_count) == (WakeReason.TIMER, instances.RESUMING, 0)
 
 
 def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> None:
@@ -274,7 +279,7 @@ def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> No
     claim = world.claim(ref)
     assert world.suspend(claim, OpenWait(world.now + seconds(60)), OpenWait(world.now)) is ReleaseOutcome.DUE
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.status, row.run_at, row.next_check_at) == (Status.ACTIVE, world.now, world.now + GRACE)
 
 
 def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: World) -> None:
@@ -333,15 +338,15 @@ def test_a_release_turns_a_pause_request_into_a_pause(world: World, release: str
     after = world.wait(claim) if release == "suspend" else world.release(claim)
     assert after is ReleaseOutcome.PAUSED
     row = world.row(ref)
-    assert (row.status, row.poll_at, row.pause_requested, row.claim_token) == (Status.PAUSED, None, False, None)
+    assert (row.status, row.next_check_at, row.pause_requested, row.claim_token) == (Status.PAUSED, None, False, None)
 
 
 def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) -> None:
     ref = world.create()
     assert world.release(world.claim(ref)) is ReleaseOutcome.DUE
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
-    assert (row.wake, row.priority) == (Wake.RESUME, instances.RESUMING)
+    assert (row.status, row.run_at, row.next_check_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake_reason, row.priority) == (WakeReason.RESUME, instances.RESUMING)
     assert world.claim(ref).crash_count == 0
 
 
@@ -362,7 +367,7 @@ def test_ending_a_run_records_the_outcome_and_releases_the_instance(world: World
     world.advance(5)
     world.end_run(claim, run_outcome)
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (run_outcome.status, None, None)
+    assert (row.status, row.run_at, row.next_check_at) == (run_outcome.status, None, None)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
     run = world.store.read(lambda tx: history.read_run(tx, claim.pk, 1))
     assert (run.output, run.error_name, run.error_message) == (
@@ -408,8 +413,8 @@ def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: 
     assert _release_dead(world, ref) == DueRun(ref, "slow")
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until, row.crash_count) == (None, None, None, 1)
-    assert (row.status, row.run_at, row.wake) == (Status.ACTIVE, world.now, Wake.RETRY)
-    assert row.poll_at == world.now + GRACE  # its message is on the way
+    assert (row.status, row.run_at, row.wake_reason) == (Status.ACTIVE, world.now, WakeReason.RETRY)
+    assert row.next_check_at == world.now + GRACE  # its message is on the way
     assert world.sweep() == []
     assert world.claim(ref).crash_count == 1
 
@@ -435,7 +440,7 @@ def test_a_dead_task_with_a_pause_request_leaves_its_instance_paused(world: Worl
     world.pause(ref)
     assert _release_dead(world, ref) is None
     row = world.row(ref)
-    assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
+    assert (row.status, row.next_check_at, row.pause_requested) == (Status.PAUSED, None, False)
 
 
 def test_repeated_crashes_delay_an_instance_longer(world: World) -> None:
@@ -445,7 +450,7 @@ def test_repeated_crashes_delay_an_instance_longer(world: World) -> None:
         assert (_release_dead(world, ref) is not None) is (rest == 0)
         row = world.row(ref)
         looked_at = world.now + (seconds(rest) if rest else GRACE)
-        assert (row.crash_count, row.run_at, row.poll_at) == (crash, world.now + seconds(rest), looked_at)
+        assert (row.crash_count, row.run_at, row.next_check_at) == (crash, world.now + seconds(rest), looked_at)
         world.advance(rest)
 
 

@@ -54,7 +54,7 @@ def test_the_age_of_a_message_with_many_copies_is_compared_in_64_bits(driven: St
     """psycopg2 writes a bare number, and PostgreSQL shifts 5,000,000 in 32 bits: no age at all, with ten copies."""
     world, i = World(driven), driven.tables.instance
     ref = world.create()
-    sent = {"sent_at": to_us(world.now - seconds(60)), "dispatches": COPIES}
+    sent = {"sent_at": to_us(world.now - seconds(60)), "dispatch_count": COPIES}
     with driven.engine.begin() as connection:
         connection.execute(sa.update(i).where(i.c.instance_id == ref.instance_id).values(**sent))
     assert world.take_lost_runs(empty=world.now - seconds(3)) == []

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import DueRun, Parent, RunRef, Status, StepStatus, Wake
+from celery_durable.model import DueRun, Parent, RunRef, Status, StepStatus, WakeReason
 from celery_durable.store import history, instances, runs
 from celery_durable.store.claims import RunOutcome
 from celery_durable.store.instances import RESUMING, STARTING
@@ -32,13 +32,14 @@ def test_a_new_instance_is_due_now_and_swept_after_the_grace_time(world: World) 
         run_number=1,
         status=Status.ACTIVE,
         claim_token=None,
+        claim_task_id=None,
         claimed_by=None,
         lease_until=None,
         run_at=world.now,
-        poll_at=world.now + GRACE,
-        wake=Wake.RUN,
+        next_check_at=world.now + GRACE,
+        wake_reason=WakeReason.START,
         priority=STARTING,
-        dispatches=0,
+        dispatch_count=0,
         crash_count=0,
         pause_requested=False,
         version=1,
@@ -51,13 +52,13 @@ def test_a_new_instance_is_due_now_and_swept_after_the_grace_time(world: World) 
 
 def test_a_new_instance_with_a_start_time_waits_for_it(world: World) -> None:
     row = world.row(world.create(run_at=world.now + seconds(60)))
-    assert (row.status, row.run_at, row.poll_at) == (Status.WAITING, *[world.now + seconds(60)] * 2)
+    assert (row.status, row.run_at, row.next_check_at) == (Status.WAITING, *[world.now + seconds(60)] * 2)
 
 
 def test_an_instance_remembers_the_step_that_created_it(world: World) -> None:
     world.create("child", parent=Parent(7, 2, "spawn"))
     i = world.store.tables.instance.c
-    query = sa.select(i.parent_id, i.parent_run_number, i.parent_step_key)
+    query = sa.select(i.parent_pk, i.parent_run_number, i.parent_step_key)
     assert world.store.read(lambda tx: tx.execute(query).one()) == (7, 2, "spawn")
 
 
@@ -110,7 +111,7 @@ def test_pausing_an_idle_instance_takes_effect_at_once_and_keeps_its_time(world:
     before = world.row(ref)
     world.pause(ref)
     row = world.row(ref)
-    assert (row.status, row.poll_at, row.run_at) == (Status.PAUSED, None, before.run_at)
+    assert (row.status, row.next_check_at, row.run_at) == (Status.PAUSED, None, before.run_at)
     assert row.version == before.version + 1
 
 
@@ -138,8 +139,8 @@ def test_a_resumed_instance_is_due_now_before_new_instances(world: World) -> Non
     world.advance(60)
     assert world.resume(ref) == DueRun(ref, "slow")
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
-    assert (row.wake, row.priority, row.dispatches) == (Wake.RESUME, RESUMING, 0)
+    assert (row.status, row.run_at, row.next_check_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake_reason, row.priority, row.dispatch_count) == (WakeReason.RESUME, RESUMING, 0)
     assert row.updated_at == world.now
 
 
@@ -153,7 +154,7 @@ def test_terminating_removes_the_claim_and_cancels_open_steps(world: World) -> N
     world.terminate(ref, reason="wrong customer")
     row = world.row(ref)
     assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.TERMINATED, None, None, None)
-    assert (row.run_at, row.poll_at, row.pause_requested) == (None, None, False)
+    assert (row.run_at, row.next_check_at, row.pause_requested) == (None, None, False)
     run = world.store.read(lambda tx: history.read_run(tx, claim.pk, 1))
     assert (run.reason, run.completed_at, run.output, run.error_name) == ("wrong customer", world.now, None, None)
     assert [row.status for row in world.steps(claim)] == ["completed", "cancelled", "cancelled"]
@@ -181,9 +182,9 @@ def test_restarting_begins_another_run_and_keeps_every_row_of_the_last(world: Wo
     assert world.restart(ref, reason="again") == DueRun(RunRef("order", "o-1", 2), "slow")
 
     row = world.row(ref)
-    assert (row.run_number, row.status, row.wake, row.priority) == (2, Status.ACTIVE, Wake.RUN, STARTING)
-    assert (row.run_at, row.poll_at, row.claim_token) == (world.now, world.now + GRACE, None)
-    assert (row.dispatches, row.crash_count, row.pause_requested) == (0, 0, False)
+    assert (row.run_number, row.status, row.wake_reason, row.priority) == (2, Status.ACTIVE, WakeReason.START, STARTING)
+    assert (row.run_at, row.next_check_at, row.claim_token) == (world.now, world.now + GRACE, None)
+    assert (row.dispatch_count, row.crash_count, row.pause_requested) == (0, 0, False)
     after = world.read_all_rows()
     assert after["workflow_step"] == before["workflow_step"]
     assert after["workflow_event"] == before["workflow_event"]
@@ -291,8 +292,8 @@ def test_a_wait_is_woken_by_its_event(world: World) -> None:
     world.advance(60)
     assert world.send(ref, "approval") is True
     row = world.row(ref)
-    assert (row.status, row.run_at, row.poll_at) == (Status.ACTIVE, world.now, world.now + GRACE)
-    assert (row.wake, row.priority) == (Wake.WAKE, RESUMING)
+    assert (row.status, row.run_at, row.next_check_at) == (Status.ACTIVE, world.now, world.now + GRACE)
+    assert (row.wake_reason, row.priority) == (WakeReason.EVENT, RESUMING)
     assert world.send(ref, "approval") is False  # due already
 
 
@@ -330,4 +331,4 @@ def test_an_instance_that_does_not_wait_is_not_woken(world: World, state: str) -
     before = world.row(ref)
     assert world.send(ref, "approval") is False
     after = world.row(ref)
-    assert (after.status, after.run_at, after.poll_at) == (before.status, before.run_at, before.poll_at)
+    assert (after.status, after.run_at, after.next_check_at) == (before.status, before.run_at, before.next_check_at)

@@ -85,13 +85,13 @@ def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> 
         transaction.commit() if first == "commits" else transaction.rollback()
     got = second.result()
     assert (got is None) == (first == "commits")
-    assert [(row.token, row.attempts) for row in rows(world)] == [("first" if got is None else "second", 1)]
+    assert [(row.claim_token, row.attempts) for row in rows(world)] == [("first" if got is None else "second", 1)]
 
 
 def test_a_retry_of_an_event_does_not_start_early(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=seconds(60), error="OSError: away")
-    assert [row.token for row in rows(world)] == [None]
+    assert [row.claim_token for row in rows(world)] == [None]
     world.advance(59.9)
     assert begin(world, "early") is None
     world.advance(0.1)
@@ -141,7 +141,9 @@ def test_a_worker_that_ends_while_another_takes_over_ends_nothing(world: World, 
         assert begin_in(tx, "other") is not None
         run_outcome = world.start_blocked(end, world, late)
     run_outcome.result()
-    assert [(row.token, row.attempts, row.run_at) for row in rows(world)] == [("other", 2, to_us(world.now + LEASE))]
+    assert [(row.claim_token, row.attempts, row.run_at) for row in rows(world)] == [
+        ("other", 2, to_us(world.now + LEASE))
+    ]
 
 
 @SERVERS
@@ -204,7 +206,7 @@ def test_a_message_that_was_taken_but_not_sent_is_taken_again_after_longer_and_l
     pauses = []
     for _ in range(10):
         (row,) = rows(world)
-        pauses.append((row.poll_at - to_us(world.now)) // 1_000_000)
+        pauses.append((row.next_check_at - to_us(world.now)) // 1_000_000)
         world.advance(pauses[-1])
         assert take(world) == ["m-1"]
     assert pauses == [2, 15, 17, 34, 68, 136, 272, 544, 600, 600]

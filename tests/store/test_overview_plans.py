@@ -71,7 +71,11 @@ def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: Worl
     world.claim(claimed)
     i = world.store.tables.instance
     with world.store.engine.begin() as connection:
-        moved = sa.update(i).where(i.c.instance_id == again.instance_id).values(poll_at=i.c.poll_at + 1_800_000_000)
+        moved = (
+            sa.update(i)
+            .where(i.c.instance_id == again.instance_id)
+            .values(next_check_at=i.c.next_check_at + 1_800_000_000)
+        )
         connection.execute(moved)
     world.undo_dispatch(unsent, delay=30)
     world.advance(1)

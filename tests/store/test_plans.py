@@ -35,7 +35,7 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "agenda": (schedule._agenda, {}),
     "claim": (
         claims._claim_run,
-        KEY | {"run": 1, "kind": "replay", "token": "t", "claimed_by": "w", "lease_us": 30_000_000},
+        KEY | {"run": 1, "kind": "replay", "token": "t", "task_id": "t", "node": "w", "lease_us": 30_000_000},
     ),
     "lock": (instances._lock, KEY),
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
@@ -45,8 +45,9 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
 }
 
 _ASLEEP = """
-INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, poll_at, wake, priority,
-                               dispatches, crash_count, pause_requested, version, queue, created_at, updated_at)
+INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, next_check_at, wake_reason,
+                               priority, dispatch_count, crash_count, pause_requested, version, queue, created_at,
+                               updated_at)
 SELECT CASE mod(n, 100) WHEN 0 THEN '{rare}' ELSE 'order' END,
        concat('s-', n), 'replay', 1, 'waiting', {at} + n, {at} + n, 'wake', mod(n, 2),
        0, 0, false, 2, 'durable', 0, 0 FROM {numbers}
@@ -56,7 +57,7 @@ INSERT INTO workflow_step (instance_pk, run_number, step_key, seq, name, type, s
 SELECT id, 1, 'approved', 1, 'approved', 'waitForEvent', 'waiting', 0, 'c', 0 FROM workflow_instance
 """
 _RUNS = """
-INSERT INTO workflow_run (instance_pk, run_number, params, created_at, commit_id, logs, dropped_logs)
+INSERT INTO workflow_run (instance_pk, run_number, params, created_at, commit_id, log_count, dropped_log_count)
 SELECT id, 1, '{}', 0, 'c', 0, 0 FROM workflow_instance
 """
 _EVENTS = """
@@ -119,7 +120,7 @@ def test_no_hot_statement_scans_a_table_on_postgresql(live: World) -> None:
                 assert "ix_workflow_instance_due" in plans[name], plans[name]
                 assert "Sort" not in plans[name], plans[name]
             for name in ("sweep, resuming", "sweep, starting"):  # a clock that moves would only filter
-                assert re.search(r"Index Cond: .*poll_at <=", plans[name]), plans[name]
+                assert re.search(r"Index Cond: .*next_check_at <=", plans[name]), plans[name]
             assert "uq_workflow_instance" in plans["claim"], plans["claim"]
 
 

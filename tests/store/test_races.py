@@ -25,7 +25,7 @@ def lock(tx: Tx, ref: RunRef) -> InstanceRow:
 
 
 def claim_in(tx: Tx, ref: RunRef, token: str) -> Claim | None:
-    return claims.claim(tx, ref, token=token, claimed_by="task-2", lease=LEASE)
+    return claims.claim(tx, ref, token=token, task_id="task-2", node="task-2", lease=LEASE)
 
 
 # --- wait against send_event --------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_pause_after_the_release_takes_effect_at_once(world: World) -> None:
         rival = world.start_blocked(world.pause, ref)
     rival.result()
     row = world.row(ref)
-    assert (row.status, row.poll_at, row.pause_requested) == (Status.PAUSED, None, False)
+    assert (row.status, row.next_check_at, row.pause_requested) == (Status.PAUSED, None, False)
 
 
 def test_a_release_after_a_pause_obeys_it(world: World) -> None:

@@ -152,7 +152,7 @@ def test_a_fresh_run_loads_its_parameters_and_no_steps(world: World) -> None:
         params='{"order":"Größe 4"}',
         created_at=world.now,
         started_at=None,
-        logs=0,
+        log_count=0,
         ancestry=Ancestry((AncestorRun("order/o-1/1", world.now),), {}),
         steps=(),
     )
@@ -261,7 +261,7 @@ def test_log_lines_beyond_the_limit_are_only_counted(world: World) -> None:
     _log(world, claim, "six", limit=-2)
     lines = world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=100))
     assert [line.message for line in lines] == ["one", "two", "three"]
-    assert world.load(claim).logs == 3
+    assert world.load(claim).log_count == 3
     assert world.store.read(lambda tx: history.read_run(tx, claim.pk, 1)).dropped_logs == 3
 
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, Status, Wake, to_us
+from celery_durable.model import DueRun, Status, WakeReason, to_us
 from celery_durable.redispatch import QueueProgress
 from celery_durable.store import claims, instances, schedule
 from celery_durable.store.claims import RunOutcome
@@ -25,13 +25,13 @@ def test_a_dispatch_message_is_not_resent_while_nothing_is_known_about_its_queue
     world.advance(2)
     assert world.sweep() == []
     row = world.row(ref)
-    assert (row.dispatches, row.sent_at, row.poll_at) == (0, sent_at, sent_at + REDISPATCH.longest)
+    assert (row.dispatch_count, row.sent_at, row.next_check_at) == (0, sent_at, sent_at + REDISPATCH.longest)
     world.advance(597.999999)
     assert (world.sweep(), world.take_lost_runs("slow")) == ([], [])
     world.advance(0.000001)
     assert world.sweep() == [DueRun(ref, "slow")]
     row = world.row(ref)
-    assert (row.dispatches, row.sent_at, row.poll_at) == (1, world.now, world.now + REDISPATCH.longest)
+    assert (row.dispatch_count, row.sent_at, row.next_check_at) == (1, world.now, world.now + REDISPATCH.longest)
     assert (row.status, row.run_at) == (Status.ACTIVE, sent_at)
 
 
@@ -42,7 +42,7 @@ def test_a_dispatch_message_is_lost_if_a_later_one_was_claimed(world: World) -> 
     assert world.take_lost_runs(claimed=world.row(early).sent_at) == []
     assert world.take_lost_runs(claimed=world.row(late).sent_at) == [DueRun(early, "durable")]
     assert world.take_lost_runs(claimed=world.row(late).sent_at) == []  # its copy is under way
-    assert (world.row(early).dispatches, world.row(early).sent_at) == (1, world.now)
+    assert (world.row(early).dispatch_count, world.row(early).sent_at) == (1, world.now)
 
 
 def test_a_dispatch_message_is_lost_after_five_seconds_if_its_queue_was_empty_since(world: World) -> None:
@@ -59,7 +59,7 @@ def test_a_row_of_an_empty_queue_is_checked_again_when_its_message_counts_as_los
     ref = world.create()
     world.advance(2)
     assert world.sweep(progress=QueueProgress(empty_lately=world.now)) == []
-    assert world.row(ref).poll_at == world.now + seconds(3)
+    assert world.row(ref).next_check_at == world.now + seconds(3)
     empty_at = world.now
     world.advance(3)
     assert world.sweep(progress=QueueProgress(empty=empty_at)) == [DueRun(ref, "durable")]
@@ -75,7 +75,7 @@ def test_an_empty_queue_proves_a_loss_after_ever_longer_times(world: World) -> N
             world.advance(5)
         gaps.append((world.now - started).total_seconds())
     assert gaps == [5, 5, 10, 20, 40, 80, 160, 320, 600]
-    assert world.row(ref).dispatches == 9
+    assert world.row(ref).dispatch_count == 9
 
 
 @pytest.mark.parametrize("state", ["claimed", "asleep", "paused", "complete", "terminated", "not sent", "elsewhere"])
@@ -124,9 +124,9 @@ def test_the_statement_finds_the_same_messages_as_the_python_rule(
     progress = {name: None if age is None else now - seconds(age) for name, age in known.items()}
     with world.store.engine.begin() as connection:
         connection.execute(sa.delete(i))
-    for number, (age, dispatches) in enumerate(sent_messages):
+    for number, (age, dispatch_count) in enumerate(sent_messages):
         ref = world.create(f"o-{number}")
-        sent = {"sent_at": to_us(now - seconds(age)), "dispatches": dispatches}
+        sent = {"sent_at": to_us(now - seconds(age)), "dispatch_count": dispatch_count}
         with world.store.engine.begin() as connection:
             connection.execute(sa.update(i).where(i.c.instance_id == ref.instance_id).values(**sent))
     with world.store.engine.begin() as connection:
@@ -134,8 +134,8 @@ def test_the_statement_finds_the_same_messages_as_the_python_rule(
     rule = QueueProgress(**progress)
     lost = {
         f"o-{number}"
-        for number, (age, dispatches) in enumerate(sent_messages)
-        if REDISPATCH.is_lost(now - seconds(age), dispatches, rule, now)
+        for number, (age, dispatch_count) in enumerate(sent_messages)
+        if REDISPATCH.is_lost(now - seconds(age), dispatch_count, rule, now)
     }
     assert {due.ref.instance_id for due in world.take_lost_runs(**progress)} == lost
 
@@ -151,7 +151,7 @@ def test_a_claim_resets_the_count_of_dispatches(world: World) -> None:
     world.undo_dispatch(ref)
     world.sweep()
     world.release(world.claim(ref))
-    assert (world.row(ref).dispatches, world.row(ref).sent_at) == (0, world.now)
+    assert (world.row(ref).dispatch_count, world.row(ref).sent_at) == (0, world.now)
 
 
 def test_a_suspended_run_is_found_when_its_timer_is_due(world: World) -> None:
@@ -166,10 +166,10 @@ def test_a_suspended_run_is_found_when_its_timer_is_due(world: World) -> None:
 def test_a_sweep_before_a_run_is_due_publishes_nothing_and_postpones_it(world: World) -> None:
     ref = world.create(run_at=world.now + seconds(60))
     i = world.store.tables.instance
-    world.store.transact(lambda tx: tx.execute(i.update().values(poll_at=world.store.runtime.clock())))
+    world.store.transact(lambda tx: tx.execute(i.update().values(next_check_at=world.store.runtime.clock())))
     assert world.sweep() == []
     row = world.row(ref)
-    assert (row.poll_at, row.dispatches) == (world.now + seconds(60), 0)
+    assert (row.next_check_at, row.dispatch_count) == (world.now + seconds(60), 0)
 
 
 def test_a_live_claim_is_checked_again_when_its_lease_ends(world: World) -> None:
@@ -181,7 +181,7 @@ def test_a_live_claim_is_checked_again_when_its_lease_ends(world: World) -> None
     before = world.row(ref)
     assert world.sweep() == []
     after = world.row(ref)
-    assert after.poll_at == before.lease_until == world.now + seconds(15)
+    assert after.next_check_at == before.lease_until == world.now + seconds(15)
     assert (after.claim_token, after.crash_count, after.version) == (claim.token, 0, before.version)
 
 
@@ -193,8 +193,8 @@ def test_an_expired_claim_is_released_as_a_crash(world: World) -> None:
     assert world.sweep() == [DueRun(ref, "durable")]
     row = world.row(ref)
     assert (row.claim_token, row.claimed_by, row.lease_until) == (None, None, None)
-    assert (row.status, row.crash_count, row.wake, row.dispatches) == (Status.ACTIVE, 1, Wake.RETRY, 1)
-    assert (row.run_at, row.sent_at, row.poll_at) == (world.now, world.now, world.now + REDISPATCH.longest)
+    assert (row.status, row.crash_count, row.wake_reason, row.dispatch_count) == (Status.ACTIVE, 1, WakeReason.RETRY, 1)
+    assert (row.run_at, row.sent_at, row.next_check_at) == (world.now, world.now, world.now + REDISPATCH.longest)
     assert (row.version, row.updated_at) == (before.version + 1, world.now)
     assert world.claim(ref).crash_count == 1
 
@@ -207,7 +207,7 @@ def test_a_run_that_crashed_before_is_published_after_a_delay(world: World) -> N
     world.advance(30)
     assert world.sweep() == []
     row = world.row(ref)
-    assert (row.crash_count, row.run_at, row.poll_at) == (2, *[world.now + seconds(1)] * 2)
+    assert (row.crash_count, row.run_at, row.next_check_at) == (2, *[world.now + seconds(1)] * 2)
     assert world.try_claim(ref) is None
     world.advance(1)
     assert world.sweep() == [DueRun(ref, "durable")]
@@ -222,7 +222,7 @@ def test_an_expired_claim_with_a_pause_request_leaves_the_instance_paused(world:
     before = world.row(ref)
     assert world.sweep() == []
     row = world.row(ref)
-    assert (row.status, row.poll_at, row.pause_requested, row.crash_count) == (Status.PAUSED, None, False, 1)
+    assert (row.status, row.next_check_at, row.pause_requested, row.crash_count) == (Status.PAUSED, None, False, 1)
     assert (row.version, row.updated_at) == (before.version + 1, world.now)
 
 
@@ -233,7 +233,7 @@ def test_a_sweep_after_an_outage_releases_no_expired_claim(world: World) -> None
     world.advance(3600)
     assert world.sweep(may_expire=False) == [DueRun(waiting, "durable")]
     row = world.row(claimed)
-    assert (row.claim_token, row.crash_count, row.poll_at) == (claim.token, 0, world.now + LEASE / 3)
+    assert (row.claim_token, row.crash_count, row.next_check_at) == (claim.token, 0, world.now + LEASE / 3)
     world.commit(claim, step())  # the heartbeat that the outage held up
 
 
@@ -314,7 +314,7 @@ def test_a_sweep_skips_a_locked_instance(world: World) -> None:
     busy, idle = world.create("busy"), world.create("idle")
     world.advance(3600)
     with world.store.engine.begin() as connection:
-        claims.claim(Tx(connection, world.store), busy, token="t", claimed_by="task-1", lease=LEASE)
+        claims.claim(Tx(connection, world.store), busy, token="t", task_id="task-1", node="task-1", lease=LEASE)
         assert world.sweep() == [DueRun(idle, "durable")]
 
 
@@ -358,7 +358,7 @@ def test_messages_that_the_broker_did_not_accept_are_offered_again_soon(world: W
     for _ in range(3):
         world.undo_dispatch(ref, delay=1)
         row = world.row(ref)
-        assert (row.dispatches, row.sent_at, row.poll_at) == (0, None, world.now + seconds(1))
+        assert (row.dispatch_count, row.sent_at, row.next_check_at) == (0, None, world.now + seconds(1))
         assert world.sweep() == []
         world.advance(1)
         assert world.sweep() == [DueRun(ref, "durable")]
@@ -391,5 +391,5 @@ def test_undo_dispatch_skips_locked_rows(world: World) -> None:
     with world.hold_transaction() as tx:
         instances.lock(tx, busy.workflow, busy.instance_id)
         world.undo_dispatch(busy, free, delay=1)
-    assert (world.row(free).dispatches, world.row(free).poll_at) == (0, world.now + seconds(1))
+    assert (world.row(free).dispatch_count, world.row(free).next_check_at) == (0, world.now + seconds(1))
     assert world.row(busy) == before

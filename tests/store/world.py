@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, DueRun, InstanceRow, RunRef, StepRow, StepStatus, StepType, Wake, from_us
+from celery_durable.model import Claim, DueRun, InstanceRow, RunRef, StepRow, StepStatus, StepType, WakeReason, from_us
 from celery_durable.redispatch import QueueProgress, Redispatch
 from celery_durable.store import claims, instances, schedule, step_rows, sweeps
 from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
@@ -73,7 +73,7 @@ class World:
         self.change(ref, instances.pause)
 
     def resume(self, ref: RunRef) -> DueRun:
-        return self.change(ref, lambda tx, row: instances.make_due(tx, row, wake=Wake.RESUME, grace=GRACE))
+        return self.change(ref, lambda tx, row: instances.make_due(tx, row, wake_reason=WakeReason.RESUME, grace=GRACE))
 
     def terminate(self, ref: RunRef, reason: str | None = None) -> None:
         self.change(ref, lambda tx, row: instances.terminate(tx, row, reason=reason))
@@ -93,7 +93,10 @@ class World:
     def try_claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
         token = f"token-{next(_tokens)}"
         return self.store.transact(
-            lambda tx: claims.claim(tx, ref, token=token, claimed_by=by, lease=lease), is_single_statement=True
+            lambda tx: claims.claim(
+                tx, ref, token=token, task_id=by.split(maxsplit=1)[0], node=by.rsplit(maxsplit=1)[-1], lease=lease
+            ),
+            is_single_statement=True,
         )
 
     def claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
@@ -215,7 +218,7 @@ def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", i
         return False
     if not instances.is_awaited(tx, row, type_):
         return False
-    instances.make_due(tx, row, wake=Wake.WAKE, grace=GRACE)
+    instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=GRACE)
     return True
 
 

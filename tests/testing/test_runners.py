@@ -159,7 +159,7 @@ def test_a_held_body_belongs_to_the_harness_not_to_the_test(harness) -> None:
     harness.faults.hold("book hotel")
     handle = harness.create(trip)
     with pytest.raises(HeldOutside) as caught:
-        harness.runner.runner.advance(handle.ref, claimed_by="me")
+        harness.runner.runner.advance(handle.ref, task_id="me", node="me")
     assert str(caught.value) == (
         "<Barrier before step 'book hotel', holding 0> would hold the test itself: "
         "have the harness deliver, with tick(), run_until_idle() or deliver()."

@@ -44,19 +44,20 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("claim_token", sa.String(36)),
-        sa.Column("claimed_by", sa.String(500)),
+        sa.Column("claim_task_id", sa.String(255)),
+        sa.Column("claimed_by", sa.String(255)),
         sa.Column("lease_until", sa.BigInteger),
         sa.Column("run_at", sa.BigInteger),
-        sa.Column("poll_at", sa.BigInteger),
-        sa.Column("wake", sa.String(16), nullable=False),
+        sa.Column("next_check_at", sa.BigInteger),
+        sa.Column("wake_reason", sa.String(16), nullable=False),
         sa.Column("priority", sa.SmallInteger, nullable=False),
-        sa.Column("dispatches", sa.Integer, nullable=False),
+        sa.Column("dispatch_count", sa.Integer, nullable=False),
         sa.Column("crash_count", sa.Integer, nullable=False),
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
         sa.Column("sent_at", sa.BigInteger),
-        sa.Column("parent_id", sa.BigInteger),
+        sa.Column("parent_pk", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
         sa.Column("parent_step_key", sa.String(280)),
         sa.Column("created_at", sa.BigInteger, nullable=False),
@@ -70,9 +71,9 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_instance_due",
         f"{prefix}workflow_instance",
-        ["priority", "queue", "poll_at"],
-        postgresql_where=sa.text("poll_at IS NOT NULL"),
-        sqlite_where=sa.text("poll_at IS NOT NULL"),
+        ["priority", "queue", "next_check_at"],
+        postgresql_where=sa.text("next_check_at IS NOT NULL"),
+        sqlite_where=sa.text("next_check_at IS NOT NULL"),
         **index,
     )
     op.create_index(
@@ -98,7 +99,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     if op.get_context().dialect.name == "postgresql":
         name = op.get_context().dialect.identifier_preparer.format_table(instance)
         op.execute(f"ALTER TABLE {name} SET (fillfactor = 70)")
-        op.execute(f"ALTER TABLE {name} ALTER COLUMN poll_at SET STATISTICS 1000")
+        op.execute(f"ALTER TABLE {name} ALTER COLUMN next_check_at SET STATISTICS 1000")
 
     op.create_table(
         f"{prefix}workflow_run",
@@ -109,18 +110,18 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("error_name", sa.String(255)),
         sa.Column("error_message", LONG_TEXT),
         sa.Column("reason", LONG_TEXT),
-        sa.Column("code_version", sa.Integer),
+        sa.Column("definition_version", sa.Integer),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
-        sa.Column("forked_from_id", sa.String(255)),
-        sa.Column("forked_from_run", sa.Integer),
-        sa.Column("forked_from_step", sa.String(280)),
+        sa.Column("forked_from_instance_id", sa.String(255)),
+        sa.Column("forked_from_run_number", sa.Integer),
+        sa.Column("forked_from_step_key", sa.String(280)),
         sa.Column("ancestry", LONG_TEXT),
-        sa.Column("failure", LONG_TEXT),
+        sa.Column("failed_steps", LONG_TEXT),
         sa.Column("commit_id", sa.String(36), nullable=False),
-        sa.Column("logs", sa.Integer, nullable=False),
-        sa.Column("dropped_logs", sa.Integer, nullable=False),
+        sa.Column("log_count", sa.Integer, nullable=False),
+        sa.Column("dropped_log_count", sa.Integer, nullable=False),
         **table,
     )
 
@@ -202,19 +203,18 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("started_at", sa.BigInteger, nullable=False),
         sa.Column("seen_at", sa.BigInteger, nullable=False),
         sa.Column("swept_at", sa.BigInteger),
-        sa.Column("next_wake_at", sa.BigInteger),
+        sa.Column("next_sweep_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
         sa.Column("inventory", sa.BigInteger),
         sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", LONG_TEXT),
-        sa.Column("passed_markers", LONG_TEXT),
-        sa.Column("error", LONG_TEXT),
-        sa.Column("error_since", sa.BigInteger),
+        sa.Column("received_markers", LONG_TEXT),
+        sa.Column("outages", LONG_TEXT),
         **table,
     )
 
     op.create_table(
-        f"{prefix}workflow_waiter",
+        f"{prefix}workflow_topic_wait",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("step_key", sa.String(280), primary_key=True),
@@ -222,21 +222,23 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("opened_at", sa.BigInteger, nullable=False),
         **table,
     )
-    op.create_index(f"{prefix}ix_workflow_waiter_topic", f"{prefix}workflow_waiter", ["topic", "instance_pk"], **index)
+    op.create_index(
+        f"{prefix}ix_workflow_topic_wait_topic", f"{prefix}workflow_topic_wait", ["topic", "instance_pk"], **index
+    )
 
     op.create_table(
         f"{prefix}workflow_item",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("step_key", sa.String(280), primary_key=True),
-        sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("due_at", sa.BigInteger),
-        sa.Column("body", LONG_TEXT, nullable=False),
+        sa.Column("task", LONG_TEXT, nullable=False),
         sa.Column("answer", LONG_TEXT),
-        sa.Column("token", sa.String(32)),
-        sa.Column("losses", sa.Integer, nullable=False),
+        sa.Column("attempt_token", sa.String(32)),
+        sa.Column("loss_count", sa.Integer, nullable=False),
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("queue", sa.String(255)),
         sa.Column("priority", sa.SmallInteger),
@@ -254,7 +256,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_index(
         f"{prefix}ix_workflow_item_status",
         f"{prefix}workflow_item",
-        ["instance_pk", "run_number", "step_key", "status", "place"],
+        ["instance_pk", "run_number", "step_key", "status", "position"],
         **index,
     )
 
@@ -264,14 +266,14 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("topic", sa.String(100), nullable=False),
         sa.Column("payload", LONG_TEXT, nullable=False),
         sa.Column("scope", LONG_TEXT),
-        sa.Column("after_pk", sa.BigInteger, nullable=False),
-        sa.Column("last_pk", sa.BigInteger, nullable=False),
-        sa.Column("resumed", sa.Integer, nullable=False),
+        sa.Column("cursor_pk", sa.BigInteger, nullable=False),
+        sa.Column("end_pk", sa.BigInteger, nullable=False),
+        sa.Column("delivered_count", sa.Integer, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("poll_at", sa.BigInteger, nullable=False),
+        sa.Column("next_check_at", sa.BigInteger, nullable=False),
         **table,
     )
-    op.create_index(f"{prefix}ix_workflow_emission_due", f"{prefix}workflow_emission", ["poll_at"], **index)
+    op.create_index(f"{prefix}ix_workflow_emission_due", f"{prefix}workflow_emission", ["next_check_at"], **index)
 
     op.create_table(
         f"{prefix}workflow_audit",
@@ -297,19 +299,19 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         sa.Column("id", sa.String(36), primary_key=True),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("body", LONG_TEXT, nullable=False),
+        sa.Column("payload", LONG_TEXT, nullable=False),
         sa.Column("instance_pk", sa.BigInteger, nullable=False),
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("step_key", sa.String(280)),
         sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("token", sa.String(36)),
+        sa.Column("claim_token", sa.String(36)),
         sa.Column("run_at", sa.BigInteger),
-        sa.Column("poll_at", sa.BigInteger),
-        sa.Column("error", LONG_TEXT),
+        sa.Column("next_check_at", sa.BigInteger),
+        sa.Column("last_error", LONG_TEXT),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         **table,
     )
-    op.create_index(f"{prefix}ix_workflow_outbox_due", f"{prefix}workflow_outbox", ["poll_at"], **index)
+    op.create_index(f"{prefix}ix_workflow_outbox_due", f"{prefix}workflow_outbox", ["next_check_at"], **index)
 
     op.create_table(
         f"{prefix}workflow_label",
@@ -335,27 +337,27 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     op.create_table(
         f"{prefix}workflow_queue",
         sa.Column("name", sa.String(255), primary_key=True),
-        sa.Column("claimed", sa.BigInteger, nullable=False),
-        sa.Column("claimed_before", sa.BigInteger),
-        sa.Column("noted_at", sa.BigInteger, nullable=False),
+        sa.Column("claimed_sent_at", sa.BigInteger, nullable=False),
+        sa.Column("previous_claimed_sent_at", sa.BigInteger),
+        sa.Column("recorded_at", sa.BigInteger, nullable=False),
         **table,
     )
 
-    store = op.create_table(
-        f"{prefix}workflow_store",
-        sa.Column("place", sa.SmallInteger, primary_key=True, autoincrement=False),
-        sa.Column("id", sa.String(32), nullable=False),
+    database = op.create_table(
+        f"{prefix}workflow_database",
+        sa.Column("singleton", sa.SmallInteger, primary_key=True, autoincrement=False),
+        sa.Column("database_id", sa.String(32), nullable=False),
         **table,
     )
-    _identify(op, store)
+    _identify(op, database)
 
 
-def _identify(op: Operations, store: sa.Table) -> None:
+def _identify(op: Operations, database: sa.Table) -> None:
     """Give the database its random id, made by itself: a script that is run twice must make two."""
     random_id = {
         "postgresql": "replace(CAST(gen_random_uuid() AS text), '-', '')",
         "sqlite": "lower(hex(randomblob(16)))",
     }.get(op.get_context().dialect.name, "md5(concat(uuid(), rand(), now(6), connection_id()))")
-    is_there = sa.exists().where(store.c.place == sa.literal_column("1"))
+    is_there = sa.exists().where(database.c.singleton == sa.literal_column("1"))
     values: Any = sa.select(sa.literal_column("1"), sa.literal_column(random_id)).where(~is_there)
-    op.execute(sa.insert(store).from_select(["place", "id"], values))
+    op.execute(sa.insert(database).from_select(["singleton", "database_id"], values))
