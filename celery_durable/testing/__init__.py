@@ -1,4 +1,4 @@
-"""Testing workflows: a harness with its own clock and no broker, mocks for steps, scenarios, pytest fixtures."""
+"""Tools to test workflows: a harness with its own clock and no broker, mocks of steps, scenarios, pytest fixtures."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,7 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first asked for: pytest imports this package for its plugin in every project."""
+    """Import a name when it is first used: pytest imports this package for its plugin in every project."""
     if name in __all__:
         for room in _ROOMS:
             home = vars(import_module(f"{__name__}.{room}"))

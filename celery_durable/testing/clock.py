@@ -1,4 +1,4 @@
-"""The clock of a harness: the time that the store, the leases and every wait see. It moves only when it is told to."""
+"""The clock of a harness: the time for the store, the leases and every wait. It moves only when the test moves it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from celery_durable.testing.errors import HarnessMisuse
 from celery_durable.values import Duration
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-"""When a harness begins, unless it is told otherwise."""
+"""The time at which a harness begins by default."""
 
 
 class Clock:
-    """Virtual time. Moving it runs no workflow: call `run_until_idle` of the harness, or its `advance`."""
+    """Virtual time. Moving it runs no workflow; call `run_until_idle` or `advance` of the harness for that."""
 
     def __init__(self, start: datetime = START) -> None:
         self._now_us = to_us(values.to_utc(start, "start"))
@@ -29,7 +29,7 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """The time, aware, in UTC."""
+        """The present time, an aware datetime in UTC."""
         return from_us(self._now_us)
 
     def read(self) -> int:
@@ -37,18 +37,18 @@ class Clock:
         return self._now_us
 
     def advance(self, span: Duration) -> None:
-        """Move on by "3 days", a timedelta or a number of seconds."""
+        """Move the clock by "3 days", a timedelta or a number of seconds."""
         self._move(self._now_us + duration_us(values.parse_duration(span)))
 
     def set_to(self, instant: datetime) -> None:
-        """Move on to an aware datetime; raises HarnessMisuse for one that has passed."""
+        """Move the clock to an aware datetime. Raises HarnessMisuse if that time has passed."""
         target = to_us(values.to_utc(instant, "instant"))
         if target < self._now_us:
             raise HarnessMisuse(f"The clock shows {self.now}, and time does not run back to {from_us(target)}.")
         self._move(target)
 
     def call_after(self, span: timedelta, call: Callable[[], object]) -> None:
-        """Have ``call`` made when the clock passes now + ``span``: what a thread of a process would do by then."""
+        """Call ``call`` when the clock passes now + ``span``, in place of a thread that waits so long."""
         heapq.heappush(self._timers, (self._now_us + duration_us(span), next(self._numbers), call))
 
     def _move(self, target_us: int) -> None:

@@ -1,11 +1,11 @@
-"""assert_crash_safe: whether a workflow comes to the same end wherever its workers die.
+"""assert_crash_safe: a test that a workflow has the same result wherever its workers die.
 
     def test_order_is_crash_safe():
         assert_crash_safe(order, {"cents": 100}, events=[("approval", {"by": "eve"})], side_effects=Shop.metadata)
 
-It runs the workflow once undisturbed, and then again and again: a runner dies before and after each commit, each
-publishing and each body, or freezes there until another has taken over; every message comes twice and in another
-order, or to two runners at once, or not at all. Each time the end must be the same.
+It runs the workflow once undisturbed, then once for each schedule of faults. A runner dies before or after a commit, a
+publishing or a step's function, or freezes there until another runner has taken over. Messages arrive twice and in
+another order, at two runners at once, or not at all. The result must be the same each time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MOST_SHOWN = 500
 
 @dataclass(frozen=True, slots=True)
 class CrashSchedule:
-    """What is done to one run of the workflow.
+    """The faults in one run of the workflow.
 
-    ``crashes``: the first runner dies at its checkpoint of the first number, the runner that follows at that of the
-    second, and so on. ``freeze``: the first one is suspended beyond its lease at this checkpoint, and goes on when
-    another has done what there was to do.
+    ``crashes``: the first runner dies at its checkpoint of the first number, the next runner at its checkpoint of the
+    second number, and so on. ``freeze``: the first runner is frozen beyond its lease at this checkpoint, and continues
+    when another runner has finished the work.
     """
 
     crashes: tuple[int, ...] = ()
@@ -57,20 +57,20 @@ class CrashSchedule:
 
     @property
     def faults(self) -> int:
-        """How many bodies may run in vain."""
+        """The number of step functions that may run without their result being stored."""
         return len(self.crashes) + (self.freeze is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What `assert_crash_safe` has done. ``checkpoints``: the places of an undisturbed run where a runner can die."""
+    """The work of `assert_crash_safe`. ``checkpoints``: the places in an undisturbed run where a runner can die."""
 
     checkpoints: int
     schedules: int
     crashes: int
     freezes: int
     possible: int
-    """How many schedules there are; of more than ``schedules`` a sample was run."""
+    """The number of possible schedules. If there are more than ``schedules``, a sample was run."""
 
     @property
     def is_sample(self) -> bool:
@@ -93,23 +93,35 @@ def assert_crash_safe(
     replay: CrashSchedule | None = None,
     expect_error: str | None = None,
 ) -> CrashReport:
-    """Fail with NotCrashSafe unless the workflow ends the same wherever its runners die.
+    """Fail with NotCrashSafe unless the workflow has the same result wherever its runners die.
 
-    The same: output or error, recorded steps, side effects; and no body runs more often than the crashes explain.
-    Time moves by itself, to the end of each sleep, retry and timeout.
+    Output or error, stored steps and side effects must be the same, and no step's function may run more often than the
+    crashes explain. Time moves by itself, to the end of each sleep, retry and timeout.
 
-    ``events``: (type, payload), each sent when the workflow waits for its type. ``side_effects``: what steps write
-    with ``tx.session`` or ``tx.mutate``: the MetaData of your tables, which are made before each run and whose rows
-    are compared, automatic keys left out; or a function of a session whose answers are compared. ``compare``: what
-    of the output must be the same, where it tells times or other things that may differ. ``setup``: gets each
-    harness before the run, to make tables or mocks (``harness.mocks.mock_step_result("charge", "ch_1")``).
-    ``workflows``: others that it creates or sends events to. ``seed``: decides what is left to chance.
-    ``schedules``: how many at most; of more the seed chooses. By default 200, and SampledSchedules warns if there are
-    more. ``replay``: only this one, as a failure shows it. ``expect_error``: the name of the error with which the
-    workflow is meant to end.
+    Args:
+        workflow: The workflow to test.
+        params: Its parameters.
+        events: Pairs of type and payload. Each is sent when the workflow waits for its type.
+        side_effects: What steps write with ``tx.session`` or ``tx.mutate``. The MetaData of your tables: they are
+            created before each run, and their rows are compared without automatic keys. Or a function of a session
+            whose results are compared.
+        compare: Returns the part of the output that must be the same, if it contains times or the like.
+        setup: Gets each harness before the run, to create tables or mocks, for example
+            ``harness.mocks.mock_step_result("charge", "ch_1")``.
+        workflows: Other workflows that this one creates or sends events to.
+        settings: As for `DurableHarness`.
+        seed: Decides all random values.
+        schedules: The largest number of schedules. If there are more, the seed chooses. None: 200, and
+            SampledSchedules warns if there are more.
+        replay: Run only this schedule, as a failure shows it.
+        expect_error: The name of the error with which the workflow should end.
 
-    Raises HarnessMisuse where the undisturbed run ends otherwise than meant, or where ``setup`` names steps that the
-    run does not come to.
+    Returns:
+        What was run.
+
+    Raises:
+        NotCrashSafe: A run has another result, or runs a step's function too often.
+        HarnessMisuse: The undisturbed run does not end as expected, or ``setup`` mocks steps that it does not reach.
     """
     trial = _Trial(workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {})
     calm = trial.run(CrashSchedule(seed=seed))
@@ -141,7 +153,7 @@ def _choose(schedules: list[CrashSchedule], most: int, seed: int) -> list[CrashS
 
 
 def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
-    """From the simple to the mixed: what fails first is nearly as short as it gets."""
+    """Order schedules from simple to complex, so that the first failure is nearly the shortest."""
     chance = random.Random(f"{seed}/schedules")  # noqa: S311  # reproducible on purpose
     kinds: tuple[Deliveries, ...] = get_args(Deliveries)
     for deliveries in kinds[1:]:
@@ -171,7 +183,7 @@ class _EndResult:
 
 @dataclass(slots=True)
 class _Observed:
-    """What is seen of one run."""
+    """The observations of one run."""
 
     passed: list[str] = field(default_factory=list)
     instances: dict[str, _EndResult] = field(default_factory=dict)
@@ -185,7 +197,7 @@ class _Observed:
 
 @dataclass(slots=True)
 class _Trial:
-    """What is to be run, again and again."""
+    """The workflow under test, with everything that each of its runs needs."""
 
     workflow: Code
     params: Any
@@ -197,7 +209,7 @@ class _Trial:
     settings: Mapping[str, Any]
 
     def run(self, schedule: CrashSchedule) -> _Observed:
-        """Run the workflow to its end under a schedule, in a harness of its own."""
+        """Run the workflow to its end under a schedule, in a new harness."""
         codes, seed = [self.workflow, *self.others], schedule.seed
         with DurableHarness(codes, seed=seed, settings=self.settings, unused_mocks=True) as harness:
             if isinstance(self.side_effects, sa.MetaData):
@@ -228,7 +240,7 @@ class _Trial:
         return seen
 
     def check_calm(self, calm: _Observed, expected: str | None) -> None:
-        """The undisturbed run must come to an end, or there is nothing to compare with."""
+        """Check that the undisturbed run ends; otherwise there is nothing to compare with."""
         name = definition_of(self.workflow).name
         if calm.is_endless:
             raise HarnessMisuse(f"Workflow {name!r} comes to no end, also undisturbed: assert_crash_safe() needs one.")
@@ -245,7 +257,7 @@ class _Trial:
             raise HarnessMisuse(f"{calm.misnamed} Correct the names in setup=.")
 
     def differences(self, calm: _Observed, seen: _Observed) -> list[str]:
-        """What is not as in the undisturbed run, most telling first."""
+        """Return the differences from the undisturbed run, the most informative first."""
         found = ["It comes to no end."] if seen.is_endless else []
         for name in calm.instances.keys() | seen.instances.keys():
             found += _unlike(name, calm.instances.get(name), seen.instances.get(name))
@@ -256,14 +268,14 @@ class _Trial:
             )
         for (name, step), times in seen.bodies.items():
             most = calm.bodies[name, step] + len(seen.faults)
-            if times > most and (name, step) in calm.bodies:  # of a step that is not there undisturbed enough is said
+            if times > most and (name, step) in calm.bodies:  # else it is reported already
                 found.append(f"The body of step {step!r} of {name} ran {times} times; {most} are explained.")
         return found
 
     def shorten(
         self, calm: _Observed, schedule: CrashSchedule, problems: list[str]
     ) -> tuple[CrashSchedule, list[str], list[str]]:
-        """The shortest schedule that fails like this one, its problems and where its runners died."""
+        """Return the shortest schedule with this failure, its problems and where its runners died."""
         for simpler in _simpler(schedule):
             seen = self.run(simpler)
             if found := self.differences(calm, seen):
@@ -316,11 +328,11 @@ def _effects(wanted: sa.MetaData | Deed, session: Session) -> Any:
     return rows
 
 
-# --- its course ---------------------------------------------------------------------------------
+# --- a run in progress --------------------------------------------------------------------------
 
 
 class _Course:
-    """A run on its way: messages, time, events and faults, one after the other."""
+    """A run in progress: delivers messages, moves time, sends events and causes faults."""
 
     def __init__(self, harness: DurableHarness, schedule: CrashSchedule, events: list[tuple[str, Any]]) -> None:
         self.events, self.seen = events, _Observed()
@@ -331,7 +343,7 @@ class _Course:
         self._answered: set[tuple[str, str, int, str, datetime | None]] = set()
 
     def run(self) -> None:
-        """Deliver, let time go by and send events, until nothing is left to do."""
+        """Deliver messages, let time pass and send events, until nothing is left to do."""
         for _ in range(_MOST_TURNS):
             if self._harness.messages:
                 self._deliver()
@@ -366,7 +378,7 @@ class _Course:
         self._note(runner)
 
     def _look_for_what_is_lost(self) -> None:
-        """What the sweep publishes comes through, or nothing would ever run."""
+        """Deliver everything that the sweep publishes. If these messages were lost too, nothing would run."""
         while not self._harness.messages and (due_at := self._harness.next_due()) is not None:
             self._harness.clock.set_to(max(due_at, self._harness.clock.now))
             self._harness.tick()
@@ -374,7 +386,7 @@ class _Course:
             self._harness.deliver(self._harness.messages.pop(0), to=self._prepare())
 
     def _prepare(self) -> RunnerProcess:
-        """The runner that gets the next message, with the fault that waits for it."""
+        """Return the runner for the next message, with its scheduled fault set."""
         runner = self._harness.runner
         if runner is not self._runner:
             if self._runner is not None:
@@ -388,7 +400,7 @@ class _Course:
         return runner
 
     def _note(self, runner: RunnerProcess) -> None:
-        """Say where a runner has died."""
+        """Record where a runner has died."""
         if runner.is_dead and runner.runtime.crash_at is not None:
             runner.runtime.crash_at = None
             self.seen.faults.append(f"{runner.name} died at {self._place(runner)}")
@@ -408,7 +420,7 @@ class _Course:
         runner.wake_up()
 
     def _send(self) -> bool:
-        """Send the next event that somebody waits for."""
+        """Send the next event that an instance waits for."""
         if not self.events:
             return False
         for summary in self._harness.durable.internals.operations.list(status=Status.WAITING, limit=1000).items:

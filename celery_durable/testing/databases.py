@@ -1,7 +1,7 @@
-"""The database under a harness: a SQLite file that lies in memory, made in a millisecond, or one that the test names.
+"""The database of a harness: a SQLite file in memory, or a database that the test names.
 
-A file, since SQLite's own in-memory databases either belong to one connection or lock whole tables against each
-other; a harness has several processes and threads. It lies in /dev/shm where there is one, and is never synced.
+It is a file because a harness has several processes and threads: an in-memory database of SQLite belongs to one
+connection, or locks whole tables between connections. The file is in /dev/shm if that exists, and is never synced.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from celery_durable.store.engine import CompiledStatements, Store
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has files in memory
 
 compiled: dict[tuple[str | None, str], CompiledStatements] = {}
-"""What harnesses before have compiled, by schema and prefix."""
+"""The statements that earlier harnesses have compiled, by schema and prefix."""
 
 
 class Database:
-    """An URL, and the file behind it if the harness made it."""
+    """A database's URL, and its file if the harness made it."""
 
     def __init__(self, url: str | None, *, schema: str | None, prefix: str) -> None:
         self.is_own = url is None
@@ -39,7 +39,7 @@ class Database:
         return f"sqlite:///{file}"
 
     def migrate(self) -> None:
-        """Bring a database that the test named up to date."""
+        """Create or update the tables of a database that the test named."""
         if not self.is_own:
             store = Store(self.url, schema=self._schema, prefix=self._prefix)
             try:
@@ -48,22 +48,22 @@ class Database:
                 store.close()
 
     def remove(self) -> None:
-        """Delete what was made; a database that the test named stays as it is."""
+        """Delete the file that the harness made. A database that the test named stays."""
         if self.is_own:
             self._finalizer()
 
 
 def wipe(store: Store) -> None:
-    """Delete all instances, and all that belongs to them."""
+    """Delete all instances and everything that belongs to them."""
     tables = [table for table in store.tables.metadata.sorted_tables if table is not store.tables.database]
     store.transact(lambda tx: [tx.execute(table.delete()) for table in reversed(tables)])
 
 
 @functools.cache
 def _migrated(prefix: str) -> bytes:
-    """A SQLite file with our tables, to copy."""
+    """Return the content of a migrated SQLite file, to copy."""
     with tempfile.TemporaryDirectory(prefix="durable-template-") as folder:
         store = Store(f"sqlite:///{folder}/template.sqlite3", prefix=prefix)
         migrate.upgrade(store)
-        store.close()  # the last connection to go takes the log of WAL with it: one file is left
+        store.close()  # closing the last connection removes the WAL file, so one file is left
         return (Path(folder) / "template.sqlite3").read_bytes()

@@ -1,4 +1,4 @@
-"""What the testing kit raises: its own misuse, and what a test should fail with."""
+"""The errors of `celery_durable.testing`: misuse of the harness, and failed assertions."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from celery_durable.model import RunRef
 
 
 class HarnessError(DurableError):
-    """The base of what the testing kit raises."""
+    """The base class of the errors of this package."""
 
     code = "HARNESS_ERROR"
 
 
 class HarnessMisuse(HarnessError):
-    """The harness is asked for something that makes no sense; the message says what to do instead."""
+    """A call of the harness makes no sense. The message says what to do instead."""
 
     code = "HARNESS_MISUSE"
 
 
 class HeldOutside(BaseException):
-    """A barrier would hold the test's own thread. No Exception: it must not look like a failure of the step."""
+    """A barrier would hold the test's own thread. Not an Exception, so it is no failure of the step."""
 
 
 class SampledSchedules(UserWarning):
-    """`assert_crash_safe` leaves schedules out, since there are more than ``schedules``."""
+    """`assert_crash_safe` ran only a sample, because there are more schedules than ``schedules``."""
 
 
 class OpenStepChanged(UserWarning):
-    """An open step waits for something else than the code of today asks for; the run goes on with what is recorded."""
+    """An open step waits for something else than the new code asks for. The run continues as stored."""
 
 
 class HarnessBusy(HarnessError, AssertionError):
-    """`run_until_idle` has used up its ticks, and there is still work."""
+    """`run_until_idle` has used all its ticks, and there is still work."""
 
     code = "HARNESS_BUSY"
 
@@ -46,7 +46,7 @@ class HarnessBusy(HarnessError, AssertionError):
 
 
 class NotEnded(HarnessError, AssertionError):
-    """The result of an instance is asked for that has not ended."""
+    """A test asked for the result of an instance that has not ended."""
 
     code = "NOT_ENDED"
 
@@ -57,7 +57,7 @@ class NotEnded(HarnessError, AssertionError):
 
 
 class NothingDue(HarnessError):
-    """Code under test waits, and nothing will ever be due."""
+    """The code under test waits for a result, and nothing will ever be due."""
 
     code = "NOTHING_DUE"
 
@@ -69,7 +69,7 @@ class NothingDue(HarnessError):
 
 
 class StoreNotEmpty(HarnessError):
-    """The database that a harness was given holds instances already."""
+    """The database that the test gave to a harness has instances already."""
 
     code = "STORE_NOT_EMPTY"
 
@@ -82,7 +82,7 @@ class StoreNotEmpty(HarnessError):
 
 
 class ScenarioFailed(HarnessError, AssertionError):
-    """A step of a scenario failed; its cause says why."""
+    """A step of a scenario failed. ``__cause__`` is its error."""
 
     code = "SCENARIO_FAILED"
 
@@ -92,7 +92,7 @@ class ScenarioFailed(HarnessError, AssertionError):
 
 
 class NotCrashSafe(HarnessError, AssertionError):
-    """A workflow ends otherwise where its workers die: `assert_crash_safe` found how."""
+    """`assert_crash_safe` found a schedule in which crashes change the result of a workflow."""
 
     code = "NOT_CRASH_SAFE"
 
@@ -107,7 +107,7 @@ class NotCrashSafe(HarnessError, AssertionError):
 
 
 class NotReplayed(HarnessError, AssertionError):
-    """The code of today does something else than a recorded run: `assert_replays` found where."""
+    """`assert_replays` found that the new code takes other steps than a stored run."""
 
     code = "NOT_REPLAYED"
 

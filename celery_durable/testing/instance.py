@@ -1,4 +1,4 @@
-"""An instance in a harness: the handle of production, and what tests want to look at."""
+"""An instance in a harness: the handle of production, with more properties for assertions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class HarnessInstance(WorkflowInstance[R_co]):
-    """An instance, read and changed through the real operations. Nothing that it does runs the workflow."""
+    """An instance, read and changed through the real operations. Its methods do not run the workflow."""
 
     @property
     def ref(self) -> RunRef:
-        """What a message about its current run carries."""
+        """The reference of its current run, as in a dispatch message."""
         return self._operations.get(self.workflow.name, self.id).instance.ref
 
     def result(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ARG002  # the handle's signature
-        """The output, without waiting; raises WorkflowFailed, and NotEnded where a production handle would wait."""
+        """Return the output without waiting.
+
+        Raises:
+            WorkflowFailed: The instance failed or was terminated.
+            NotEnded: It has not ended. A production handle would wait.
+        """
         status = self.status()
         if not status.status.is_terminal:
             raise NotEnded(self.workflow.name, self.id, status.status, self._open_steps())
@@ -29,7 +34,7 @@ class HarnessInstance(WorkflowInstance[R_co]):
 
     @property
     def error(self) -> ErrorInfo | None:
-        """The name and message of the error that it ended with."""
+        """The name and message of the error with which it failed; None if it did not."""
         return self.status().error
 
     @property
@@ -44,15 +49,15 @@ class HarnessInstance(WorkflowInstance[R_co]):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What lists find it by."""
+        """Its labels."""
         return dict(self.history().labels)
 
     def steps(self, run: int | None = None) -> tuple[StepRecord, ...]:
-        """The steps of a run in call order, by default of the current one."""
+        """Return the steps of a run in call order. ``run`` None: the current run."""
         return self.history(run).steps
 
     def step(self, key: str, run: int | None = None) -> StepRecord:
-        """One step, by its key: its name, unless ``repeat=True`` counts it."""
+        """Return one step by its key: its name, with a number if it has ``repeat=True``. Raises HarnessMisuse."""
         steps = self.steps(run)
         for step in steps:
             if step.step_key == key:
@@ -61,15 +66,15 @@ class HarnessInstance(WorkflowInstance[R_co]):
         raise HarnessMisuse(f"Instance {self.id!r} has no step {key!r} in this run. It has: {names}.")
 
     def statuses(self, run: int | None = None) -> dict[str, str]:
-        """Step keys in call order, and how each stands: ``{"charge": "completed", "ship": "waiting"}``."""
+        """Return step keys in call order with their statuses: ``{"charge": "completed", "ship": "waiting"}``."""
         return {step.step_key: str(step.status) for step in self.steps(run)}
 
     def events(self, run: int | None = None) -> tuple[EventRecord, ...]:
-        """The events of a run in order of arrival; ``consumed_by_step_key`` names the wait that took one."""
+        """Return the events of a run in order of arrival; ``consumed_by_step_key`` names the wait that took one."""
         return self.history(run).events
 
     def lines(self, run: int | None = None) -> list[str]:
-        """The messages of the run's log."""
+        """Return the messages of the run's log."""
         return [line.message for line in self.logs(run=run)]
 
     def _open_steps(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The captured messages: what a broker would carry, until a test has it delivered, lost, doubled or mixed."""
+"""The dispatch messages that a harness captures in place of a broker."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from celery_durable.model import DueRun
 
 
 class Messages(list[DueRun]):
-    """The messages on their way, oldest first. A list: look at it, reorder it, delete from it."""
+    """The messages that have not been delivered yet, oldest first. A test may read, reorder and delete them."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self._chance = chance
 
     def drop(self) -> int:
-        """Lose all of them, as a broker that is emptied; answers with how many. The sweep finds the work again."""
+        """Lose all messages, as a broker that was emptied. Returns how many. A later sweep finds the work again."""
         lost = len(self)
         self.clear()
         return lost
 
     def duplicate(self, times: int = 2) -> None:
-        """Have each of them delivered so many times."""
+        """Repeat each message, so that it is delivered ``times`` times."""
         self[:] = [message for message in self for _ in range(times)]
 
     def shuffle(self) -> None:
-        """Mix them, as the seed decides."""
+        """Reorder the messages at random, from the seed."""
         self._chance.shuffle(self)

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `durable_harness` and `durable_store`, and the marker `durable`.
 
-pytest loads it in every project that has celery_durable installed, so it imports nothing of ours until a fixture
-is used. Its names begin with ``durable``, and meet none of pytest-celery.
+pytest loads it in every project that has celery_durable installed. So it imports nothing else of this package until a
+fixture is used. Its names begin with ``durable``, and none is a name of pytest-celery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINES = 40
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
 
 
@@ -42,8 +42,8 @@ def durable_store() -> str | None:
 
 @pytest.fixture
 def durable_harness(request: pytest.FixtureRequest, durable_store: str | None) -> Iterator[DurableHarness]:
-    """A `DurableHarness`, made as the marker ``durable`` says, and closed after the test."""
-    from celery_durable.testing.harness import DurableHarness  # noqa: PLC0415  # it brings Celery along
+    """A `DurableHarness` with the options of the marker ``durable``, closed after the test."""
+    from celery_durable.testing.harness import DurableHarness  # noqa: PLC0415  # it imports Celery
 
     marker = request.node.get_closest_marker("durable")
     args, options = ((), {}) if marker is None else (marker.args, dict(marker.kwargs))
@@ -62,7 +62,7 @@ _HARNESS: pytest.StashKey[Any] = pytest.StashKey()
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a failed test the seed of its harness, and what was delivered last."""
+    """Show the seed of the harness and its last deliveries with a failed test."""
     report = yield
     harness = item.stash.get(_HARNESS, None)
     if report.failed and harness is not None and call.when == "call":

@@ -1,4 +1,4 @@
-"""Processes: each with connections and a runtime of its own. One that has died gets nothing through any more."""
+"""The processes of a harness, each with its own connections and runtime. A dead process reaches no database."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Wake = Callable[[Sequence[DueRun]], None]
 
 
 def ends_the_process(error: BaseException) -> bool:
-    """Whether it is no failure of the code under test: a planned death, `pytest.fail` in a mock, Ctrl-C."""
+    """Return False for failures of the code under test, True for a crash, `pytest.fail` in a mock, and Ctrl-C."""
     is_pytests = any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
     return is_pytests or isinstance(error, (Crash, HeldOutside)) or is_ctrl_c(error)
 
 
 class Process:
-    """A process with a store of its own. Once it is dead no statement and no commit of it gets through."""
+    """A process with its own store. When it is dead, none of its statements and commits reaches the database."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Process:
             raise Crash(self.name)
 
     def bury(self) -> None:
-        """What the kernel does for a process that died: close its connections."""
+        """Close its connections, as the kernel does for a process that died."""
         for connection in self.connections:
             with suppress(Exception):  # closed already
                 connection.close()
 
     def close(self) -> None:
-        """End it in good order, or bury it."""
+        """End it normally, or close the connections of a dead process."""
         if self.runtime.is_dead:
             self.bury()
         else:
@@ -83,7 +83,7 @@ class Process:
 
 
 class RunnerProcess(Process):
-    """A worker process: a runner and what it knows of workflows."""
+    """A worker process: a runner with the workflows that it knows."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class RunnerProcess(Process):
     ) -> None:
         super().__init__(name, url, runtime, settings, compiled_statements=compiled_statements)
         self.is_second = False
-        """Whether it gets only what is delivered to it by name."""
+        """Whether it gets only what a test delivers to it."""
         self.should_stop = False
-        """Set it to have the process shut down: it hands its run on at the next step boundary."""
+        """Set it to shut the process down: it releases its run at the next step boundary."""
         self.runner = Runner(
             self.store,
             settings,
@@ -115,7 +115,7 @@ class RunnerProcess(Process):
         )
 
     def _passing(self, send: Send) -> Send:
-        """``send`` with production's checkpoints around it."""
+        """Return ``send`` with the checkpoints that production has around it."""
 
         def checked(messages: Sequence[OutboxMessage]) -> PublishReport:
             self.runtime.checkpoint("before-publish")
@@ -126,24 +126,24 @@ class RunnerProcess(Process):
         return checked
 
     def die(self) -> None:
-        """To be called by code that runs in it: the process ends there, as under kill -9."""
+        """End the process here, as kill -9 does. For code that runs in it."""
         self.runtime.die()
 
     def kill(self) -> None:
-        """To be called from outside: the process is no more."""
+        """End the process, from the test."""
         self.runtime.is_dead = True
         self.bury()
 
     def suspend(self) -> None:
-        """Freeze it, as SIGSTOP does: it renews no lease and does not notice the time."""
+        """Freeze the process, as SIGSTOP does. It renews no lease, and its own clock stops."""
         self.runtime.suspend()
 
     def wake_up(self) -> None:
-        """Let it go on after `suspend`."""
+        """Continue the process after `suspend`."""
         self.runtime.wake_up()
 
     def advance(self, ref: RunRef, *, task_id: str = "task", max_steps: int | None = None) -> str:
-        """Run a pass on this thread, as a worker does for a message; "crashed" when the process died in it."""
+        """Run a pass on this thread, as a worker does for a message. Returns "crashed" if the process died in it."""
         try:
             return self.runner.advance(ref, task_id=task_id, node=self.name, max_steps=max_steps)
         except BaseException:

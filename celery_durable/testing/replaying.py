@@ -1,4 +1,4 @@
-"""Whether the code of today follows what is recorded of a run: for tests that run before a deploy."""
+"""`assert_replays`: a test before a deploy that the new code can continue a stored run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ from celery_durable.testing.errors import NotReplayed, OpenStepChanged
 
 
 def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None:
-    """Raise NotReplayed where the workflow does something else than the run; no step is run.
+    """Replay a stored run with this code, without running a step, and fail if the code takes other steps.
 
-    ``history``: of an instance, or what `celery -A proj durable export` printed, parsed from JSON. Raises
-    WorkflowNotFound for a run of a workflow of another name, ValueRefused for what is no run. Warns with
-    OpenStepChanged where an open step waits for another event type, topic, task, child or time than the code asks for.
+    Warns with OpenStepChanged if an open step waits for another event type, topic, task, child or time than the code
+    asks for.
+
+    Args:
+        workflow: The workflow, with its new code.
+        history: An instance's history, or the output of `celery -A proj durable export`, parsed from JSON.
+
+    Raises:
+        NotReplayed: The code takes other steps than the run.
+        WorkflowNotFound: The run is of a workflow with another name.
+        ValueRefused: ``history`` is not a run.
     """
     registry, runtime = Registry(), Runtime()
     registry.add(definition_of(workflow))
-    store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # which is asked for nothing
+    store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # no statement reaches it
     try:
         runner = Runner(store, Settings(), registry, runtime, lambda _: None)
         found = runner.check_replay(from_history(history) if isinstance(history, History) else from_export(history))

@@ -1,4 +1,4 @@
-"""Time, chance, threads and crash points as a harness has them: virtual, seeded, one at a time, counted."""
+"""The runtime of a harness: virtual time, seeded random values, one thread at a time, and numbered crash points."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHECKPOINTS = (
     "before-publish",
     "after-publish",
 )
-"""The places where a process can be made to die: between any two effects of a pass."""
+"""The places at which a test can end a process: between any two effects of a pass."""
 
 _HOLDS_NO_LOCK = frozenset({"claimed", "before-body", "after-commit"})
 
 
 class HarnessRuntime(Runtime):
-    """The runtime of one process. ``name`` and ``seed`` decide all that is left to chance."""
+    """The runtime of one process. ``name`` and ``seed`` decide all random values."""
 
     def __init__(self, clock: Clock, *, name: str, seed: int = 0, mocks: Mocks | None = None) -> None:
         self.clock = clock.read
@@ -40,7 +40,7 @@ class HarnessRuntime(Runtime):
         self.crash_at: int | str | None = None
         """Die at the checkpoint of this number, counted from 0 in this process, or at the next one of this name."""
         self.at: dict[int | str, Callable[[], object]] = {}
-        """What is to be done, once, at the checkpoint of a number, or at the next one of a name."""
+        """Functions to call once: at the checkpoint of a number, or at the next one of a name."""
         self._clock, self._mocks = clock, mocks
         self._random = random.Random(f"{seed}/{name}")  # noqa: S311  # reproducible on purpose
         self._stopped_at: float | None = None
@@ -49,51 +49,51 @@ class HarnessRuntime(Runtime):
     # --- time and chance ------------------------------------------------------------------------
 
     def new_id(self) -> str:
-        """The next id that the seed gives."""
+        """Return the next id from the seed."""
         return self.new_token()
 
     def new_token(self) -> str:
-        """The next token that the seed gives."""
+        """Return the next token from the seed."""
         return str(uuid.UUID(int=self._random.getrandbits(128)))
 
     def new_secret(self) -> str:
-        """The next secret that the seed gives."""
+        """Return the next secret from the seed."""
         return f"{self._random.getrandbits(128):032x}"
 
     def monotonic(self) -> float:
-        """Seconds of the harness's clock; it stands still while the process is suspended."""
+        """Return the seconds of the harness's clock. They stand still while the process is suspended."""
         return self._clock.read() / 1_000_000 if self._stopped_at is None else self._stopped_at
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock on instead of waiting."""
+        """Move the clock instead of waiting."""
         self._clock.advance(seconds)
 
     def back_off(self, times: int) -> None:
-        """Waits for nobody."""
+        """Do not wait."""
 
     # --- the process ----------------------------------------------------------------------------
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the process does not notice that time goes by, as under SIGSTOP or in a frozen machine."""
+        """Whether the process is frozen, as under SIGSTOP."""
         return self._stopped_at is not None
 
     def suspend(self) -> None:
-        """Stop the process's own clock, and with it the renewal of its leases."""
+        """Stop the clock of this process, and so the renewal of its leases."""
         self._stopped_at = self.monotonic()
 
     def wake_up(self) -> None:
-        """Let the process see the time again."""
+        """Start the clock of this process again."""
         self._stopped_at = None
 
     def die(self) -> None:
-        """Never returns: the process ends here, as under kill -9. For code that runs in it."""
+        """End the process here, as kill -9 does; never returns. For code that runs in it."""
         self.is_dead = True
         raise Crash("died")
 
     def checkpoint(self, name: str) -> None:
-        """Count the place; crash there, do there what a test wants, or let another runner go first."""
-        if self._aside:  # what another thread of the process does
+        """Count the checkpoint. Then crash, call the test's function, or let another runner run first."""
+        if self._aside:  # called from `repeat`, which is another thread in production
             return
         number = len(self.passed)
         self.passed.append(name)
@@ -108,7 +108,7 @@ class HarnessRuntime(Runtime):
             thread.park(name)
 
     def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
-        """Work whenever the clock passes the time, as a thread of the process would."""
+        """Call ``work`` every ``seconds`` of the clock, in place of a thread."""
 
         def look() -> None:
             if self.is_dead:
@@ -126,13 +126,13 @@ class HarnessRuntime(Runtime):
     # --- bodies ---------------------------------------------------------------------------------
 
     def can_interrupt(self) -> bool:
-        """Never by a signal: timeouts count virtual time, and a test's own timer stays as it is."""
+        """Return False: timeouts use virtual time, and no signal touches a test's own timer."""
         return False
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
-        """Run the bodies one after the other, in an order that the seed gives, each recorded before the next.
+        """Run the branches one after the other, in an order from the seed. Each is stored before the next begins.
 
-        A body that moved the clock past its timeout has timed out.
+        A branch that moved the clock past its timeout has timed out.
         """
         for branch in self._random.sample(branches, len(branches)):
             began = self.monotonic()
@@ -141,11 +141,11 @@ class HarnessRuntime(Runtime):
             branch.on_done(None if timeout is not None and self.monotonic() - began > timeout else outcome)
 
     def wait_duration(self, length: timedelta, *, purpose: Purpose, workflow: str, step: str) -> timedelta:
-        """As the author wrote, unless a mock says otherwise."""
+        """Return the length of a wait: the author's, unless a mock changes it."""
         return length if self._mocks is None else self._mocks.wait_duration(length, purpose, workflow, step)
 
     def attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:
-        """Run the body, or what stands in for it."""
+        """Call the step's function, or the mock that replaces it."""
         if self._mocks is None:
             return body()
         attempt = Attempt(workflow, instance_id, step, number)

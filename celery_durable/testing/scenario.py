@@ -1,4 +1,4 @@
-"""Scenarios: a test of workflows as a list of steps, each of which says what somebody does or what must hold.
+"""Scenarios: a test of workflows as a list of steps. Each step is an action or an assertion.
 
     approve = define_scenario(
         "an approved order ships",
@@ -11,8 +11,8 @@
     )
     run_scenario(approve)
 
-A verb without ``id`` speaks of the instance that was created last. Every argument but a workflow may be a
-function of the `Context`, called when its step runs.
+Without ``id`` a step is about the instance that was created last. Every argument except a workflow may be a function
+that gets the `Context` and is called when the step runs.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = [
 ]
 
 Given = Any
-"""A value, or a function of the context that gives it."""
+"""A value, or a function that gets the context and returns the value."""
 
 
 class Context:
-    """What a running scenario has: its harness, its instances and what its steps have stored."""
+    """The state of a running scenario: its harness, its instances, and the values that its steps have stored."""
 
     def __init__(self, harness: DurableHarness) -> None:
         self.harness = harness
@@ -72,13 +72,13 @@ class Context:
         self.instances: list[HarnessInstance[Any]] = []
 
     def __getitem__(self, name: str) -> Any:
-        """What a step has stored under this name."""
+        """Return the value that a step has stored under this name."""
         if name not in self.stored:
             raise HarnessMisuse(f"Nothing is stored as {name!r}. Stored so far: {', '.join(self.stored) or 'nothing'}.")
         return self.stored[name]
 
     def instance(self, id: str | None = None) -> HarnessInstance[Any]:
-        """An instance that the scenario has created, by default the last one."""
+        """Return an instance that the scenario has created, by default the last one."""
         found = [each for each in self.instances if id in (None, each.id)]
         if not found:
             what = "No instance was created yet" if id is None else f"This scenario has created no instance {id!r}"
@@ -91,7 +91,7 @@ Act = Callable[[Context, dict[str, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioStep:
-    """One step: its verb, what it was given, and what it does. Made by the verbs below."""
+    """One step: its name, its arguments and its function. The functions below make steps."""
 
     verb: str
     given: Mapping[str, Any]
@@ -100,7 +100,7 @@ class ScenarioStep:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario as data. ``setup`` gets the context before the first step: to make tables and mocks."""
+    """A scenario as data. ``setup`` gets the context before the first step, to create tables and mocks."""
 
     name: str
     workflows: tuple[Code, ...] | None
@@ -115,14 +115,14 @@ def define_scenario(
     steps: Sequence[ScenarioStep],
     setup: Callable[[Context], object] | None = None,
 ) -> Scenario:
-    """Write a scenario down; nothing runs yet. ``workflows`` and what else a harness takes: as for `DurableHarness`."""
+    """Define a scenario; nothing runs yet. ``workflows`` and the other options are as for `DurableHarness`."""
     return Scenario(name, None if workflows is None else tuple(listed(workflows)), tuple(steps), setup)
 
 
 def run_scenario(scenario: Scenario, **options: Any) -> Context:
-    """Run a scenario in a harness of its own (``options``: seed, start, store_url, ...), which is closed at the end.
+    """Run a scenario in a new harness with these ``options`` (seed, start, store_url, ...), and close the harness.
 
-    Raises ScenarioFailed, which names the step; its cause is what went wrong.
+    Raises ScenarioFailed, which names the failed step and has its error as ``__cause__``.
     """
     with DurableHarness(scenario.workflows, **options) as harness:
         ctx = Context(harness)
@@ -220,13 +220,13 @@ def resume(id: Given = None) -> ScenarioStep:
 
 
 def restart(id: Given = None, *, reason: Given = None) -> ScenarioStep:
-    """Begin a new run of an instance."""
+    """Restart an instance: start a new run."""
     given = {"id": id, "reason": reason}
     return ScenarioStep("restart", given, lambda ctx, it: ctx.instance(it["id"]).restart(reason=it["reason"]))
 
 
 def terminate(id: Given = None, *, reason: Given = None) -> ScenarioStep:
-    """End an instance without a result."""
+    """Terminate an instance."""
     given = {"id": id, "reason": reason}
     return ScenarioStep("terminate", given, lambda ctx, it: ctx.instance(it["id"]).terminate(it["reason"]))
 
@@ -254,7 +254,7 @@ def run_until_idle(max_ticks: Given = 1000) -> ScenarioStep:
 
 
 def advance_time_and_run_until_idle(*, by: Given = None, to: Given = None) -> ScenarioStep:
-    """Let time go by, a duration (``by``) or up to an aware datetime (``to``); what comes due runs at its time."""
+    """Let time pass: a duration (``by``), or until an aware datetime (``to``). Work runs when it is due."""
     _exactly_one("advance_time_and_run_until_idle", by=by, to=to)
 
     def act(ctx: Context, given: dict[str, Duration | datetime | None]) -> None:
@@ -267,7 +267,7 @@ def advance_time_and_run_until_idle(*, by: Given = None, to: Given = None) -> Sc
 
 
 def restart_runner() -> ScenarioStep:
-    """Replace the runner by a fresh process."""
+    """Replace the runner with a new process."""
     return ScenarioStep("restart_runner", {}, lambda ctx, _: ctx.harness.restart_runner())
 
 
@@ -277,13 +277,13 @@ def crash_at(where: Given) -> ScenarioStep:
 
 
 def concurrent(runners: Given = 2) -> ScenarioStep:
-    """Deliver each captured message to so many runners at once; the seed decides who goes first at each checkpoint."""
+    """Deliver each message to several runners at once. At each checkpoint the seed decides which runner continues."""
     given = {"runners": runners}
     return ScenarioStep("concurrent", given, lambda ctx, it: ctx.harness.run_concurrently(it["runners"]))
 
 
 def hold(step: Given) -> ScenarioStep:
-    """Hold the bodies of a step back from now on."""
+    """Hold the function of a step back from now on."""
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
         ctx.barriers[given["step"]] = ctx.harness.faults.hold(given["step"])
@@ -292,7 +292,7 @@ def hold(step: Given) -> ScenarioStep:
 
 
 def release(step: Given) -> ScenarioStep:
-    """Release the bodies of a step that `hold` holds."""
+    """Release the runners that `hold` holds at a step."""
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
         if given["step"] not in ctx.barriers:
@@ -302,13 +302,13 @@ def release(step: Given) -> ScenarioStep:
     return ScenarioStep("release", {"step": step}, act)
 
 
-# --- looking ------------------------------------------------------------------------------------
+# --- assertions ---------------------------------------------------------------------------------
 
 
 def read(
     fn: Callable[[Context], Any], *, assert_: Callable[[Any], object] | None = None, store_as: str | None = None
 ) -> ScenarioStep:
-    """Read something: to judge it (``assert_`` gets it; False fails), or to store it for later steps, not both."""
+    """Read a value, either to check it (``assert_`` gets it, False fails) or to store it for later steps."""
     _exactly_one("read", assert_=assert_, store_as=store_as)
 
     def act(ctx: Context, given: dict[str, Any]) -> None:
@@ -322,7 +322,7 @@ def read(
 
 
 def assert_(fn: Callable[[Context], object], message: str = "what is asserted does not hold") -> ScenarioStep:
-    """Fail where ``fn`` answers with something false, or raises. None passes: it has asserted by itself."""
+    """Fail if ``fn`` raises or returns a false value. None passes, for functions with their own asserts."""
     given = {"fn": fn, "message": message}
     return ScenarioStep("assert_", given, lambda ctx, it: _judge(it["fn"](ctx), it["message"]))
 

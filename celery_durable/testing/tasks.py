@@ -1,4 +1,4 @@
-"""The Celery tasks that steps of a harness wait for, answered by the mocks of their steps; none of them is run."""
+"""The Celery tasks that steps of a harness wait for. The mocks of the steps answer; no task is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_durable.values import PayloadLimits
 
 
 class SentTasks:
-    """What is out. A task whose step has no mock never answers: its step times out."""
+    """The sent tasks without an answer. A task whose step has no mock never answers, so its step times out."""
 
     def __init__(self, operations: Callable[[], Operations], mocks: Mocks, limits: PayloadLimits) -> None:
         self._operations, self._mocks, self._limits = operations, mocks, limits
@@ -24,13 +24,13 @@ class SentTasks:
         self._known: set[str] = set()
 
     def sent(self, message: OutboxMessage) -> None:
-        """A task has left; it may do so again under its id."""
+        """Remember a task that was sent. A second message with its id changes nothing."""
         if message.id not in self._known and "answers" in message.content:
             self._known.add(message.id)
             self._out[message.id] = message
 
     def answer(self) -> bool:
-        """Have the first answer whose step has a mock; False where there is none."""
+        """Answer the first task whose step has a mock. Returns False if there is none."""
         for message in list(self._out.values()):
             reference = TaskReference.read(message.content["answers"])
             assert reference is not None
@@ -45,7 +45,7 @@ class SentTasks:
         return False
 
     def _asker(self, id_: str, ref: RunRef, asked: str) -> str | None:
-        """The name of the step that waits for what a task answers; None where none does any more."""
+        """Return the name of the step that waits for a task; None if no step waits any more."""
         try:
             row = self._operations().get(ref.workflow, ref.instance_id).instance
         except InstanceNotFound:
@@ -53,13 +53,13 @@ class SentTasks:
         if row.run_number != ref.run_number or row.status.is_terminal:
             return None
         item = ItemRef.read(asked)
-        if item is not None:  # without a look at the map, whose history has all its answers
+        if item is not None:  # the history of a map has all its answers, so it is not read
             return item.step_key
         steps = self._operations().history(ref.workflow, ref.instance_id).steps
         return next((step.name for step in steps if step.is_waiting and step.task_id == id_), None)
 
     def _act(self, ref: RunRef, step: str, message: OutboxMessage) -> Callable[[], Any] | None:
-        """What stands in for the task."""
+        """Return the function that answers in place of the task; None if its step has no mock."""
         mock = self._mocks.of_task(ref.workflow, step)
         if mock is not None:
             return partial(mock.use, *message.content["args"], **message.content["kwargs"])
@@ -73,12 +73,12 @@ class SentTasks:
             return values.encode_error_answer("StepTimeout", f"Celery task {message.name!r} did not answer in time")
         except HarnessMisuse:
             raise
-        except Exception as exc:  # noqa: BLE001  # whatever the mock was told to raise
+        except Exception as exc:  # noqa: BLE001  # a mock may raise anything
             return values.encode_error_answer(type(exc).__name__, str(exc))
 
 
 def _no_body() -> None:
-    """What a mock may call before it acts: here somebody else's task is doubled."""
+    """In place of the step's function: a task does this step."""
 
 
 def _no_runner() -> None:

@@ -175,7 +175,7 @@ def test_what_is_held_ends_with_the_harness() -> None:
     harness.run_until_idle()
     assert barrier.holds == 2
     harness.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("durable-lane")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("durable-cooperative")]
 
 
 @pytest.mark.parametrize("seed", range(20))
