@@ -35,7 +35,7 @@ class LinearContext:
         version: The workflow's version when the run started.
         tx: Its writes, tasks and events are committed with Completed and Waiting, and dropped with Retry and Dead.
             Writes of `StepTx.on_terminal_error` are committed with Dead.
-        log: Writes log lines, like `Step.log`.
+        log: The durable log of the run, a `StepLog`.
         publish: ``publish(key, value)`` publishes a value, like `Step.publish`.
     """
 
