@@ -1,7 +1,7 @@
-"""Why is it not moving? What the database says of an instance in, one diagnosis for a person out.
+"""Explain why an instance does not move: turn facts from the database into one diagnosis for a person.
 
-Pure: no SQL, no Celery, no clock of its own; whatever the facts are, there is exactly one answer. Heartbeats are hints
-for it and for nothing else: no decision of the engine rests on them.
+This package is pure: it uses no SQL, no Celery and no clock. Any facts have exactly one diagnosis. Only diagnoses use
+heartbeats; the engine decides nothing by them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from celery_durable.model import Heartbeat, Outage, Status, StepStatus, format_d
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
 _PUBLISH_DELAY = timedelta(seconds=5)
-"""A dispatcher that lives has published by then what it found due, unless something keeps it from it."""
+"""A running dispatcher publishes a due run within this time, unless the broker or a long queue prevents it."""
 _JUST_NOW = timedelta(seconds=1)
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
 
 
 def explain(facts: Facts) -> Diagnosis:
-    """The one diagnosis of these facts."""
+    """Return the diagnosis of these facts."""
     row = facts.instance
     match row.status:
         case Status.COMPLETE:
@@ -52,9 +52,9 @@ def explain(facts: Facts) -> Diagnosis:
         case Status.ERRORED:
             return _explain_failed(facts)
         case Status.PAUSED:
-            sentence = f"It is paused, for {format_age(facts, row.updated_at)}; timers go on counting."
+            sentence = f"It has been paused for {format_age(facts, row.updated_at)}; its timers keep running."
             if waiting := waiting_steps(facts):
-                sentence += f" Behind the pause: {list_steps(waiting)}."
+                sentence += f" Unfinished: {list_steps(waiting)}."
             return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
         case Status.ACTIVE | Status.WAITING:
             if row.claim_token is not None:
@@ -79,7 +79,7 @@ def _explain_failed(facts: Facts) -> Diagnosis:
         code = Code.STEP_LIMIT
     elif name in _CHANGED_CODE:
         code = Code.NONDETERMINISTIC
-        sentence += ". The workflow's code and what is recorded do not fit"
+        sentence += ". The workflow's code does not match the recorded steps"
     row = facts.instance
     actions = [
         instance_command(row, "show", "--full"),
@@ -89,22 +89,25 @@ def _explain_failed(facts: Facts) -> Diagnosis:
     return build_diagnosis(facts, code, f"{sentence.rstrip('.')}.", *actions)
 
 
-# --- in a worker's hands ------------------------------------------------------------------------
+# --- claimed by a worker ------------------------------------------------------------------------
 
 
 def _explain_claimed(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     node = row.claimed_by or "a worker"
     if row.lease_until is None or row.lease_until <= now:
-        since = "" if row.lease_until is None else f", its lease ended {format_age(facts, row.lease_until)} ago"
-        sentence = f"The worker {node} fell silent{since}. "
+        since = "" if row.lease_until is None else f", which ended {format_age(facts, row.lease_until)} ago"
+        sentence = f"The worker {node} stopped renewing its lease{since}. "
         if _has_dispatcher(facts):
-            sentence += "A dispatcher hands the run on; one that has just started waits as long as a lease lasts."
+            sentence += (
+                "A dispatcher will let another worker take over; a dispatcher that has just started first waits for "
+                "the length of one lease."
+            )
             return build_diagnosis(facts, Code.LEASE_EXPIRED, sentence)
         return build_diagnosis(
             facts, Code.LEASE_EXPIRED, sentence + _describe_missing_dispatcher(facts), *start_beat_command()
         )
-    where = f"the worker {node}, which has had it for {format_age(facts, row.updated_at)}"
+    where = f"the worker {node}, which has held it for {format_age(facts, row.updated_at)}"
     if row.pause_requested:
         sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
         return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
@@ -112,23 +115,23 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
     if started:
         doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quote, started[:5]))
     elif facts.last_step is not None:
-        doing = f"what follows step {quote(facts.last_step.name)}"
+        doing = f"the code after step {quote(facts.last_step.name)}"
     else:
-        doing = "its beginning"
-    sentence = f"It runs {doing}, on {where}; the lease is good for {format_duration(row.lease_until - now)}."
+        doing = "the code before its first step"
+    sentence = f"It runs {doing}, on {where}; the lease is valid for {format_duration(row.lease_until - now)}."
     if row.crash_count:
-        sentence += f" {count_worker_deaths(row.crash_count)} before, without a step in between."
+        sentence += f" Before that, {count_worker_deaths(row.crash_count)}, without finishing a step."
     seen = [beat for beat in facts.heartbeats if beat.node == node]
     if seen and not any(beat.is_live(now) for beat in seen):
         last = max(beat.seen_at for beat in seen)
         sentence += (
-            f" That worker was last seen {format_age(facts, last)} ago; if it is dead, the lease ends, and it is "
-            "handed on."
+            f" That worker was last seen {format_age(facts, last)} ago; if it is dead, another worker takes over when "
+            "the lease ends."
         )
     return build_diagnosis(facts, Code.RUNNING, sentence, instance_command(row, "logs", "--follow"))
 
 
-# --- due, and in nobody's hands -----------------------------------------------------------------
+# --- due, and not claimed -----------------------------------------------------------------------
 
 
 def _explain_due(facts: Facts) -> Diagnosis:
@@ -137,16 +140,17 @@ def _explain_due(facts: Facts) -> Diagnosis:
     since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
     if row.sent_at is None and (outage := _find_outage(facts)) is not None:
         return _explain_outage(facts, since, outage)
-    everybody = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
-    consumers = [beat for beat in everybody if beat.runs_workflows]
-    if everybody and not consumers:
-        return _explain_unsupported_pools(facts, since, everybody)
+    all_consumers = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
+    consumers = [beat for beat in all_consumers if beat.runs_workflows]
+    if all_consumers and not consumers:
+        return _explain_unsupported_pools(facts, since, all_consumers)
     if consumers and not any(row.workflow in beat.workflows for beat in consumers):
         return _explain_unregistered(facts, since, consumers)
-    missing = "" if consumers else f" And no worker consumes queue {row.queue!r}."
+    missing = "" if consumers else f" Also, no worker consumes queue {row.queue!r}."
     is_overdue = row.next_check_at is not None and row.next_check_at <= now
     if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatch_count):
-        sent = f"was sent {count_times(row.dispatch_count)}" if row.dispatch_count else "nobody has sent it to a worker"
+        count = row.dispatch_count
+        sent = f"its message was sent {count_times(count)}" if count else "no message for it has been sent"
         sentence = f"{since}, and {sent}. {_describe_missing_dispatcher(facts)}{missing}"
         return build_diagnosis(
             facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat_command(), *start_worker_command(facts, consumers)
@@ -155,38 +159,38 @@ def _explain_due(facts: Facts) -> Diagnosis:
         return _explain_unclaimed(facts, since, consumers)
     if is_overdue and row.next_check_at is not None and now - row.next_check_at > _PUBLISH_DELAY:
         sentence = (
-            f"{since}, and the dispatcher does not send it: the broker does not answer, or queue {row.queue!r} is "
-            f"longer than durable_queue_high_water.{missing}"
+            f"{since}, but the dispatcher sends no message for it: the broker does not answer, or queue {row.queue!r} "
+            f"is longer than durable_queue_high_water.{missing}"
         )
         return build_diagnosis(
             facts, Code.DUE_NOT_DISPATCHED, sentence, *start_worker_command(facts, consumers), doctor_command()
         )
     missing = "" if consumers else f" But no worker consumes queue {row.queue!r}."
-    sentence = f"{since}; a worker should take it any moment.{missing}"
+    sentence = f"{since}; a worker should claim it at any moment.{missing}"
     return build_diagnosis(facts, Code.DUE, sentence, *start_worker_command(facts, consumers))
 
 
 def _find_outage(facts: Facts) -> Outage | None:
-    """What keeps dispatchers from sending it: its own queue first, the broker else, then the database."""
+    """Return the outage that keeps dispatchers from publishing: of its queue, else of the broker or the database."""
     found = [outage for beat in facts.heartbeats if beat.is_live(facts.now) for outage in beat.outages]
     queue = facts.instance.queue
     for what in ("queue", "broker", "database"):
-        ours = [outage for outage in found if outage.what == what and (what != "queue" or outage.where == queue)]
-        if ours:
-            return min(ours, key=lambda outage: outage.since)
+        relevant = [outage for outage in found if outage.what == what and (what != "queue" or outage.where == queue)]
+        if relevant:
+            return min(relevant, key=lambda outage: outage.since)
     return None
 
 
 def _explain_outage(facts: Facts, since: str, outage: Outage) -> Diagnosis:
-    lasts, error = f"since {iso(outage.since)}", shorten(outage.error).rstrip(".")
+    started, error = f"since {iso(outage.since)}", shorten(outage.error).rstrip(".")
     if outage.what == "database":
-        sentence = f"{since}, and the dispatcher cannot look after it, {lasts}: {error}."
+        sentence = f"{since}, but the dispatcher has not reached the database {started}: {error}."
         return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
     fix = find_remedy(outage.error)
     if outage.what == "broker":
-        sentence = f"{since}, and the broker {outage.where} takes no messages {lasts}: {error}. {fix}"
+        sentence = f"{since}, but the broker {outage.where} has accepted no messages {started}: {error}. {fix}"
         return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
-    sentence = f"{since}, and queue {outage.where!r} refuses its messages {lasts}: {error}. {fix}"
+    sentence = f"{since}, but queue {outage.where!r} has refused its messages {started}: {error}. {fix}"
     return build_diagnosis(
         facts, Code.QUEUE_REFUSED, sentence, doctor_command(), refused_since=iso(outage.since), error=outage.error
     )
@@ -198,8 +202,9 @@ def _explain_unregistered(facts: Facts, since: str, consumers: list[Heartbeat]) 
     known = {name for beat in consumers for name in beat.workflows}
     near = difflib.get_close_matches(row.workflow, known, n=1)
     sentence = (
-        f"{since}, and no worker of queue {row.queue!r} knows workflow {row.workflow!r} ({nodes}). Import the module "
-        "that defines it in the worker, or wait for the deploy to end." + (f" They know {near[0]!r}." if near else "")
+        f"{since}, but no worker of queue {row.queue!r} knows workflow {row.workflow!r} ({nodes}). Import the module "
+        "that defines it in the worker, or wait for the deploy to end."
+        + (f" A similar name is known: {near[0]!r}." if near else "")
     )
     inspect = f"celery -A {YOUR_APP} inspect registered"
     return build_diagnosis(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
@@ -209,26 +214,27 @@ def _explain_unsupported_pools(facts: Facts, since: str, consumers: list[Heartbe
     row = facts.instance
     pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers})[:5])
     sentence = (
-        f"{since}, and queue {row.queue!r} is consumed only by workers on pools that run no workflows ({pools}). Start "
-        "one with -P prefork, threads or solo, or give the workflow a queue of its own."
+        f"{since}, but queue {row.queue!r} is consumed only by workers on pools that run no workflows ({pools}). Start "
+        "a worker with -P prefork, threads or solo, or give the workflow a queue of its own."
     )
     return build_diagnosis(facts, Code.POOL_UNSUPPORTED, sentence, *start_worker_command(facts, []))
 
 
 def _explain_unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
     row = facts.instance
-    sentence = f"{since} and was sent {count_times(max(row.dispatch_count, 1))}, "
+    sentence = f"{since} and its message was sent {count_times(max(row.dispatch_count, 1))}, "
     if consumers:
-        count = "1 worker consumes" if len(consumers) == 1 else f"{len(consumers)} workers consume"
+        is_one = len(consumers) == 1
+        count = "1 worker consumes" if is_one else f"{len(consumers)} workers consume"
+        reasons = "it is busy with other work, or uses" if is_one else "they are busy with other work, or use"
         sentence += (
-            f"but no worker has taken it. {count} queue {row.queue!r}: they are busy with other work, or have another "
-            "broker than who sends."
+            f"but no worker has claimed it. {count} queue {row.queue!r}: {reasons} another broker than the sender."
         )
     else:
         sentence += f"but no worker consumes queue {row.queue!r}."
     if row.next_check_at is not None and row.next_check_at > facts.now:
         again = format_duration(row.next_check_at - facts.now)
-        sentence += f" It is sent again when its queue shows that the message got lost, at the latest in {again}."
+        sentence += f" The message is sent again when its queue shows that it was lost, at the latest in {again}."
     return build_diagnosis(
         facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker_command(facts, consumers), doctor_command()
     )
@@ -240,5 +246,5 @@ def _has_dispatcher(facts: Facts) -> bool:
 
 def _describe_missing_dispatcher(facts: Facts) -> str:
     last = last_sweep(facts)
-    since = "No dispatcher has been seen" if last is None else f"Nobody has swept since {iso(last)}"
+    since = "No dispatcher has been seen" if last is None else f"No dispatcher has swept since {iso(last)}"
     return f"{since}: is celery beat running?"

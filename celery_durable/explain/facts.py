@@ -1,4 +1,4 @@
-"""What is known of an instance when somebody asks why it is not moving, and what he is told."""
+"""The input and the output of `explain`: the facts about an instance, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from celery_durable.model import Child, Heartbeat, InstanceRow, ParentStep, RunRow, Status, StepRecord
 
 YOUR_APP = "<your app>"
-"""Where an action names the app after ``-A``: whoever shows it may know the name."""
+"""The app in the commands of a diagnosis: ``celery -A <your app> ...``. A caller that knows the app replaces it."""
 
 
 class Code(StrEnum):
-    """The answers there are."""
+    """The codes of all diagnoses."""
 
     SLEEPING = "SLEEPING"
     WAITING_EVENT = "WAITING_EVENT"
@@ -42,38 +42,41 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an instance and of the processes around it, at one moment of the database's time."""
+    """An instance and the heartbeats of dispatchers and workers, as one transaction read them.
+
+    ``now`` is the time of the database.
+    """
 
     now: datetime
     instance: InstanceRow
     run: RunRow
     open_steps: tuple[StepRecord, ...] = ()
-    """Of the current run, in call order."""
+    """The open steps of the current run, in call order."""
     last_step: StepRecord | None = None
-    """The last of the current run that has ended."""
+    """The last finished step of the current run."""
     buffered: tuple[str, ...] = ()
-    """Types of events that nobody has consumed, each once."""
+    """The types of events that no wait has consumed, without repetitions."""
     answered: int = 0
-    """How many of the run's Celery tasks have answered."""
+    """How many task steps of the run have an answer."""
     unsent: frozenset[str] = frozenset()
-    """Ids of those of its Celery tasks that have not left the outbox."""
+    """The ids of its Celery tasks that are still in the outbox."""
     unsent_items: Mapping[str, int] = field(default_factory=dict)
-    """How many tasks of its maps have not left the outbox, by step key."""
+    """How many tasks of each map step are still in the outbox, by step key."""
     children: Mapping[Child, Status] = field(default_factory=dict)
-    """How the instances stand that do its open steps; without those that are not there any more."""
+    """The statuses of the child instances of its open steps. Deleted children are missing."""
     heartbeats: tuple[Heartbeat, ...] = ()
     parent: ParentStep | None = None
-    """The step whose child it is."""
+    """The step that created this instance as a child; None if no step did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why an instance is where it is.
+    """Why an instance is in its current state.
 
     Attributes:
-        code: A stable name for programs.
-        sentence: The same for people.
-        facts: What the answer rests on, as JSON data.
+        code: The diagnosis as a stable name, for programs.
+        sentence: The diagnosis in one or more sentences, for people.
+        facts: The data behind the diagnosis, as JSON data.
         actions: Commands to run, the most useful first.
     """
 

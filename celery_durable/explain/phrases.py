@@ -1,4 +1,4 @@
-"""The words of diagnoses: facts that go with each, commands to type, spans of time."""
+"""Parts of diagnoses: the common facts, commands to run, counts and durations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_MESSAGE_LENGTH = 300
 
 
 def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) -> Diagnosis:
-    """A diagnosis, with what is known in any case."""
+    """Return a diagnosis with the facts that every diagnosis has, and ``more``."""
     row, now = facts.instance, facts.now
     known = {
         "now": iso(now),
@@ -42,80 +42,80 @@ def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **mo
 
 
 def last_sweep(facts: Facts) -> datetime | None:
-    """When a dispatcher swept last."""
+    """Return when a dispatcher last swept; None if no heartbeat says so."""
     return max((beat.swept_at for beat in facts.heartbeats if beat.swept_at is not None), default=None)
 
 
 def instance_command(row: InstanceRow, verb: str, rest: str = "") -> str:
-    """The command that does this to the instance."""
+    """Return the command that applies ``verb`` to the instance."""
     target = f"{shlex.quote(row.workflow)} {shlex.quote(row.instance_id)}"
     return f"celery -A {YOUR_APP} durable {verb} {target} {rest}".rstrip()
 
 
 def doctor_command() -> str:
-    """The command that looks at the installation."""
+    """Return the command that checks the installation."""
     return f"celery -A {YOUR_APP} durable doctor"
 
 
 def start_beat_command() -> tuple[str, ...]:
-    """The command that starts a dispatcher."""
+    """Return the command that starts beat, and with it a dispatcher."""
     return (f"celery -A {YOUR_APP} beat",)
 
 
 def start_worker_command(facts: Facts, consumers: list[Heartbeat]) -> tuple[str, ...]:
-    """The command that starts a worker of its queue, where there is none."""
+    """Return the command that starts a worker of the instance's queue; nothing if the queue has consumers."""
     return () if consumers else (f"celery -A {YOUR_APP} worker -Q {shlex.quote(facts.instance.queue)}",)
 
 
 def format_end(facts: Facts) -> str:
-    """How long ago the run ended, if that is known."""
+    """Return how long ago the run ended, with a leading space; empty if it has no end."""
     at = facts.run.completed_at
     return "" if at is None else f" {format_age(facts, at)} ago"
 
 
 def format_age(facts: Facts, since: datetime) -> str:
-    """How long it has been, roughly."""
+    """Return the time since then, in its largest unit."""
     return format_duration(facts.now - since, units=1)
 
 
 def format_remaining(facts: Facts, at: datetime | None) -> str:
-    """How long it will be."""
+    """Return ``in 5 min``, or ``now`` if the time has come or is unknown."""
     if at is None or at <= facts.now:
         return "now"
     return f"in {format_duration(at - facts.now)}"
 
 
 def iso_or_none(at: datetime | None) -> str | None:
-    """A time for JSON."""
+    """Return the time as ISO 8601 text."""
     return None if at is None else iso(at)
 
 
 def shorten(message: str | None) -> str:
-    """An error's message, cut where it is too long for a sentence."""
+    """Return an error's message, cut to 300 characters."""
     text = message or ""
     return text if len(text) <= _MAX_MESSAGE_LENGTH else text[: _MAX_MESSAGE_LENGTH - 3] + "..."
 
 
 def quote(name: str) -> str:
-    """A name in a sentence."""
+    """Return the name in double quotes."""
     return f'"{name}"'
 
 
 def format_attempt_count(step: StepRecord) -> str:
-    """``2/6``, or ``2`` where there is no limit."""
+    """Return ``2/6``, or ``2`` if there is no limit."""
     return f"{step.attempts}/{step.max_attempts}" if step.max_attempts else str(step.attempts)
 
 
 def count_attempts(step: StepRecord) -> str:
-    """How often a step was tried."""
+    """Return ``1 attempt`` or ``2 attempts``."""
     return "1 attempt" if step.attempts == 1 else f"{step.attempts} attempts"
 
 
 def count_times(count: int) -> str:
-    """How often."""
+    """Return ``once`` or ``2 times``."""
     return "once" if count == 1 else f"{count} times"
 
 
 def count_worker_deaths(count: int) -> str:
-    """How many workers died."""
-    return "1 worker died" if count == 1 else f"{count} workers died"
+    """Return how many workers in a row died or lost their lease."""
+    return "1 worker died or lost its lease" if count == 1 else f"{count} workers in a row died or lost their lease"

@@ -1,4 +1,4 @@
-"""What is told of open steps: of instances that sleep, wait, or try again later."""
+"""Diagnoses of instances that sleep, wait, or retry a step later."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStat
 
 
 def explain_waiting(facts: Facts, until: datetime) -> Diagnosis:
-    """Of an instance that is due at ``until``."""
+    """Return the diagnosis of an unclaimed instance that is due at ``until``."""
     row, at = facts.instance, f"in {format_duration(until - facts.now)}"
     if row.status is Status.ACTIVE and row.crash_count:
         died = count_worker_deaths(row.crash_count)
-        sentence = f"It rests after a crash and goes on {at}. {died} there, without a step in between."
+        sentence = f"It is delayed after a crash and continues {at}: {died}, without finishing a step."
         return build_diagnosis(facts, Code.CRASHING, sentence, instance_command(row, "logs", "--level warn"))
     waiting = waiting_steps(facts)
     if not waiting:
         if facts.run.started_at is None:
-            return build_diagnosis(facts, Code.SCHEDULED, f"It was created for a later time, and starts {at}.")
+            return build_diagnosis(facts, Code.SCHEDULED, f"It was created to start later, and starts {at}.")
         return build_diagnosis(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
     first = next((step for step in waiting if _find_mistyped_event(facts, step)), waiting[0])
-    told = (
+    described = (
         (first,)
         if first.display_type is not StepType.TASK
         else [step for step in waiting if step.display_type is StepType.TASK]
     )
-    others = [step for step in waiting if step not in told]
+    others = [step for step in waiting if step not in described]
     found = _explain_step(facts, first)
     if not others:
         return found
-    return Diagnosis(found.code, f"{found.sentence} Besides: {list_steps(others)}.", found.facts, found.actions)
+    return Diagnosis(found.code, f"{found.sentence} Also: {list_steps(others)}.", found.facts, found.actions)
 
 
 def waiting_steps(facts: Facts) -> list[StepRecord]:
-    """The open steps that wait for somebody or something, the earliest first."""
+    """Return the open steps that wait for a time, an event, a task, a child or a retry, earliest deadline first."""
     return sorted((step for step in facts.open_steps if step.is_waiting), key=_due_at)
 
 
 def list_steps(steps: list[StepRecord]) -> str:
-    """The first few of these, in a few words each."""
+    """Describe the first three steps, in a few words each."""
     return "; ".join(_describe_step(step) for step in steps[:3]) + ("; ..." if len(steps) > 3 else "")
 
 
 def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
     row, name = facts.instance, quote(step.name)
     known: dict[str, Any] = {"step": step.name, "due_at": iso_or_none(step.next_retry_at or step.wake_at)}
-    if step.status is StepStatus.READY and step.error is None:  # a linear step that nobody could begin
+    if step.status is StepStatus.READY and step.error is None:  # a linear step that no worker could start
         sentence = (
-            f"Step {name} is ready, but the worker that looked last has no handler for it; the next one looks "
+            f"Step {name} is ready, but the last worker that checked has no handler for it; the next check is "
             f"{format_remaining(facts, row.run_at)}."
         )
         return build_diagnosis(
@@ -93,7 +93,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             at = format_remaining(facts, step.wake_at)
             sentence = f'Waits for event "{type_}" at step {name}; times out {at}.'
             if mistyped := _find_mistyped_event(facts, step):
-                sentence += f' An event "{mistyped}" is buffered, the wait is for "{type_}": a typing mistake?'
+                sentence += f' An event "{mistyped}" is buffered, but the wait is for "{type_}": a typing mistake?'
             elif others := [f'"{other}"' for other in facts.buffered if other != type_]:
                 sentence += f" Buffered for later waits: {', '.join(others[:5])}."
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
@@ -108,7 +108,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
 
 
 def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
-    """All Celery tasks that are out: ``step`` is the one whose time is over first."""
+    """Describe all unanswered task steps. ``step`` is the one whose timeout ends first."""
     out = [each for each in waiting_steps(facts) if each.display_type is StepType.TASK]
     oldest = min(out, key=lambda each: _sent_at(each) or facts.now)
     sent_at = _sent_at(oldest)
@@ -127,7 +127,7 @@ def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
     if unsent:
         count = "It has" if len(out) == 1 else "1 of them has" if len(unsent) == 1 else f"{len(unsent)} of them have"
         them = "it" if len(unsent) == 1 else "them"
-        sentence += f" {count} not left yet: the broker does not take {them}, or no dispatcher sends {them}."
+        sentence += f" {count} not been sent yet: the broker does not accept {them}, or no dispatcher sends {them}."
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
     known |= {
         "task": oldest.task,
@@ -144,11 +144,11 @@ def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagn
     failed = f" ({items.failed} of them failed)" if items.failed else ""
     sentence = (
         f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
-        f"step {quote(step.name)}; what is silent until then is judged {format_remaining(facts, step.wake_at)}."
+        f"step {quote(step.name)}; the next deadline is {format_remaining(facts, step.wake_at)}."
     )
     actions = [instance_command(facts.instance, "show")]
     if unsent := facts.unsent_items.get(step.step_key, 0):
-        sentence += f" {unsent} have not left yet: the broker does not take them, or no dispatcher sends them."
+        sentence += f" {unsent} have not been sent yet: the broker does not accept them, or no dispatcher sends them."
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
     known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
     known["tasks_unsent"] = unsent
@@ -156,18 +156,18 @@ def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagn
 
 
 def _sent_at(step: StepRecord) -> datetime | None:
-    """When the task left that is under way: an earlier attempt, of which nothing is out any more, was before."""
+    """Return when the current attempt of a task was sent. Earlier attempts do not count."""
     return step.created_at if step.wake_at is None or step.timeout is None else step.wake_at - step.timeout
 
 
 def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     child = _child_of(step)
     status = facts.children.get(child)
-    stands = "which is not there any more" if status is None else f"which is {status}"
+    state = "which no longer exists" if status is None else f"which is {status}"
     at = format_remaining(facts, step.wake_at)
-    sentence = f"Waits for {_describe_child(child)}, {stands}, at step {quote(step.name)}; times out {at}."
-    standing = None if status is None else str(status)
-    known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": standing}}
+    sentence = f"Waits for {_describe_child(child)}, {state}, at step {quote(step.name)}; times out {at}."
+    child_status = None if status is None else str(status)
+    known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": child_status}}
     target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
     action = () if status is None else (f"celery -A {YOUR_APP} durable explain {target}",)
     return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *action, **known)
@@ -182,13 +182,13 @@ def _describe_child(child: Child) -> str:
 
 
 def _find_mistyped_event(facts: Facts, step: StepRecord) -> str | None:
-    """A buffered event whose type nobody waits for, but which is nearly that of this wait."""
+    """Return a buffered event type that no step waits for, and that nearly equals the type of this wait."""
     if step.display_type is not StepType.WAIT or step.wait_event_type is None:
         return None
     awaited = {each.wait_event_type for each in facts.open_steps}
-    left = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
-    near = difflib.get_close_matches(step.wait_event_type.casefold(), left, n=1, cutoff=0.75)
-    return left[near[0]] if near else None
+    unawaited = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
+    near = difflib.get_close_matches(step.wait_event_type.casefold(), unawaited, n=1, cutoff=0.75)
+    return unawaited[near[0]] if near else None
 
 
 def _describe_step(step: StepRecord) -> str:
@@ -196,7 +196,7 @@ def _describe_step(step: StepRecord) -> str:
         case StepType.SLEEP:
             return f"step {quote(step.name)} sleeps"
         case StepType.DO:
-            return f"step {quote(step.name)} is tried again"
+            return f"step {quote(step.name)} is retried later"
         case StepType.WAIT if step.wait_topic is not None:
             return f'step {quote(step.name)} waits for topic "{step.wait_topic}"'
         case StepType.WAIT:

@@ -79,7 +79,7 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, door: Any) -> None:
         [
             "WAITING_TASKS",
             f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for "
-            '0 ms, at step "cover"; the next times out in 1 h. Besides: step "rest" waits for instance "n-1" of '
+            '0 ms, at step "cover"; the next times out in 1 h. Also: step "rest" waits for instance "n-1" of '
             'workflow "nap".',
         ],
         ["action", f"celery -A <your app> inspect query_task {first}"],
@@ -93,7 +93,7 @@ def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, door: Any) -
     assert step[1:5] + step[6:8] == ["cover", "task", "waiting", "1/2", again, "OSError: disk full"]
     assert door("explain", "album", "a-1").rows[0] == [
         "RETRY_SCHEDULED",
-        'Tries step "cover" again in 10 s; attempt 1/2 failed: OSError: disk full. Besides: step "back" waits for '
+        'Tries step "cover" again in 10 s; attempt 1/2 failed: OSError: disk full. Also: step "back" waits for '
         'Celery task media.resize; step "rest" waits for instance "n-1" of workflow "nap".',
     ]  # fmt: skip
 

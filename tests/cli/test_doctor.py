@@ -298,13 +298,13 @@ def test_what_keeps_dispatchers_from_their_work_is_told_once_by_the_one_that_saw
     (queue,), (broker,), databases = found["queue"][:-1], found["broker"][1:], found["database"]
     assert (queue[0], queue[2]) == (
         "FAIL",
-        "The queue exists with other arguments: delete it, or declare it in task_queues as it is.",
+        "The queue exists with other arguments: delete it, or declare it in task_queues with these arguments.",
     )
     assert re.fullmatch(rf"Queue 'durable' has refused messages since \S+, 5 min ago: {re.escape(words)}", queue[1])
     assert re.fullmatch(
         r"The broker redis://shop has taken no messages since \S+, 2 min ago: ReadOnlyError: no", broker[1]
     )
-    assert (broker[0], broker[2]) == ("FAIL", "This Redis is a replica: name the master in broker_url.")
+    assert (broker[0], broker[2]) == ("FAIL", "This Redis is a replica: set broker_url to the primary server.")
     (database,) = [each for each in databases if each[0] == "FAIL"]
     assert re.fullmatch(r"The dispatcher has not reached the database since \S+, 1 min ago: gone", database[1])
 

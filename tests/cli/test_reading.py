@@ -124,7 +124,9 @@ def test_show_tells_of_a_retry_and_its_error_without_control_characters(shop: Sh
 def test_show_tells_of_a_sleep_a_pause_a_worker_and_of_none(shop: Shop) -> None:
     shop.pipe("start", "nap", "--id", "n-1")
     shop.clock.advance(seconds=5)
-    due = "\n  It has been due for 5 s, and nobody has sent it to a worker. No dispatcher has been seen: is celery beat"
+    due = (
+        "\n  It has been due for 5 s, and no message for it has been sent. No dispatcher has been seen: is celery beat"
+    )
     assert due in plain(shop.terminal("show", "nap", "n-1"))
     shop.work("nap", "n-1")
     asleep = '\n  Sleeps at step "cool off"; wakes in 3 d.\n'
@@ -132,7 +134,7 @@ def test_show_tells_of_a_sleep_a_pause_a_worker_and_of_none(shop: Shop) -> None:
     shop.pipe("pause", "nap", "n-1")
     assert plain(shop.terminal("show", "nap", "n-1")).startswith(
         "nap/n-1   paused   run 1   created 5 s ago\n"
-        '  It is paused, for 0 ms; timers go on counting. Behind the pause: step "cool off" sleeps.\n'
+        '  It has been paused for 0 ms; its timers keep running. Unfinished: step "cool off" sleeps.\n'
         "  Try: celery -A <your app> durable resume nap n-1\n"
     )
 
@@ -144,7 +146,7 @@ def test_show_of_an_ended_run_and_of_the_one_before_it(shop: Shop) -> None:
     shop.pipe("restart", "bad", "b-1", "--reason", "paper\0 is in")
     assert plain(shop.terminal("show", "bad", "b-1")) == (
         "bad/b-1   active   run 2   created now\n  Reason: paper is in\n"
-        "  It is due; a worker should take it any moment. But no worker consumes queue 'durable'.\n"
+        "  It is due; a worker should claim it at any moment. But no worker consumes queue 'durable'.\n"
         "  Try: celery -A <your app> worker -Q durable"
     )
     assert plain(shop.terminal("show", "bad", "b-1", "--run", "1")) == (

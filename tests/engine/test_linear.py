@@ -429,7 +429,7 @@ def test_a_worker_without_the_handler_leaves_the_step_for_one_that_has_it(world:
     said = world.operations.explain("order", "i-1")
     assert (said.code, said.sentence) == (
         "NOT_REGISTERED",
-        'Step "PAY" is ready, but the worker that looked last has no handler for it; the next one looks in 5.0 s.',
+        'Step "PAY" is ready, but the last worker that checked has no handler for it; the next check is in 5.0 s.',
     )
     line.flow.definition.handlers["PAY"] = handler
     world.run_after(5)

@@ -109,8 +109,8 @@ def test_an_event_of_nearly_the_right_type_is_told(world: DurableHarness) -> Non
     found = instance.explain()
     assert found.code is Code.WAITING_EVENT
     assert found.sentence == (
-        'Waits for event "approval" at step "await approval"; times out in 2 d. An event "aproval" is buffered, the '
-        'wait is for "approval": a typing mistake?'
+        'Waits for event "approval" at step "await approval"; times out in 2 d. An event "aproval" is buffered, but '
+        'the wait is for "approval": a typing mistake?'
     )
     assert found.facts["buffered"] == ["aproval"]
     instance.send_event("approval")
@@ -154,13 +154,13 @@ def test_a_task_that_has_not_left_yet_is_told_until_it_does(world: DurableHarnes
     found = instance.explain()
     assert (found.code, found.sentence.partition(". ")[2], found.actions) == (
         Code.WAITING_TASKS,
-        "It has not left yet: the broker does not take it, or no dispatcher sends it.",
+        "It has not been sent yet: the broker does not accept it, or no dispatcher sends it.",
         ("celery -A <your app> durable outbox", "celery -A <your app> durable doctor"),
     )
     assert world.outbox == []
     world.advance("1 minute")
     assert len(world.outbox) == 1
-    assert "not left yet" not in instance.explain().sentence
+    assert "not been sent yet" not in instance.explain().sentence
 
 
 def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
@@ -175,7 +175,7 @@ def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
     app.close()
     assert (found.code, found.facts["tasks_unsent"]) == (Code.WAITING_TASKS, 2)
     assert found.sentence.endswith(
-        ". 2 of them have not left yet: the broker does not take them, or no dispatcher sends them."
+        ". 2 of them have not been sent yet: the broker does not accept them, or no dispatcher sends them."
     )
     assert found.actions == ("celery -A <your app> durable outbox", "celery -A <your app> durable doctor")
 
@@ -193,7 +193,7 @@ def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarn
     found = instance.explain()
     assert (found.code, found.sentence.partition(" again in")[0]) == (Code.RETRY_SCHEDULED, 'Tries step "page 1"')
     assert found.sentence.endswith(
-        'attempt 1/2 failed: OSError: disk full. Besides: step "page 0" waits for Celery task media.resize.'
+        'attempt 1/2 failed: OSError: disk full. Also: step "page 0" waits for Celery task media.resize.'
     )
     world.advance("10 minutes")
     again = world.outbox[-1].id
@@ -224,7 +224,7 @@ def test_a_child_is_told_with_how_it_stands(world: DurableHarness) -> None:
 
 def test_what_starts_later_is_scheduled(world: DurableHarness) -> None:
     found = made(world, run_at=world.clock.now + timedelta(hours=3)).explain()
-    assert (found.code, found.sentence) == (Code.SCHEDULED, "It was created for a later time, and starts in 3 h.")
+    assert (found.code, found.sentence) == (Code.SCHEDULED, "It was created to start later, and starts in 3 h.")
 
 
 def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness) -> None:
@@ -233,14 +233,15 @@ def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness)
     found = instance.explain()
     assert found.code is Code.RUNNING
     assert found.sentence == (
-        "It runs its beginning, on the worker runner-1, which has had it for 0 ms; the lease is good for 30 s."
+        "It runs the code before its first step, on the worker runner-1, which has held it for 0 ms; the lease is "
+        "valid for 30 s."
     )
     instance.pause()
     assert instance.explain().code is Code.PAUSED
     assert instance.explain().sentence.startswith("A pause is requested; it takes effect when the running step ends")
     gate.release()
     world.run_until_idle()
-    assert instance.explain().sentence == "It is paused, for 0 ms; timers go on counting."
+    assert instance.explain().sentence == "It has been paused for 0 ms; its timers keep running."
     instance.terminate("no more")
     assert instance.explain().sentence == "It was terminated 0 ms ago: no more."
 
@@ -264,7 +265,9 @@ def test_what_is_due_is_told_by_who_is_missing(world: DurableHarness) -> None:
     live(world, HeartbeatUpdate("w", "worker", "celery@here", 2, queues=["celery"], workflows=["explained"]))
     found = instance.explain()
     assert found.code is Code.DISPATCHED_NOT_CLAIMED
-    assert found.sentence == ("It has been due for 6 s and was sent once, but no worker consumes queue 'durable'.")
+    assert found.sentence == (
+        "It has been due for 6 s and its message was sent once, but no worker consumes queue 'durable'."
+    )
 
 
 def test_a_dead_worker_is_told_when_its_lease_has_ended(world: DurableHarness) -> None:
@@ -286,9 +289,11 @@ def test_workers_that_die_again_and_again_are_told_while_it_rests(world: Durable
         seen.append(instance.explain())
         world.advance("0.5 s")
     resting = next(found for found in seen if found.code is Code.CRASHING)
-    assert resting.sentence.startswith("It rests after a crash and goes on in ")
-    assert resting.sentence.endswith(" 2 workers died there, without a step in between.")
-    assert "1 worker died before, without a step in between." in {found.sentence.partition("s. ")[2] for found in seen}
+    assert resting.sentence.startswith("It is delayed after a crash and continues in ")
+    assert resting.sentence.endswith(": 2 workers in a row died or lost their lease, without finishing a step.")
+    assert "Before that, 1 worker died or lost its lease, without finishing a step." in {
+        found.sentence.partition("s. ")[2] for found in seen
+    }
     assert instance.explain().sentence.startswith("It failed 0 ms ago with WorkerCrashLoop: 3 workers in a row died")
 
 

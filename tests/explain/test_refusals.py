@@ -6,7 +6,7 @@ import pytest
 
 from celery_durable.explain.remedies import find_remedy
 
-_UNKNOWN = "Look into the broker's log for what it says of this."
+_UNKNOWN = "Check the broker's log for this error."
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,12 @@ _UNKNOWN = "Look into the broker's log for what it says of this."
         (
             "AccessRefused: Queue.declare: (403) ACCESS_REFUSED - access to queue 'snacks' in vhost '/' refused for "
             "user 'shop'",
-            "Let the broker's user configure, write and read this queue",
+            "Allow the broker's user to configure, write and read this queue",
         ),
         (
             "ResourceLocked: Queue.declare: (405) RESOURCE_LOCKED - cannot obtain exclusive access to locked queue "
             "'snacks' in vhost '/'",
-            "Another connection has the queue for itself",
+            "Another connection has exclusive use of the queue",
         ),
         ("NotFound: Basic.publish: (404) NOT_FOUND - no exchange 'snacks' in vhost '/'", "Its exchange was deleted"),
         (
@@ -35,10 +35,10 @@ _UNKNOWN = "Look into the broker's log for what it says of this."
         ("ChannelError: (50, 60): (312) NO_ROUTE", "No queue is bound to its exchange"),
         ("basic.nack: the queue is full or not available", "The queue is full and rejects messages"),
         ("QueueNotFound: Queue 'snacks' missing from task_queues", "Name the queue in task_queues"),
-        ("NoPermissionError: No permissions to access a key", "Let the Redis user write to the queue's key"),
+        ("NoPermissionError: No permissions to access a key", "Allow the Redis user to write to the queue's key"),
         (
             "ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value",
-            "The queue's key in Redis is no list",
+            "The queue's key in Redis is not a list",
         ),
         ("ReadOnlyError: You can't write against a read only replica.", "This Redis is a replica"),
         (

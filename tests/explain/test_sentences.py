@@ -160,30 +160,30 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(instance(Status.ERRORED), of=run(error_name="StepTypeMismatch", error_message="another kind")),
             Code.NONDETERMINISTIC,
-            "It failed with StepTypeMismatch: another kind. The workflow's code and what is recorded do not fit.",
+            "It failed with StepTypeMismatch: another kind. The workflow's code does not match the recorded steps.",
             [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
             id="nondeterministic",
         ),
         pytest.param(
             told(instance(Status.PAUSED), open_steps=(NAP,)),
             Code.PAUSED,
-            'It is paused, for 1 min; timers go on counting. Behind the pause: step "nap" sleeps.',
+            'It has been paused for 1 min; its timers keep running. Unfinished: step "nap" sleeps.',
             [f"{DURABLE} resume order o-1"],
             id="paused",
         ),
         pytest.param(
             told(instance(**RUNNING, pause_requested=True)),
             Code.PAUSED,
-            "A pause is requested; it takes effect when the running step ends, on the worker celery@a, which has had "
-            "it for 1 min.",
+            "A pause is requested; it takes effect when the running step ends, on the worker celery@a, which has "
+            "held it for 1 min.",
             [f"{DURABLE} resume order o-1"],
             id="pause requested",
         ),
         pytest.param(
             told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
             Code.RUNNING,
-            'It runs what follows step "count", on the worker celery@a, which has had it for 1 min; the lease is good '
-            "for 20 s.",
+            'It runs the code after step "count", on the worker celery@a, which has held it for 1 min; the lease is '
+            "valid for 20 s.",
             [f"{DURABLE} logs order o-1 --follow"],
             id="running",
         ),
@@ -194,39 +194,40 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
                 heartbeats=(worker(seen_at=NOW - MINUTE),),
             ),
             Code.RUNNING,
-            'It runs steps "a", "b", on the worker celery@a, which has had it for 1 min; the lease is good for 20 s. '
-            "2 workers died before, without a step in between. That worker was last seen 1 min ago; if it is dead, "
-            "the lease ends, and it is handed on.",
+            'It runs steps "a", "b", on the worker celery@a, which has held it for 1 min; the lease is valid for 20 '
+            "s. Before that, 2 workers in a row died or lost their lease, without finishing a step. That worker was "
+            "last seen 1 min ago; if it is dead, another worker takes over when the lease ends.",
             [f"{DURABLE} logs order o-1 --follow"],
             id="running on a worker that is silent",
         ),
         pytest.param(
             told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),)),
             Code.LEASE_EXPIRED,
-            "The worker celery@a fell silent, its lease ended 1 min ago. A dispatcher hands the run on; one that has "
-            "just started waits as long as a lease lasts.",
+            "The worker celery@a stopped renewing its lease, which ended 1 min ago. A dispatcher will let another "
+            "worker take over; a dispatcher that has just started first waits for the length of one lease.",
             [],
             id="lease expired",
         ),
         pytest.param(
             told(instance(**{**RUNNING, "lease_until": NOW - MINUTE})),
             Code.LEASE_EXPIRED,
-            "The worker celery@a fell silent, its lease ended 1 min ago. No dispatcher has been seen: is celery beat "
-            "running?",
+            "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen: is "
+            "celery beat running?",
             [BEAT],
             id="lease expired, nobody looks",
         ),
         pytest.param(
             told(instance(run_at=NOW + timedelta(seconds=4), crash_count=3)),
             Code.CRASHING,
-            "It rests after a crash and goes on in 4.0 s. 3 workers died there, without a step in between.",
+            "It is delayed after a crash and continues in 4.0 s: 3 workers in a row died or lost their lease, "
+            "without finishing a step.",
             [f"{DURABLE} logs order o-1 --level warn"],
             id="crashing",
         ),
         pytest.param(
             told(ASLEEP, of=run(started_at=None)),
             Code.SCHEDULED,
-            "It was created for a later time, and starts in 1 h.",
+            "It was created to start later, and starts in 1 h.",
             [],
             id="scheduled",
         ),
@@ -240,7 +241,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(ASLEEP, open_steps=(WAIT, NAP, RETRY)),
             Code.RETRY_SCHEDULED,
-            'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Besides: '
+            'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Also: '
             'step "nap" sleeps; step "await approval" waits for event "approval".',
             [f"{DURABLE} logs order o-1 --level warn"],
             id="retry, besides others",
@@ -256,7 +257,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
             Code.WAITING_EVENT,
             'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
-            'buffered, the wait is for "approval": a typing mistake? Besides: step "nap" sleeps.',
+            'buffered, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
             [SEND],
             id="event, nearly",
         ),
@@ -278,8 +279,8 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(ASLEEP, open_steps=(task(sent=10 * MINUTE),), unsent=frozenset({"id-1"})),
             Code.WAITING_TASKS,
-            'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min. It '
-            "has not left yet: the broker does not take it, or no dispatcher sends it.",
+            'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min. '
+            "It has not been sent yet: the broker does not accept it, or no dispatcher sends it.",
             OUTBOX,
             id="task that has not left",
         ),
@@ -306,9 +307,9 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
                 unsent=frozenset({"id-2", "id-3"}),
             ),
             Code.WAITING_TASKS,
-            "Waits for 3 Celery tasks, 0 of 3 have answered; the oldest is media.resize (id-1), under way for 0 ms, at "
-            'step "page 1"; the next times out in 1 h. 2 of them have not left yet: the broker does not take them, '
-            "or no dispatcher sends them.",
+            "Waits for 3 Celery tasks, 0 of 3 have answered; the oldest is media.resize (id-1), under way for 0 ms, "
+            'at step "page 1"; the next times out in 1 h. 2 of them have not been sent yet: the broker does not '
+            "accept them, or no dispatcher sends them.",
             OUTBOX,
             id="tasks, some of which have not left",
         ),
@@ -316,7 +317,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
             Code.WAITING_TASKS,
             'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
-            'Besides: step "await approval" waits for event "approval"; step "bill" waits for instance "b 1" of '
+            'Also: step "await approval" waits for event "approval"; step "bill" waits for instance "b 1" of '
             'workflow "billing".',
             [INSPECT],
             id="task, besides others",
@@ -324,7 +325,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(ASLEEP, open_steps=(WAIT, replace(NAP, wake_at=NOW + MINUTE), task(), task("page 2"))),
             Code.SLEEPING,
-            'Sleeps at step "nap"; wakes in 1 min. Besides: step "thumb" waits for Celery task media.resize; step '
+            'Sleeps at step "nap"; wakes in 1 min. Also: step "thumb" waits for Celery task media.resize; step '
             '"page 2" waits for Celery task media.resize; step "await approval" waits for event "approval".',
             [],
             id="tasks, besides what is due before",
@@ -358,7 +359,7 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
                 ),
             ),
             Code.RETRY_SCHEDULED,
-            'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Besides: step "page 2" waits '
+            'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Also: step "page 2" waits '
             "for Celery task media.resize.",
             [f"{DURABLE} logs order o-1 --level warn"],
             id="task that is to be sent again",
@@ -374,30 +375,30 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),
             Code.SLEEPING,
-            'Sleeps at step "nap"; wakes in 1 h. Besides: step "bill" waits for instance "b 1" of workflow "billing".',
+            'Sleeps at step "nap"; wakes in 1 h. Also: step "bill" waits for instance "b 1" of workflow "billing".',
             [],
             id="child, besides what is due before",
         ),
         pytest.param(
             told(ASLEEP, open_steps=(CHILD, WAIT), children={Child("billing", "b 1"): Status.ACTIVE}),
             Code.WAITING_CHILD,
-            'Waits for instance "b 1" of workflow "billing", which is active, at step "bill"; times out in 1 h 30 min. '
-            'Besides: step "await approval" waits for event "approval".',
+            'Waits for instance "b 1" of workflow "billing", which is active, at step "bill"; times out in 1 h 30 '
+            'min. Also: step "await approval" waits for event "approval".',
             [f"{DURABLE} explain billing 'b 1'"],
             id="child that is active",
         ),
         pytest.param(
             told(ASLEEP, open_steps=(CHILD,)),
             Code.WAITING_CHILD,
-            'Waits for instance "b 1" of workflow "billing", which is not there any more, at step "bill"; times out in '
-            "1 h 30 min.",
+            'Waits for instance "b 1" of workflow "billing", which no longer exists, at step "bill"; times out in 1 '
+            "h 30 min.",
             [],
             id="child that is gone",
         ),
         pytest.param(
             told(instance(Status.PAUSED), open_steps=(task(), CHILD)),
             Code.PAUSED,
-            'It is paused, for 1 min; timers go on counting. Behind the pause: step "thumb" waits for Celery task '
+            'It has been paused for 1 min; its timers keep running. Unfinished: step "thumb" waits for Celery task '
             'media.resize; step "bill" waits for instance "b 1" of workflow "billing".',
             [f"{DURABLE} resume order o-1"],
             id="paused, with others at work",
@@ -405,14 +406,14 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(instance(run_at=NOW), heartbeats=(worker(), dispatcher())),
             Code.DUE,
-            "It is due; a worker should take it any moment.",
+            "It is due; a worker should claim it at any moment.",
             [],
             id="due",
         ),
         pytest.param(
             told(OVERDUE, heartbeats=(worker(),)),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and nobody has sent it to a worker. No dispatcher has been seen: is celery "
+            "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen: is celery "
             "beat running?",
             [BEAT],
             id="nobody sweeps",
@@ -420,48 +421,49 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
         pytest.param(
             told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and nobody has sent it to a worker. Nobody has swept since "
-            "2029-12-31T23:55:00.000Z: is celery beat running? And no worker consumes queue 'durable'.",
+            "It has been due for 1 min, and no message for it has been sent. No dispatcher has swept since "
+            "2029-12-31T23:55:00.000Z: is celery beat running? Also, no worker consumes queue 'durable'.",
             [BEAT, WORKER],
             id="nobody sweeps any more",
         ),
         pytest.param(
             told(replace(OVERDUE, dispatch_count=1), heartbeats=(worker(),)),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and was sent once. No dispatcher has been seen: is celery beat running?",
+            "It has been due for 1 min, and its message was sent once. No dispatcher has been seen: is celery beat "
+            "running?",
             [BEAT],
             id="sent, and nobody sends it again",
         ),
         pytest.param(
             told(OVERDUE, heartbeats=(worker(), dispatcher())),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and the dispatcher does not send it: the broker does not answer, or queue "
-            "'durable' is longer than durable_queue_high_water.",
+            "It has been due for 1 min, but the dispatcher sends no message for it: the broker does not answer, or "
+            "queue 'durable' is longer than durable_queue_high_water.",
             [f"{DURABLE} doctor"],
             id="the dispatcher cannot send",
         ),
         pytest.param(
             told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED)))),
             Code.QUEUE_REFUSED,
-            "It has been due for 1 min, and queue 'durable' refuses its messages since 2029-12-31T23:58:00.000Z: "
-            "PreconditionFailed: (406) inequivalent arg 'x-max-priority'. The queue exists with other arguments: "
-            "delete it, or declare it in task_queues as it is.",
+            "It has been due for 1 min, but queue 'durable' has refused its messages since "
+            "2029-12-31T23:58:00.000Z: PreconditionFailed: (406) inequivalent arg 'x-max-priority'. The queue "
+            "exists with other arguments: delete it, or declare it in task_queues with these arguments.",
             [f"{DURABLE} doctor"],
             id="its queue refuses",
         ),
         pytest.param(
             told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(REFUSED, where="other"), BROKER_AWAY)))),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and the broker redis://:**@mq:6379/0 takes no messages since "
-            "2029-12-31T23:59:00.000Z: ConnectionError: refused. Look into the broker's log for what it says of this.",
+            "It has been due for 1 min, but the broker redis://:**@mq:6379/0 has accepted no messages since "
+            "2029-12-31T23:59:00.000Z: ConnectionError: refused. Check the broker's log for this error.",
             [f"{DURABLE} doctor"],
             id="the broker is away",
         ),
         pytest.param(
             told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(BROKER_AWAY, what="database"),)))),
             Code.DUE_NOT_DISPATCHED,
-            "It has been due for 1 min, and the dispatcher cannot look after it, since 2029-12-31T23:59:00.000Z: "
-            "ConnectionError: refused.",
+            "It has been due for 1 min, but the dispatcher has not reached the database since "
+            "2029-12-31T23:59:00.000Z: ConnectionError: refused.",
             [f"{DURABLE} doctor"],
             id="the database is away",
         ),
@@ -471,42 +473,44 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
                 heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED))),
             ),
             Code.DISPATCHED_NOT_CLAIMED,
-            "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
-            "'durable': they are busy with other work, or have another broker than who sends. It is sent again "
-            "when its queue shows that the message got lost, at the latest in 1 min.",
+            "It has been due for 1 min and its message was sent once, but no worker has claimed it. 1 worker "
+            "consumes queue 'durable': it is busy with other work, or uses another broker than the sender. The "
+            "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
             [f"{DURABLE} doctor"],
             id="sent before its queue began to refuse",
         ),
         pytest.param(
             told(instance(dispatch_count=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
             Code.DISPATCHED_NOT_CLAIMED,
-            "It has been due for 1 min and was sent 3 times, but no worker consumes queue 'durable'. It is sent again "
-            "when its queue shows that the message got lost, at the latest in 1 min.",
+            "It has been due for 1 min and its message was sent 3 times, but no worker consumes queue 'durable'. "
+            "The message is sent again when its queue shows that it was lost, at the latest in 1 min.",
             [WORKER, f"{DURABLE} doctor"],
             id="no worker",
         ),
         pytest.param(
             told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker())),
             Code.DISPATCHED_NOT_CLAIMED,
-            "It has been due for 1 min and was sent once, but no worker has taken it. 1 worker consumes queue "
-            "'durable': they are busy with other work, or have another broker than who sends. It is sent again "
-            "when its queue shows that the message got lost, at the latest in 1 min.",
+            "It has been due for 1 min and its message was sent once, but no worker has claimed it. 1 worker "
+            "consumes queue 'durable': it is busy with other work, or uses another broker than the sender. The "
+            "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
             [f"{DURABLE} doctor"],
             id="busy workers",
         ),
         pytest.param(
             told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
             Code.NOT_REGISTERED,
-            "It has been due for 1 min, and no worker of queue 'durable' knows workflow 'order' (celery@a). Import the "
-            "module that defines it in the worker, or wait for the deploy to end. They know 'orders'.",
+            "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a). Import "
+            "the module that defines it in the worker, or wait for the deploy to end. A similar name is known: "
+            "'orders'.",
             ["celery -A <your app> inspect registered"],
             id="not registered",
         ),
         pytest.param(
             told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(pool="gevent"))),
             Code.POOL_UNSUPPORTED,
-            "It has been due for 1 min, and queue 'durable' is consumed only by workers on pools that run no workflows "
-            "(celery@a: gevent). Start one with -P prefork, threads or solo, or give the workflow a queue of its own.",
+            "It has been due for 1 min, but queue 'durable' is consumed only by workers on pools that run no "
+            "workflows (celery@a: gevent). Start a worker with -P prefork, threads or solo, or give the workflow a "
+            "queue of its own.",
             [WORKER],
             id="pool that runs no workflows",
         ),
@@ -516,8 +520,8 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
                 heartbeats=(dispatcher(), worker(pool="gevent"), worker(pool="prefork", workflows=("nap",))),
             ),
             Code.NOT_REGISTERED,
-            "It has been due for 1 min, and no worker of queue 'durable' knows workflow 'order' (celery@a). Import the "
-            "module that defines it in the worker, or wait for the deploy to end.",
+            "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a). Import "
+            "the module that defines it in the worker, or wait for the deploy to end.",
             ["celery -A <your app> inspect registered"],
             id="not registered beside another pool",
         ),
