@@ -19,14 +19,14 @@ from celery_durable.model import RunRef, StepRow, StepStatus, from_us, to_us
 
 @dataclass(frozen=True, slots=True)
 class AncestorRun:
-    """The run whose time and random numbers the code sees before call number ``until`` (None: to its end).
+    """The run whose time and random numbers the code sees before call number ``until_seq`` (None: to its end).
 
     ``run`` is ``workflow/instance/number``; ``created_at`` is when it was created.
     """
 
     run: str
     created_at: datetime
-    until: int | None = None
+    until_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +44,38 @@ class Ancestry:
     def parse(cls, text: str | None, *, ref: RunRef, created_at: datetime) -> Ancestry:
         """Build the ancestry of a run from the stored `text` of its ancestors; None if it has none."""
         own = AncestorRun(f"{ref.workflow}/{ref.instance_id}/{ref.run_number}", created_at)
-        given: dict[str, Any] = {"parts": [], "carried": {}} if text is None else json.loads(text)
-        kept_before = [AncestorRun(run, from_us(began_us), until) for run, began_us, until in given["parts"]]
-        return cls((*kept_before, own), given["carried"])
+        stored: dict[str, Any] = {"parts": [], "carried": {}} if text is None else json.loads(text)
+        earlier = [
+            AncestorRun(run, from_us(created_at_us), until_seq) for run, created_at_us, until_seq in stored["parts"]
+        ]
+        return cls((*earlier, own), stored["carried"])
 
     @property
     def text(self) -> str:
         """The JSON text that is stored with a run that continues this one."""
-        ancestors = [(part.run, to_us(part.created_at), part.until) for part in self.ancestors]
+        ancestors = [(ancestor.run, to_us(ancestor.created_at), ancestor.until_seq) for ancestor in self.ancestors]
         return json.dumps({"parts": ancestors, "carried": self.retried_steps}, ensure_ascii=False)
 
-    def at(self, seq: int) -> AncestorRun:
-        """The ancestor whose time and random numbers the code sees after call number ``seq``."""
-        return next(part for part in self.ancestors if part.until is None or part.until > seq)
+    def ancestor_at(self, seq: int) -> AncestorRun:
+        """Return the ancestor whose time and random numbers the code sees after call number ``seq``."""
+        return next(ancestor for ancestor in self.ancestors if ancestor.until_seq is None or ancestor.until_seq > seq)
 
-    def identity(self, step_key: str) -> str:
-        """The run that a step's idempotency key is derived from: for a retried step, the run it comes from."""
+    def origin_run(self, step_key: str) -> str:
+        """Return the run that a step's idempotency key is derived from: for a retried step, the run it comes from."""
         return self.retried_steps.get(step_key, self.ancestors[-1].run)
 
-    def until(self, seq: int, *, retried: Iterable[str] = ()) -> Ancestry:
-        """The ancestry for a run that continues this one up to call ``seq``; ``retried``: keys of the steps it retries.
+    def for_continuation(self, seq: int, *, retried: Iterable[str] = ()) -> Ancestry:
+        """Return the ancestry of a run that keeps this run's steps up to call ``seq``. The new run is not part of it.
 
-        The new run itself is not part of it.
+        ``retried``: keys of the steps that the new run retries.
         """
         ancestors = []
-        for part in self.ancestors:
-            is_last = part.until is None or part.until >= seq
-            ancestors.append(replace(part, until=seq) if is_last else part)
+        for ancestor in self.ancestors:
+            is_last = ancestor.until_seq is None or ancestor.until_seq >= seq
+            ancestors.append(replace(ancestor, until_seq=seq) if is_last else ancestor)
             if is_last:
                 break
-        return Ancestry(tuple(ancestors) if seq > 0 else (), {key: self.identity(key) for key in retried})
+        return Ancestry(tuple(ancestors) if seq > 0 else (), {key: self.origin_run(key) for key in retried})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class RunFailure:
         """Read the stored text; None if no step caused the failure."""
         if text is None:
             return None
-        given = json.loads(text)
-        return cls(tuple(given["keys"]), given["position"])
+        stored = json.loads(text)
+        return cls(tuple(stored["keys"]), stored["position"])
 
     @property
     def text(self) -> str:
@@ -97,8 +99,8 @@ class RunFailure:
         return json.dumps({"keys": self.keys, "position": self.seq}, ensure_ascii=False)
 
 
-def kept_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:
-    """The rows kept by a run that starts again at ``target``: finished rows, also failed ones, called before it.
+def select_rows_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:
+    """Return the rows that a run starting again at ``target`` keeps: rows called before it that completed or failed.
 
     A race of `first` is kept or repeated as a whole: if the target is the race or one of its branches, all run again.
     """
@@ -107,31 +109,31 @@ def kept_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow]:
     return _without_undecided_losers([row for row in rows if row.is_finished and row.seq < seq], races)
 
 
-def kept_for_retry(rows: Sequence[StepRow], failure: RunFailure | None) -> list[StepRow]:
-    """The rows kept by a run that retries the failure that ended this one: rows finished before it was raised.
+def select_rows_for_retry(rows: Sequence[StepRow], failure: RunFailure | None) -> list[StepRow]:
+    """Return the rows that a retry of the failed run keeps: rows that finished before its failure was raised.
 
     Steps called after it, such as a compensation or a clean-up, reacted to the failure and are not kept. Without a
     ``failure``, no step caused the end, and all finished rows are kept.
     """
-    settled = [row for row in rows if row.is_finished]
+    finished = [row for row in rows if row.is_finished]
     if failure is not None:
-        settled = [row for row in settled if row.seq <= failure.seq and row.step_key not in failure.keys]
-    return _without_undecided_losers(settled, _races(rows))
+        finished = [row for row in finished if row.seq <= failure.seq and row.step_key not in failure.keys]
+    return _without_undecided_losers(finished, _races(rows))
 
 
-def cancelled_by_terminate(rows: Sequence[StepRow]) -> list[StepRow]:
-    """The steps that terminate() cancelled: rows that are cancelled but lost no race."""
+def select_rows_cancelled_by_terminate(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Return the steps that terminate() cancelled: rows that are cancelled but lost no race."""
     kept = _without_undecided_losers(list(rows), _races(rows))
     return [row for row in rows if row not in kept]
 
 
-def last_seq(rows: Iterable[StepRow]) -> int:
-    """The highest call number of these rows; 0 if there are none."""
+def find_last_seq(rows: Iterable[StepRow]) -> int:
+    """Return the highest call number of these rows; 0 if there are none."""
     return max((row.seq for row in rows), default=0)
 
 
-def closest_names(name: str, keys: Sequence[str], *, limit: int = 3) -> list[str]:
-    """The keys closest to ``name``, for an error message; the first keys if none is close."""
+def find_closest_names(name: str, keys: Sequence[str], *, limit: int = 3) -> list[str]:
+    """Return the keys closest to ``name``, for an error message; the first keys if none is close."""
     return difflib.get_close_matches(name, keys, n=limit, cutoff=0.5) or list(keys[:limit])
 
 
@@ -140,7 +142,7 @@ class _Race:
     """A decided race of `first`: the number of its first call, and the key of its own row."""
 
     first_seq: int
-    entry: str
+    row_key: str
 
 
 def _races(rows: Sequence[StepRow]) -> dict[str, _Race]:
@@ -168,5 +170,5 @@ def _without_undecided_losers(kept: list[StepRow], races: dict[str, _Race]) -> l
     return [
         row
         for row in kept
-        if row.status is not StepStatus.CANCELLED or (row.commit_id in races and races[row.commit_id].entry in keys)
+        if row.status is not StepStatus.CANCELLED or (row.commit_id in races and races[row.commit_id].row_key in keys)
     ]

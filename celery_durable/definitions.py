@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, TypedDict, TypeVar, overload
 
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, WorkflowNameTaken, WorkflowNotFound
-from celery_durable.model import Kind, PlannedStep, RunPlan, WorkflowEvent
+from celery_durable.model import PlannedStep, RunPlan, WorkflowEvent, WorkflowKind
 from celery_durable.values import (
     UNSET,
     Backoff,
@@ -39,7 +39,7 @@ logger = logging.getLogger("celery_durable")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STEP_CONFIG = "__durable_step__"
-_SHORTEST_POLICY = timedelta(seconds=1)
+_MIN_DURATION = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Definition(abc.ABC):
     max_run_duration: timedelta | None = None
     max_suspend_duration: timedelta | None = None
     hooks: CompletionHooks = field(default_factory=CompletionHooks)
-    kind: ClassVar[Kind]
+    kind: ClassVar[WorkflowKind]
 
     @property
     def is_limited(self) -> bool:
@@ -68,7 +68,7 @@ class Definition(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def where(self) -> str:
+    def source_location(self) -> str:
         """Where the code is defined, for people. It also tells two workflows of the same name apart."""
 
     @abc.abstractmethod
@@ -83,10 +83,10 @@ class WorkflowDefinition(Definition):
     fn: Callable[..., Any]
     step_defaults: StepConfig | None
     max_steps: int | None
-    kind = Kind.REPLAY
+    kind = WorkflowKind.REPLAY
 
     @property
-    def where(self) -> str:
+    def source_location(self) -> str:
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
     def plan(self, policy: StepPolicy) -> RunPlan:  # noqa: ARG002  # its steps are what the function calls
@@ -111,16 +111,20 @@ class LinearStep:
 
     def __post_init__(self) -> None:
         check_text_name("Step name", self.name, 256)
-        most: Any = self.max_attempts
-        if most is not UNSET and most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            raise DefinitionInvalid(f"max_attempts={most!r} of step {self.name!r} must be at least 1, or None.")
+        max_attempts: Any = self.max_attempts
+        if (
+            max_attempts is not UNSET
+            and max_attempts is not None
+            and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1)
+        ):
+            raise DefinitionInvalid(f"max_attempts={max_attempts!r} of step {self.name!r} must be at least 1, or None.")
         _ = self.config
 
     @property
     def config(self) -> StepConfig:
         """These values as a StepConfig."""
-        most = self.max_attempts
-        limit = most - 1 if isinstance(most, int) else most
+        max_attempts = self.max_attempts
+        limit = max_attempts - 1 if isinstance(max_attempts, int) else max_attempts
         retries = Retries(limit=limit, delay=self.delay, backoff=self.backoff, max_delay=self.max_delay)
         return StepConfig(retries=retries, timeout=self.timeout)
 
@@ -133,16 +137,16 @@ class LinearDefinition(Definition):
     version: int
     steps: tuple[LinearStep, ...]
     handlers: dict[str, Callable[..., Any]]
-    kind = Kind.LINEAR
+    kind = WorkflowKind.LINEAR
 
     @property
-    def where(self) -> str:
+    def source_location(self) -> str:
         return f"{self.module}:{self.name}"
 
     def plan(self, policy: StepPolicy) -> RunPlan:
         policies = [policy.override_with(step.config) for step in self.steps]
         planned = (PlannedStep(s.name, p.max_attempts, p.timeout) for s, p in zip(self.steps, policies, strict=True))
-        return RunPlan(Kind.LINEAR, tuple(planned), self.version)
+        return RunPlan(WorkflowKind.LINEAR, tuple(planned), self.version)
 
     def policy_of(self, step: str, policy: StepPolicy) -> StepPolicy:
         """The policy of a step. A recorded step that is no longer in the list has the default, ``policy``."""
@@ -171,10 +175,10 @@ def define_linear(
             f"Linear workflow {name!r} has no steps: nothing would ever happen. Give it at least one."
         )
     names = [step.name for step in steps]
-    if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
+    if duplicates := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
         raise DefinitionInvalid(
-            f"Linear workflow {name!r} has step {twice[0]!r} twice. A step's name finds its handler and its result: "
-            "give the second another name; two names may have the same handler."
+            f"Linear workflow {name!r} has step {duplicates[0]!r} twice. A step's name finds its handler and its "
+            "result: give the second another name; two names may have the same handler."
         )
     return LinearDefinition(
         name=name,
@@ -183,9 +187,9 @@ def define_linear(
         steps=tuple(steps),
         handlers={},
         queue=None if queue is None else check_text_name("Queue", queue, 255),
-        params=_settled(params, f"The parameter type of linear workflow {name!r}"),
+        params=_build_resolved_codec(params, f"The parameter type of linear workflow {name!r}"),
         output=Codec(),
-        retention=retention if retention is UNSET else _length(retention),
+        retention=retention if retention is UNSET else _parse_optional_duration(retention),
         hooks=CompletionHooks.read(f"linear workflow {name!r}", on_complete=on_complete, on_failure=on_failure),
     )
 
@@ -239,16 +243,17 @@ def define(
         raise DefinitionInvalid(f"max_steps={max_steps} of {fn.__qualname__} must be at least 1.")
     first = next(iter(signature.parameters))
     params = Codec.for_stored_values(
-        lambda: _payload_type(_declared(fn, first)), what=f"The parameter type of workflow {fn.__qualname__}"
+        lambda: _payload_type(_resolve_annotation_or_warn(fn, first)),
+        what=f"The parameter type of workflow {fn.__qualname__}",
     )
     output = Codec.for_stored_values(
-        lambda: _declared(fn, "return"), what=f"The return type of workflow {fn.__qualname__}"
+        lambda: _resolve_annotation_or_warn(fn, "return"), what=f"The return type of workflow {fn.__qualname__}"
     )
     # A type that cannot be resolved yet is resolved when it is needed: the module may define it below the workflow.
-    if not isinstance(given := _annotation(fn, first), str):
-        params.resolve_type(_payload_type(given))
-    if not isinstance(returned := _annotation(fn, "return"), str):
-        output.resolve_type(returned)
+    if not isinstance(params_type := _resolve_annotation(fn, first), str):
+        params.resolve_type(_payload_type(params_type))
+    if not isinstance(return_type := _resolve_annotation(fn, "return"), str):
+        output.resolve_type(return_type)
     return WorkflowDefinition(
         name=check_identifier("Workflow name", fn.__name__ if name is None else name, 255),
         fn=fn,
@@ -257,21 +262,21 @@ def define(
         max_steps=max_steps,
         params=params,
         output=output,
-        retention=retention if retention is UNSET else _length(retention),
-        max_run_duration=_length(max_run_duration),
-        max_suspend_duration=_length(max_suspend_duration),
+        retention=retention if retention is UNSET else _parse_optional_duration(retention),
+        max_run_duration=_parse_optional_duration(max_run_duration),
+        max_suspend_duration=_parse_optional_duration(max_suspend_duration),
         hooks=CompletionHooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
 
 
-def _settled(annotation: Any, what: str) -> Codec:
+def _build_resolved_codec(annotation: Any, what: str) -> Codec:
     codec = Codec.for_stored_values(lambda: annotation, what=what)
     codec.resolve_type(annotation)
     return codec
 
 
-def _length(given: Duration | None) -> timedelta | None:
-    return None if given is None else parse_duration(given, minimum=_SHORTEST_POLICY)
+def _parse_optional_duration(duration: Duration | None) -> timedelta | None:
+    return None if duration is None else parse_duration(duration, minimum=_MIN_DURATION)
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
@@ -284,37 +289,37 @@ def _payload_type(annotation: Any) -> Any:
     return None
 
 
-def _declared(fn: Callable[..., Any], name: str) -> Any:
+def _resolve_annotation_or_warn(fn: Callable[..., Any], name: str) -> Any:
     """The annotated type of a parameter or of "return"; None without an annotation.
 
     If the annotation cannot be resolved, logs a warning once and returns None.
     """
-    found = _annotation(fn, name)
+    found = _resolve_annotation(fn, name)
     if isinstance(found, str):
-        _tell_once(f"{fn.__module__}.{fn.__qualname__}", found)
+        _warn_unresolved_once(f"{fn.__module__}.{fn.__qualname__}", found)
         return None
     return found
 
 
-def _annotation(fn: Callable[..., Any], name: str) -> Any:
+def _resolve_annotation(fn: Callable[..., Any], name: str) -> Any:
     """Resolve one annotation on its own, so that another one that cannot be resolved does no harm.
 
     Returns its text if it cannot be resolved itself, and None if there is none.
     """
     try:
-        written = fn.__annotations__[name]
+        annotation = fn.__annotations__[name]
     except (AttributeError, KeyError, NameError):
         return None
     code = inspect.unwrap(fn)
-    alone = SimpleNamespace(__annotations__={name: written}, __type_params__=getattr(code, "__type_params__", ()))
+    holder = SimpleNamespace(__annotations__={name: annotation}, __type_params__=getattr(code, "__type_params__", ()))
     try:
-        return typing.get_type_hints(alone, globalns=getattr(code, "__globals__", {}), include_extras=True)[name]
+        return typing.get_type_hints(holder, globalns=getattr(code, "__globals__", {}), include_extras=True)[name]
     except Exception:  # noqa: BLE001  # the text may be any expression, such as a name imported under TYPE_CHECKING
-        return str(written)
+        return str(annotation)
 
 
 @functools.cache
-def _tell_once(where: str, annotation: str) -> None:
+def _warn_unresolved_once(where: str, annotation: str) -> None:
     logger.warning(
         "Annotation %s of %s names nothing that exists at run time, so its values stay plain JSON data: "
         "import or define it at the top of the module",
@@ -335,9 +340,9 @@ class Registry:
 
         Raises WorkflowNameTaken if other code has this name.
         """
-        taken = self.find(definition.name)
-        if taken is not None and taken.where != definition.where:
-            raise WorkflowNameTaken(definition.name, taken.where, definition.where)
+        existing = self.find(definition.name)
+        if existing is not None and existing.source_location != definition.source_location:
+            raise WorkflowNameTaken(definition.name, existing.source_location, definition.source_location)
         self._definitions[definition.name] = definition
 
     def find(self, name: str) -> Definition | None:
@@ -384,15 +389,15 @@ def durable_step(
     def mark(fn: F) -> F:
         if _is_async(fn):
             raise AsyncNotSupported("Step", getattr(fn, "__qualname__", repr(fn)))
-        if inspect.isroutine(fn) and not isinstance(returned := _annotation(fn, "return"), str):
-            _settled(returned, _result_of(fn))
+        if inspect.isroutine(fn) and not isinstance(return_type := _resolve_annotation(fn, "return"), str):
+            _build_resolved_codec(return_type, _describe_return_type(fn))
         setattr(fn, _STEP_CONFIG, config)
         return fn
 
     return mark if fn is None else mark(fn)
 
 
-def _result_of(fn: Any) -> str:
+def _describe_return_type(fn: Any) -> str:
     return f"The return type of step function {getattr(fn, '__qualname__', fn)}"
 
 
@@ -406,17 +411,17 @@ class StepFunction:
     result: Codec
 
 
-_known: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = weakref.WeakKeyDictionary()
+_step_functions: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = weakref.WeakKeyDictionary()
 
 
 def describe_step(fn: Callable[..., Any]) -> StepFunction:
     """Inspect a step's callable and cache the result; raises AsyncNotSupported and DefinitionInvalid."""
     try:
-        found = _known.get(fn)
+        found = _step_functions.get(fn)
     except TypeError:  # unhashable, or without weak references, such as a bound method of a slotted object
         return _describe(fn)
     if found is None:
-        found = _known[fn] = _describe(fn)
+        found = _step_functions[fn] = _describe(fn)
     return found
 
 
@@ -431,7 +436,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
     if inspect.isclass(inner):
         code, result = inner.__init__, inner
     else:
-        result = _declared(code, "return")
+        result = _resolve_annotation_or_warn(code, "return")
     return StepFunction(
         name=None if name == "<lambda>" else name,
         wants_tx=_wants_tx(fn, code),
@@ -442,7 +447,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
 
 def _result_codec(inner: Any, result: Any) -> Codec:
     # The codec must not refer to the callable itself, which would keep its own weak cache entry alive.
-    codec = Codec.for_stored_values(lambda: result, what=_result_of(inner))
+    codec = Codec.for_stored_values(lambda: result, what=_describe_return_type(inner))
     try:
         _ = codec.is_typed  # resolve the type now, before a body runs whose result could not be recorded
     except DefinitionInvalid:
@@ -462,7 +467,7 @@ def _wants_tx(fn: Callable[..., Any], code: Callable[..., Any]) -> bool:
         return False
     if first.annotation is first.empty:
         return first.name == "tx"
-    annotation = _annotation(code, first.name)
+    annotation = _resolve_annotation(code, first.name)
     if isinstance(annotation, str):  # a name that only type checkers import
         return annotation.rpartition(".")[2].strip("\"' ") == "StepTx"
     return getattr(annotation, "__durable_tx__", False) is True

@@ -53,50 +53,50 @@ class AcceptedEvent:
     event_id: str
 
 
-def created(ref: RunRef, *, run_at: datetime | None = None) -> None:
+def send_workflow_created(ref: RunRef, *, run_at: datetime | None = None) -> None:
     """An instance was recorded."""
     if signals.workflow_created.receivers:
         _send(signals.workflow_created, ref, run_at=run_at)
 
 
-def restarted(ref: RunRef, *, reason: str | None) -> None:
+def send_workflow_restarted(ref: RunRef, *, reason: str | None) -> None:
     """A new run was created by a restart: ``ref``."""
     if signals.workflow_restarted.receivers:
         _send(signals.workflow_restarted, ref, reason=reason)
 
 
-def terminated(ref: RunRef, *, reason: str | None) -> None:
+def send_workflow_terminated(ref: RunRef, *, reason: str | None) -> None:
     """A run was terminated."""
     if signals.workflow_terminated.receivers:
         _send(signals.workflow_terminated, ref, reason=reason)
 
 
-def paused(ref: RunRef) -> None:
+def send_workflow_paused(ref: RunRef) -> None:
     """A run that no worker held was paused."""
     if signals.workflow_suspended.receivers:
         _send(signals.workflow_suspended, ref, status=Status.PAUSED.value, until=None)
 
 
-def step_intervened(ref: RunRef, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
+def send_step_intervened(ref: RunRef, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
     """A step was completed or skipped by hand; ``step``: its row before that."""
     if signals.step_intervened.receivers:
         about = {"step": step.name, "type": step.type.value, "attempt": max(1, step.attempts)}
         _send(signals.step_intervened, ref, **about, action=action, by=by, reason=reason)
 
 
-def event_received(event: AcceptedEvent) -> None:
+def send_event_received(event: AcceptedEvent) -> None:
     """An event was accepted."""
     if signals.event_received.receivers:
         _send(signals.event_received, event.ref, event_type=event.event_type, event_id=event.event_id)
 
 
-def answer_refused(ref: RunRef) -> None:
+def send_answer_refused(ref: RunRef) -> None:
     """An answer for this run was refused, because its token is not valid."""
     if signals.answer_refused.receivers:
         _send(signals.answer_refused, ref)
 
 
-def sweep_done(published: int, duration: timedelta) -> None:
+def send_sweep_done(published: int, duration: timedelta) -> None:
     """A sweep ended."""
     if signals.sweep_done.receivers:
         signals.sweep_done.send(sender=None, published=published, duration=duration)
@@ -105,7 +105,7 @@ def sweep_done(published: int, duration: timedelta) -> None:
 # --- from a pass --------------------------------------------------------------------------------
 
 
-def pass_started(claim: Claim, *, has_started: bool) -> None:
+def send_pass_started(claim: Claim, *, has_started: bool) -> None:
     """A pass starts. It is the first of its run if no pass ended normally before, and none with its worker's death."""
     if not has_started and claim.crash_count == 0:
         if signals.workflow_started.receivers:
@@ -114,13 +114,13 @@ def pass_started(claim: Claim, *, has_started: bool) -> None:
         _send(signals.workflow_resumed, claim.ref, latency=claim.latency, crash_count=claim.crash_count)
 
 
-def attempt_started(claim: Claim, step: str, attempt: int, *, type_: StepType = StepType.DO) -> None:
+def send_attempt_started(claim: Claim, step: str, attempt: int, *, type_: StepType = StepType.DO) -> None:
     """A body is about to be called."""
     if signals.step_started.receivers:
         _send(signals.step_started, claim.ref, step=step, type=type_.value, attempt=attempt)
 
 
-def steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
+def send_steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
     """A commit recorded these rows. Attempts counted in advance and losers of races send no signal."""
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
@@ -155,14 +155,14 @@ def _step(write: StepWrite) -> dict[str, Any]:
     return {"step": write.name, "type": write.type.value, "attempt": attempt}
 
 
-def suspended(claim: Claim, released: ReleaseOutcome, until: datetime | None) -> None:
+def send_workflow_suspended(claim: Claim, released: ReleaseOutcome, until: datetime | None) -> None:
     """A pass released its run."""
     if signals.workflow_suspended.receivers:
         until = None if released is ReleaseOutcome.DUE else until
         _send(signals.workflow_suspended, claim.ref, status=_STATUS_AFTER_RELEASE[released].value, until=until)
 
 
-def run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[], timedelta]) -> None:
+def send_run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[], timedelta]) -> None:
     """A pass ended its run."""
     if run_outcome.status is Status.COMPLETE:
         if signals.workflow_completed.receivers:
@@ -185,7 +185,7 @@ def around_pass(claim: Claim) -> AbstractContextManager[None]:
     )
 
 
-def around_body(call: Callable[[], T], claim: Claim, *, step: str, attempt: int) -> Callable[[], T]:
+def wrap_body(call: Callable[[], T], claim: Claim, *, step: str, attempt: int) -> Callable[[], T]:
     """Wrap a body's call in the connected context managers; returns ``call`` itself if there are none."""
     if not signals.around_step.managers:
         return call

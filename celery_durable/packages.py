@@ -15,9 +15,9 @@ from celery_durable.definitions import Definition, Registry
 from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, WorkflowNameTaken
 from celery_durable.handles import Workflow
 
-GROUP = "celery_durable.workflows"
-"""The group of entry points: ``sessions = "sessions.workflows:required_workflows"``."""
-EXPORT = "required_workflows"
+ENTRY_POINT_GROUP = "celery_durable.workflows"
+"""The entry points of packages that export workflows: ``sessions = "sessions.workflows:required_workflows"``."""
+EXPORTED_NAME = "required_workflows"
 
 RequiredWorkflows = Mapping[str, Workflow[Any, Any]]
 
@@ -36,17 +36,17 @@ class Bindings:
         """
         if not isinstance(required, Mapping):
             raise DefinitionInvalid(f"{required!r} cannot be registered: pass a dict of binding keys and workflows.")
-        new = {key: self._checked(key, workflow, reserved) for key, workflow in required.items()}
+        new = {key: self._check_binding(key, workflow, reserved) for key, workflow in required.items()}
         names: dict[str, Definition] = {}
         for definition in new.values():
-            taken = names.setdefault(definition.name, self._registry.find(definition.name) or definition)
-            if taken.where != definition.where:
-                raise WorkflowNameTaken(definition.name, taken.where, definition.where)
+            existing = names.setdefault(definition.name, self._registry.find(definition.name) or definition)
+            if existing.source_location != definition.source_location:
+                raise WorkflowNameTaken(definition.name, existing.source_location, definition.source_location)
         for definition in new.values():
             self._registry.add(definition)
         self._bound |= new
 
-    def _checked(self, key: Any, workflow: Any, reserved: Iterable[str]) -> Definition:
+    def _check_binding(self, key: Any, workflow: Any, reserved: Iterable[str]) -> Definition:
         if not isinstance(workflow, Workflow):
             raise DefinitionInvalid(
                 f"{workflow!r} under key {key!r} is no workflow: decorate it with @durable_workflow."
@@ -56,9 +56,12 @@ class Bindings:
                 f"Binding key {key!r} of workflow {workflow.name!r} cannot be used: write an identifier, such as "
                 "ORDER, that is no method of a dict."
             )
-        taken = self._bound.get(key)
-        if taken is not None and (taken.name, taken.where) != (workflow.name, workflow.definition.where):
-            raise BindingKeyTaken(key, taken.where, workflow.definition.where)
+        existing = self._bound.get(key)
+        if existing is not None and (existing.name, existing.source_location) != (
+            workflow.name,
+            workflow.definition.source_location,
+        ):
+            raise BindingKeyTaken(key, existing.source_location, workflow.definition.source_location)
         return workflow.definition
 
     def find(self, key: str) -> Definition | None:
@@ -70,7 +73,7 @@ class Bindings:
         return iter(self._bound)
 
 
-def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWorkflows]:
+def load_from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWorkflows]:
     """Import ``<package>.<related_name>`` for each package that has this module; returns what the modules export."""
     found = []
     for package in packages:
@@ -82,20 +85,20 @@ def from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWo
             if exc.name != name:  # the module exists, and one of its own imports is missing
                 raise
             continue
-        found.append(getattr(module, EXPORT, {}))
+        found.append(getattr(module, EXPORTED_NAME, {}))
     return found
 
 
-def from_entry_points() -> list[RequiredWorkflows]:
+def load_from_entry_points() -> list[RequiredWorkflows]:
     """Load what installed packages export as entry points, ordered by name; raises DefinitionInvalid."""
     found = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, each.value)):
         loaded = entry.load()
-        required = loaded if isinstance(loaded, Mapping) else getattr(loaded, EXPORT, None)
+        required = loaded if isinstance(loaded, Mapping) else getattr(loaded, EXPORTED_NAME, None)
         if not isinstance(required, Mapping):
             raise DefinitionInvalid(
-                f"Entry point {entry.name} = {entry.value} of group {GROUP} is no dict of workflows, and no module "
-                f"with one called {EXPORT}."
+                f"Entry point {entry.name} = {entry.value} of group {ENTRY_POINT_GROUP} is no dict of workflows, and "
+                f"no module with one called {EXPORTED_NAME}."
             )
         found.append(required)
     return found

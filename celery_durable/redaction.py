@@ -31,10 +31,10 @@ from celery_durable.model import (
 logger = logging.getLogger("celery_durable")
 
 REDACTED = "[redacted]"
-Kind = Literal[
+RedactedKind = Literal[
     "params", "output", "result", "payload", "data", "published", "error", "message", "reason", "label", "by"
 ]
-_TEXTS = ("error", "message", "reason", "label", "by")
+_TEXT_KINDS = ("error", "message", "reason", "label", "by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RedactionContext:
     ``name``: the name of the step or label, the published key, the event type, or the log category; else None.
     """
 
-    kind: Kind
+    kind: RedactedKind
     workflow: str
     instance_id: str
     name: str | None = None
@@ -61,81 +61,85 @@ class Redaction:
     def __init__(self, hook: Redact | None, workflow: str, instance_id: str) -> None:
         self._hook, self._workflow, self._instance_id = hook, workflow, instance_id
 
-    def value(self, value: Any, kind: Kind, name: str | None = None) -> Any:
+    def redact_value(self, value: Any, kind: RedactedKind, name: str | None = None) -> Any:
         """Redact one value."""
         if self._hook is None or value is None:
             return value
         try:
-            seen = self._hook(value, RedactionContext(kind, self._workflow, self._instance_id, name))
+            shown = self._hook(value, RedactionContext(kind, self._workflow, self._instance_id, name))
         except Exception:
             logger.exception("The redaction hook failed at %s of %s/%s", kind, self._workflow, self._instance_id)
             return REDACTED
-        return seen if kind not in _TEXTS or isinstance(seen, str) else REDACTED
+        return shown if kind not in _TEXT_KINDS or isinstance(shown, str) else REDACTED
 
-    def status(self, status: InstanceStatus) -> InstanceStatus:
+    def redact_status(self, status: InstanceStatus) -> InstanceStatus:
         """Redact output and error of a status."""
-        return replace(status, output=self.value(status.output, "output"), error=self._error(status.error))
+        return replace(
+            status, output=self.redact_value(status.output, "output"), error=self._redact_error(status.error)
+        )
 
-    def summary(self, item: InstanceSummary) -> InstanceSummary:
+    def redact_summary(self, item: InstanceSummary) -> InstanceSummary:
         """Redact an instance in a list."""
-        return replace(item, error=self._error(item.error), labels=self._labels(item.labels))
+        return replace(item, error=self._redact_error(item.error), labels=self._redact_labels(item.labels))
 
-    def details(self, details: InstanceDetails) -> InstanceDetails:
+    def redact_details(self, details: InstanceDetails) -> InstanceDetails:
         """Redact an instance with its current run and step."""
         step = details.current_step
         return replace(
             details,
-            status=self.status(details.status),
-            params=self.value(details.params, "params"),
-            reason=self.value(details.reason, "reason"),
-            current_step=None if step is None else self.step(step),
-            labels=self._labels(details.labels),
+            status=self.redact_status(details.status),
+            params=self.redact_value(details.params, "params"),
+            reason=self.redact_value(details.reason, "reason"),
+            current_step=None if step is None else self.redact_step(step),
+            labels=self._redact_labels(details.labels),
         )
 
-    def history(self, found: History) -> History:
+    def redact_history(self, found: History) -> History:
         """Redact the history of a run."""
         return replace(
             found,
-            **self._run(found),
-            steps=tuple(self.step(step) for step in found.steps),
-            events=tuple(self.event(event) for event in found.events),
+            **self._redact_run(found),
+            steps=tuple(self.redact_step(step) for step in found.steps),
+            events=tuple(self.redact_event(event) for event in found.events),
         )
 
-    def page(self, page: HistoryPage) -> HistoryPage:
+    def redact_page(self, page: HistoryPage) -> HistoryPage:
         """Redact a page of the history of a run."""
         logs = page.logs
         return replace(
             page,
-            **self._run(page),
-            steps=Page(tuple(self.step(step) for step in page.steps.items), page.steps.cursor),
-            events=Page(tuple(self.event(event) for event in page.events.items), page.events.cursor),
-            logs=None if logs is None else Page(tuple(self.log(line) for line in logs.items), logs.cursor),
+            **self._redact_run(page),
+            steps=Page(tuple(self.redact_step(step) for step in page.steps.items), page.steps.cursor),
+            events=Page(tuple(self.redact_event(event) for event in page.events.items), page.events.cursor),
+            logs=None if logs is None else Page(tuple(self.redact_log(line) for line in logs.items), logs.cursor),
         )
 
-    def _run(self, run: History | HistoryPage) -> dict[str, Any]:
+    def _redact_run(self, run: History | HistoryPage) -> dict[str, Any]:
         return {
-            "status": self.status(run.status),
-            "params": self.value(run.params, "params"),
-            "reason": self.value(run.reason, "reason"),
-            "labels": self._labels(run.labels),
-            "audit": tuple(self._audited(record) for record in run.audit),
+            "status": self.redact_status(run.status),
+            "params": self.redact_value(run.params, "params"),
+            "reason": self.redact_value(run.reason, "reason"),
+            "labels": self._redact_labels(run.labels),
+            "audit": tuple(self._redact_audit(record) for record in run.audit),
         }
 
-    def _audited(self, record: AuditRecord) -> AuditRecord:
+    def _redact_audit(self, record: AuditRecord) -> AuditRecord:
         return replace(
             record,
-            by=self.value(record.by, "by", record.step_key),
-            reason=self.value(record.reason, "reason", record.step_key),
-            error_before=self._error(record.error_before, record.step_key),
+            by=self.redact_value(record.by, "by", record.step_key),
+            reason=self.redact_value(record.reason, "reason", record.step_key),
+            error_before=self._redact_error(record.error_before, record.step_key),
         )
 
-    def step(self, step: StepRecord) -> StepRecord:
+    def redact_step(self, step: StepRecord) -> StepRecord:
         """Redact result and error of a step."""
         return replace(
-            step, result=self.value(step.result, "result", step.name), error=self._error(step.error, step.name)
+            step,
+            result=self.redact_value(step.result, "result", step.name),
+            error=self._redact_error(step.error, step.name),
         )
 
-    def event(self, event: EventRecord) -> EventRecord:
+    def redact_event(self, event: EventRecord) -> EventRecord:
         """Redact the payload of an event.
 
         The payload of an answer to a step is also redacted as the result or the error of that step.
@@ -146,36 +150,38 @@ class Redaction:
                 return replace(event, payload=REDACTED)
             if "error" in payload:
                 error = payload["error"]
-                payload = {"error": {**error, "message": self.value(error["message"], "error", step)}}
+                payload = {"error": {**error, "message": self.redact_value(error["message"], "error", step)}}
             else:
-                payload = {"output": self.value(payload["output"], "result", step)}
-        return replace(event, payload=self.value(payload, "payload", event.type))
+                payload = {"output": self.redact_value(payload["output"], "result", step)}
+        return replace(event, payload=self.redact_value(payload, "payload", event.type))
 
-    def log(self, line: LogRecord) -> LogRecord:
+    def redact_log(self, line: LogRecord) -> LogRecord:
         """Redact message and data of a log line."""
-        message = self.value(line.message, "message", line.category)
-        return replace(line, message=message, data=self.value(line.data, "data", line.category))
+        message = self.redact_value(line.message, "message", line.category)
+        return replace(line, message=message, data=self.redact_value(line.data, "data", line.category))
 
-    def published(self, found: Mapping[str, Published]) -> dict[str, Published]:
+    def redact_published(self, found: Mapping[str, Published]) -> dict[str, Published]:
         """Redact published values."""
-        return {key: replace(each, value=self.value(each.value, "published", key)) for key, each in found.items()}
+        return {
+            key: replace(each, value=self.redact_value(each.value, "published", key)) for key, each in found.items()
+        }
 
-    def facts(self, facts: Facts) -> Facts:
+    def redact_facts(self, facts: Facts) -> Facts:
         """Redact the facts of a diagnosis, because its sentence quotes errors and reasons."""
         run, last = facts.run, facts.last_step
         return replace(
             facts,
             run=replace(
                 run,
-                error_message=self.value(run.error_message, "error"),
-                reason=self.value(run.reason, "reason"),
+                error_message=self.redact_value(run.error_message, "error"),
+                reason=self.redact_value(run.reason, "reason"),
             ),
-            open_steps=tuple(self.step(step) for step in facts.open_steps),
-            last_step=None if last is None else self.step(last),
+            open_steps=tuple(self.redact_step(step) for step in facts.open_steps),
+            last_step=None if last is None else self.redact_step(last),
         )
 
-    def _labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        return {name: self.value(value, "label", name) for name, value in labels.items()}
+    def _redact_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        return {name: self.redact_value(value, "label", name) for name, value in labels.items()}
 
-    def _error(self, error: ErrorInfo | None, name: str | None = None) -> ErrorInfo | None:
-        return None if error is None else ErrorInfo(error.name, self.value(error.message, "error", name))
+    def _redact_error(self, error: ErrorInfo | None, name: str | None = None) -> ErrorInfo | None:
+        return None if error is None else ErrorInfo(error.name, self.redact_value(error.message, "error", name))

@@ -23,8 +23,11 @@ Purpose = Literal["sleep", "retry", "event"]
 """The purpose of a wait: `step.sleep`, the pause before a retry, or the timeout of a wait."""
 
 
-def steady() -> float:
-    """Seconds of this machine's monotonic clock, in tests too: for waits on peers, which no test clock can shorten."""
+def real_monotonic() -> float:
+    """Return the seconds of this machine's monotonic clock, in tests too.
+
+    It times waits on other processes, which a test clock cannot shorten.
+    """
     return time.monotonic()
 
 
@@ -83,15 +86,15 @@ class Runtime:
         """Pause before the ``times``-th retry, for a random time, so that competing retries do not collide again."""
         time.sleep(min(1.0, 0.01 * 2**times) * random.uniform(0.5, 1.0))  # noqa: S311  # only spreads load
 
-    def spread(self, seconds: float) -> float:
-        """``seconds``, changed by up to 20 % at random, so that processes with the same interval do not collide."""
+    def add_jitter(self, seconds: float) -> float:
+        """Return ``seconds`` changed by up to 20 % at random, so that processes with equal intervals do not collide."""
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # only spreads load
 
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread between two checks."""
         time.sleep(seconds)
 
-    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` on a daemon thread after every pause of ``seconds``, until it returns False."""
 
         def loop() -> None:
@@ -112,7 +115,7 @@ class Runtime:
         """How long a step waits: the production runtime returns ``length``."""
         return length
 
-    def attempt(
+    def run_attempt(
         self,
         body: Callable[[], T],
         *,
@@ -137,38 +140,41 @@ class Runtime:
         A body that runs past its timeout is abandoned: its result is ignored, and its thread ends with it.
         """
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        crews = [_companions.take() for _ in branches]
-        for index, (crew, branch) in enumerate(zip(crews, branches, strict=True)):
-            crew.start(branch.run, functools.partial(_report, done, index))
+        threads = [_idle_threads.take() for _ in branches]
+        for index, (thread, branch) in enumerate(zip(threads, branches, strict=True)):
+            thread.start(branch.run, functools.partial(_report, done, index))
         started = time.monotonic()
-        open_ = set(range(len(branches)))
+        unfinished = set(range(len(branches)))
         try:
-            while open_:
-                index, result = self._next_done(branches, open_, done, started)
-                open_.remove(index)
+            while unfinished:
+                index, result = self._wait_for_next(branches, unfinished, done, started)
+                unfinished.remove(index)
                 if result is None:
-                    crews[index].dismiss()
+                    threads[index].stop()
                 else:
-                    _companions.give_back(crews[index])
+                    _idle_threads.release(threads[index])
                 branches[index].on_done(result)
         finally:
-            for index in open_:
-                crews[index].dismiss()
+            for index in unfinished:
+                threads[index].stop()
 
     @staticmethod
-    def _next_done(
-        branches: Sequence[ConcurrentBody], open_: set[int], done: queue.SimpleQueue[tuple[int, Any]], started: float
+    def _wait_for_next(
+        branches: Sequence[ConcurrentBody],
+        unfinished: set[int],
+        done: queue.SimpleQueue[tuple[int, Any]],
+        started: float,
     ) -> tuple[int, Any]:
-        deadlines = {i: started + t for i in open_ if (t := branches[i].timeout_seconds) is not None}
+        deadlines = {i: started + t for i in unfinished if (t := branches[i].timeout_seconds) is not None}
         while True:
             first = min(deadlines, key=deadlines.__getitem__) if deadlines else None
-            left = None if first is None else max(0.0, deadlines[first] - time.monotonic())
+            timeout = None if first is None else max(0.0, deadlines[first] - time.monotonic())
             try:
-                index, result = done.get(timeout=left)
+                index, result = done.get(timeout=timeout)
             except queue.Empty:
                 assert first is not None
                 return first, None
-            if index in open_:  # otherwise it is the late result of a body that timed out
+            if index in unfinished:  # otherwise it is the late result of a body that timed out
                 return index, result
 
 
@@ -176,13 +182,13 @@ def _report(done: queue.SimpleQueue[tuple[int, Any]], index: int, result: Any) -
     done.put((index, result))
 
 
-class _Companion:
+class _BodyThread:
     """A daemon thread that runs one body after another, so that thread-locals of user code are kept."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
-        # The thread holds only the queue, so an unreferenced companion is collected, and `__del__` ends the thread.
-        threading.Thread(target=_work, args=(self._jobs,), name="durable-body", daemon=True).start()
+        # The thread holds only the queue, so an unreferenced `_BodyThread` is collected, and `__del__` ends the thread.
+        threading.Thread(target=_run_jobs, args=(self._jobs,), name="durable-body", daemon=True).start()
 
     def __del__(self) -> None:
         self._jobs.put(None)
@@ -190,41 +196,41 @@ class _Companion:
     def start(self, run: Callable[[], Any], report: Callable[[Any], None]) -> None:
         self._jobs.put((run, report))
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         self._jobs.put(None)
 
 
 _Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None]
 
 
-def _work(jobs: _Jobs) -> None:
+def _run_jobs(jobs: _Jobs) -> None:
     while (job := jobs.get()) is not None:
         run, report = job
         report(run())
 
 
-_MOST_IDLE = 4
+_MAX_IDLE_THREADS = 4
 
 
-class _Companions(threading.local):
-    """The idle companions of the calling thread. It keeps a few; the others end with their bodies."""
+class _IdleBodyThreads(threading.local):
+    """The idle body threads that belong to the calling thread. It keeps a few; the others end with their bodies."""
 
     def __init__(self) -> None:
-        self.idle: list[_Companion] = []
+        self.idle: list[_BodyThread] = []
 
-    def take(self) -> _Companion:
-        return self.idle.pop() if self.idle else _Companion()
+    def take(self) -> _BodyThread:
+        return self.idle.pop() if self.idle else _BodyThread()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.idle.clear()
 
-    def give_back(self, companion: _Companion) -> None:
-        if len(self.idle) < _MOST_IDLE:
-            self.idle.append(companion)
+    def release(self, thread: _BodyThread) -> None:
+        if len(self.idle) < _MAX_IDLE_THREADS:
+            self.idle.append(thread)
         else:
-            companion.dismiss()
+            thread.stop()
 
 
-_companions = _Companions()
+_idle_threads = _IdleBodyThreads()
 # After a fork the child has the forking thread's locals, but not the threads that they refer to.
-os.register_at_fork(after_in_child=_companions.forget)
+os.register_at_fork(after_in_child=_idle_threads.clear)

@@ -73,7 +73,7 @@ def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     here = request.module.__name__
     rooms = ("examples", "tests.testing", "tests.explain", "tests.signals")
     hidden = tuple(room for room in rooms if not here.startswith((room, f"tests.{room}")))
-    others = {name: it for name, it in SHARED._definitions.items() if not it.where.startswith(hidden)}
+    others = {name: it for name, it in SHARED._definitions.items() if not it.source_location.startswith(hidden)}
     monkeypatch.setattr(SHARED, "_definitions", others)
 
 

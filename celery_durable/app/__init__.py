@@ -20,7 +20,7 @@ from celery_durable.errors import ConfigInvalid, DefinitionInvalid, NotConfigure
 from celery_durable.handles import Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.operations.service import Service, WorkflowService
-from celery_durable.packages import RequiredWorkflows, from_entry_points, from_packages
+from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
 from celery_durable.redaction import Redact
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
@@ -237,9 +237,9 @@ class Durable:
             BindingKeyTaken: As in `register`.
             DefinitionInvalid: As in `register`.
         """
-        for required in from_packages(packages, related_name):
+        for required in load_from_packages(packages, related_name):
             self.register(required)
-        for required in from_entry_points() if with_entry_points else ():
+        for required in load_from_entry_points() if with_entry_points else ():
             self.register(required)
 
     @property

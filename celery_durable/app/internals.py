@@ -24,7 +24,7 @@ from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runner import Runner
 from celery_durable.runner.ticks import Ticker
-from celery_durable.runtime import Runtime, steady
+from celery_durable.runtime import Runtime, real_monotonic
 from celery_durable.signals import listen
 from celery_durable.store.engine import Store
 from celery_durable.store.lost_tasks import SentTask
@@ -118,7 +118,7 @@ class Internals:
             self.registry,
             self.runtime,
             self.dispatch_publisher.publish,
-            post=self.outbox.send_committed,
+            send_messages=self.outbox.send_committed,
         )
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class Internals:
             self.registry,
             self.runtime,
             self.dispatch_publisher.publish,
-            post=self.outbox.send_committed,
+            send_messages=self.outbox.send_committed,
             # Eager tasks have no other worker to continue the run, so they ignore a stop flag left from a worker.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
             stops_process=self._stops_process,
@@ -351,14 +351,14 @@ class CeleryProcesses:
 
     def stop_threads(self) -> None:
         """End the threads of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""
-        end = steady() + _STOP_SECONDS
+        end = real_monotonic() + _STOP_SECONDS
         made = vars(self._internals)
         threads = [made[name] for name in ("dispatcher", "heartbeat") if name in made]
         for thread in threads:
             thread.stop(wait=False)
         for thread in threads:
-            thread.join(max(0.0, end - steady()))
-        self._internals.background_queue.close(max(0.0, end - steady()))
+            thread.join(max(0.0, end - real_monotonic()))
+        self._internals.background_queue.close(max(0.0, end - real_monotonic()))
 
     def _release_dead_claim(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
         """Release the claim of a pool process that died in `advance`, so that the run need not wait for the lease."""

@@ -79,5 +79,5 @@ def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -
         str(entry.attempts),
         times.format(entry.since),
         given_up if entry.is_given_up else times.format(entry.next_at),
-        redaction.value(entry.error, "error", entry.name) or "",
+        redaction.redact_value(entry.error, "error", entry.name) or "",
     ]

@@ -144,7 +144,7 @@ class StoreBackend:
         self.durable.app.loader.import_default_modules()
         registry, queue = self.durable.internals.registry, self.durable.internals.settings.queue
         known = [registry.get(name) for name in sorted(registry)]
-        return [WorkflowInfo(each.name, each.queue or queue, each.where) for each in known]
+        return [WorkflowInfo(each.name, each.queue or queue, each.source_location) for each in known]
 
     def list(
         self,
@@ -158,7 +158,9 @@ class StoreBackend:
         """Return a page of instances of a workflow, or of all workflows."""
         found = self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
         return Page(
-            tuple(self.durable.internals.redaction(each.workflow, each.id).summary(each) for each in found.items),
+            tuple(
+                self.durable.internals.redaction(each.workflow, each.id).redact_summary(each) for each in found.items
+            ),
             found.cursor,
         )
 
@@ -177,7 +179,7 @@ class StoreBackend:
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history in one transaction."""
         found = self._operations.history(workflow, instance_id, run=run)
-        return self.durable.internals.redaction(workflow, instance_id).history(found)
+        return self.durable.internals.redaction(workflow, instance_id).redact_history(found)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
@@ -191,12 +193,12 @@ class StoreBackend:
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """Read the published values in one transaction."""
         found = self._operations.published(workflow, instance_id, run=run)
-        return self.durable.internals.redaction(workflow, instance_id).published(found)
+        return self.durable.internals.redaction(workflow, instance_id).redact_published(found)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """Diagnose the instance from the database alone."""
         facts = self._operations.facts(workflow, instance_id)
-        return explain(self.durable.internals.redaction(workflow, instance_id).facts(facts))
+        return explain(self.durable.internals.redaction(workflow, instance_id).redact_facts(facts))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Import the app's workflows, then create or restart the instance."""
@@ -266,6 +268,6 @@ class StoredLogTail:
             page = self._operations.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
             for line in page:
                 self._last_id = line.id
-                yield self._redaction.log(line)
+                yield self._redaction.redact_log(line)
             if len(page) < LOGS_PER_PAGE:
                 return

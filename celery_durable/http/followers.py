@@ -11,7 +11,7 @@ from celery_durable.errors import DurableError
 from celery_durable.http import timeouts
 from celery_durable.model import VersionedInstance
 from celery_durable.operations import Operations
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 
 
 class TooManyStreams(DurableError):
@@ -59,11 +59,11 @@ class Followers:
         loop = asyncio.get_running_loop()
         key = (loop, operations.scope_text, workflow, instance_id)
         started_at, shared = self._shared_reads.get(key, (0.0, None))
-        if shared is None or steady() - started_at > within:
+        if shared is None or real_monotonic() - started_at > within:
             # In an empty context, not the client's: the read continues if this client disconnects.
             read = timeouts.run_read(operations.read_with_tag, workflow, instance_id)
             shared = loop.create_task(read, context=contextvars.Context())
-            self._shared_reads[key] = (steady(), shared)
+            self._shared_reads[key] = (real_monotonic(), shared)
             loop.call_later(_FORGET_SECONDS, self._forget, key, shared)
         return await asyncio.shield(shared)
 

@@ -22,7 +22,7 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from celery_durable.errors import DurableError, StoreUnavailable
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 from celery_durable.store.watchdog import CallerDeadline, limit_database_time
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ async def pause(seconds: float) -> None:
     scope, limit = found
     scope.deadline = anyio.current_time() + seconds + _ANSWER_SECONDS
     await anyio.sleep(seconds)
-    limit.until = steady() + _DATABASE_SECONDS
+    limit.until = real_monotonic() + _DATABASE_SECONDS
 
 
 async def run_in_request_thread(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

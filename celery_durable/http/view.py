@@ -38,11 +38,11 @@ class View:
 
     def status(self, status: InstanceStatus) -> responses.StatusView:
         """With the output, or the error."""
-        return _status(self._redaction.status(status))
+        return _status(self._redaction.redact_status(status))
 
     def instance(self, details: InstanceDetails) -> responses.InstanceView:
         """All but its history."""
-        details = self._redaction.details(details)
+        details = self._redaction.redact_details(details)
         row, step = details.instance, details.current_step
         meta: dict[str, Any] = {} if step is None else {"current_step": _current(step)}
         return responses.InstanceView(
@@ -65,7 +65,7 @@ class View:
 
     def list_item(self, item: InstanceSummary) -> responses.ListedInstance:
         """A line of a list."""
-        item = self._redaction.summary(item)
+        item = self._redaction.redact_summary(item)
         return responses.ListedInstance(
             id=item.id,
             details=responses.StatusView(status=item.status, **_error(item.error)),
@@ -77,7 +77,7 @@ class View:
 
     def history(self, page: HistoryPage, *, with_run: bool) -> responses.HistoryView:
         """A page of each list."""
-        page = self._redaction.page(page)
+        page = self._redaction.redact_page(page)
         more: dict[str, Any] = {"run": _run(page)} if with_run else {}
         if page.logs is not None:
             more |= {"logs": [_log(line) for line in page.logs.items]} | _paging("logs", page.logs.cursor)
@@ -92,22 +92,22 @@ class View:
 
     def step(self, step: StepRecord) -> responses.StepView:
         """A step with its result."""
-        return _step(self._redaction.step(step))
+        return _step(self._redaction.redact_step(step))
 
     def log(self, line: LogRecord) -> responses.LogView:
         """A log line with its data."""
-        return _log(self._redaction.log(line))
+        return _log(self._redaction.redact_log(line))
 
     def published(self, found: Mapping[str, Published]) -> dict[str, responses.PublishedView]:
         """Published values by key."""
         return {
             key: responses.PublishedView(value=each.value, updated_at=each.updated_at)
-            for key, each in self._redaction.published(found).items()
+            for key, each in self._redaction.redact_published(found).items()
         }
 
     def explanation(self, facts: Facts) -> responses.Explanation:
         """Why it stands where it stands; in the sentence, too, only what may be shown."""
-        found = explain(self._redaction.facts(facts))
+        found = explain(self._redaction.redact_facts(facts))
         return responses.Explanation(
             code=found.code, sentence=found.sentence, facts=dict(found.facts), actions=list(found.actions)
         )

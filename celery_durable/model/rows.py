@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from celery_durable.model.states import FINISHED_STEPS, Kind, LogLevel, Status, StepStatus, StepType, WakeReason
+from celery_durable.model.states import FINISHED_STEPS, LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class PlannedStep:
 class RunPlan:
     """How a run begins: its kind, the rows that a linear one follows to its end, and the version that they are of."""
 
-    kind: Kind = Kind.REPLAY
+    kind: WorkflowKind = WorkflowKind.REPLAY
     steps: tuple[PlannedStep, ...] = ()
     version: int | None = None
 
@@ -182,7 +182,7 @@ class InstanceRow:
     queue: str
     created_at: datetime
     updated_at: datetime
-    kind: Kind = Kind.REPLAY
+    kind: WorkflowKind = WorkflowKind.REPLAY
     sent_at: datetime | None = None
     """When its last dispatch message was sent; None: no message is on its way."""
 

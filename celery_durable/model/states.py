@@ -33,7 +33,7 @@ _LINEAR_NAMES = {Status.COMPLETE: "COMPLETED", Status.ERRORED: "FAILED", Status.
 TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
 
 
-class Kind(StrEnum):
+class WorkflowKind(StrEnum):
     """How an instance is advanced."""
 
     REPLAY = "replay"  # by calling its function again

@@ -6,7 +6,7 @@ work but fails no call (LAW 1).
 
 from __future__ import annotations
 
-from celery_durable.operations.base import Versions, WakeUp
+from celery_durable.operations.base import PublishRuns, Versions
 from celery_durable.operations.create import CreateOperations, IfExists
 from celery_durable.operations.interventions import InterventionOperations
 from celery_durable.operations.lost_tasks import LostTaskOperations
@@ -17,7 +17,7 @@ from celery_durable.operations.retention import RetentionOperations
 from celery_durable.operations.rewind import RewindOperations
 from celery_durable.operations.topics import TopicOperations
 
-__all__ = ["IfExists", "Operations", "Snapshot", "Versions", "WakeUp"]
+__all__ = ["IfExists", "Operations", "PublishRuns", "Snapshot", "Versions"]
 
 
 class Operations(
@@ -31,4 +31,4 @@ class Operations(
     OutboxOperations,
     RetentionOperations,
 ):
-    """All operations over one store. After the commit, ``wake`` receives the runs that became due."""
+    """All operations over one store. After the commit, ``publish_runs`` receives the runs that became due."""

@@ -28,14 +28,18 @@ from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.values import UNSET
 
-WakeUp = Callable[[Sequence[DueRun]], None]
+PublishRuns = Callable[[Sequence[DueRun]], None]
 Versions = Collection[str] | None
 """The version tags (`VersionedInstance.tag`) that a change applies to; None means any."""
 _MAX_PAGE_SIZE = 1000
 
 
 class OperationsBase:
-    """What all operations share. After the commit, ``wake`` receives the due runs and ``post`` the messages to send."""
+    """What all operations share.
+
+    ``publish_runs``: called after a commit with the runs that became due. ``send_messages``: called after a commit with
+    the messages that it wrote to the outbox.
+    """
 
     def __init__(
         self,
@@ -43,12 +47,12 @@ class OperationsBase:
         settings: Settings,
         registry: Registry,
         runtime: Runtime,
-        wake: WakeUp,
+        publish_runs: PublishRuns,
         *,
-        post: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
+        send_messages: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
     ) -> None:
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
-        self._wake, self._post = wake, post
+        self._publish_runs, self._send_messages = publish_runs, send_messages
         self._grace = settings.grace
         self._scope: Scope | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from celery_durable import ancestry
 from celery_durable.errors import StepNotFound, ValueRefused
-from celery_durable.model import InstanceRow, Kind, Origin, RunPlan, StepRow, StepStatus
+from celery_durable.model import InstanceRow, Origin, RunPlan, StepRow, StepStatus, WorkflowKind
 from celery_durable.store.runs import Continuation, SourceRun
 
 
@@ -20,32 +20,34 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
 
     A step of a linear run is also found by its name, which is unique in the run.
     """
-    is_linear = row.kind is Kind.LINEAR
+    is_linear = row.kind is WorkflowKind.LINEAR
     for found in (lambda step: step.step_key == key, lambda step: is_linear and step.name == key):
         if step := next(filter(found, steps), None):
             return step
     names = [step.name if is_linear else step.step_key for step in steps]
-    raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, ancestry.closest_names(key, names))
+    raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, ancestry.find_closest_names(key, names))
 
 
 def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
     """Return the continuation of a run that continues before this step; raises StepNotFound, ValueRefused."""
     step = find_step(row, source.steps, key)
-    if row.kind is Kind.LINEAR:
+    if row.kind is WorkflowKind.LINEAR:
         return _build_linear_before(row, source, step)
-    kept = ancestry.kept_before(source.steps, step)
-    return _build_continuation(row, kept, step.step_key, source.ancestry.until(ancestry.last_seq(kept)))
+    kept = ancestry.select_rows_before(source.steps, step)
+    return _build_continuation(row, kept, step.step_key, source.ancestry.for_continuation(ancestry.find_last_seq(kept)))
 
 
 def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
     """Return the continuation that retries the steps that ended this run. They keep their step keys."""
-    if row.kind is Kind.LINEAR:
+    if row.kind is WorkflowKind.LINEAR:
         return _build_linear_from_failure(row, source)
-    kept = ancestry.kept_for_retry(source.steps, source.failure)
+    kept = ancestry.select_rows_for_retry(source.steps, source.failure)
     if source.failure is None:
-        return _build_continuation(row, kept, None, source.ancestry.until(ancestry.last_seq(kept)))
+        return _build_continuation(row, kept, None, source.ancestry.for_continuation(ancestry.find_last_seq(kept)))
     keys = source.failure.keys
-    continuation = _build_continuation(row, kept, keys[0], source.ancestry.until(source.failure.seq, retried=keys))
+    continuation = _build_continuation(
+        row, kept, keys[0], source.ancestry.for_continuation(source.failure.seq, retried=keys)
+    )
     return dataclasses.replace(continuation, retried=tuple(keys))
 
 
@@ -55,7 +57,7 @@ def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow)
     The step failed and is completed by hand in the new run.
     """
     continuation = build_continuation_from_failure(row, source)
-    if row.kind is not Kind.LINEAR:
+    if row.kind is not WorkflowKind.LINEAR:
         return dataclasses.replace(
             continuation, retried=tuple(each for each in continuation.retried if each != step.step_key)
         )
@@ -66,7 +68,7 @@ def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow)
 
 def has_ended_run(row: InstanceRow, source: SourceRun, step: StepRow) -> bool:
     """Whether the step is one of those that ended its errored run."""
-    if row.kind is Kind.LINEAR:
+    if row.kind is WorkflowKind.LINEAR:
         return step.status is StepStatus.DEAD
     return step.status is StepStatus.ERRORED and source.failure is not None and step.step_key in source.failure.keys
 
@@ -122,8 +124,8 @@ def _build_linear(
     row: InstanceRow, source: SourceRun, seq: int, *, key: str | None, retried: Sequence[str] = ()
 ) -> Continuation:
     kept = [step for step in source.steps if step.seq < seq]
-    continuation = _build_continuation(row, kept, key, source.ancestry.until(0, retried=retried))
-    return dataclasses.replace(continuation, plan=RunPlan(Kind.LINEAR, version=source.version))
+    continuation = _build_continuation(row, kept, key, source.ancestry.for_continuation(0, retried=retried))
+    return dataclasses.replace(continuation, plan=RunPlan(WorkflowKind.LINEAR, version=source.version))
 
 
 def _plan_steps(source: SourceRun, seq: int, *, is_first_ready: bool = True) -> tuple[StepRow, ...]:

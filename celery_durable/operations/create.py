@@ -70,9 +70,9 @@ class CreateOperations(OperationsBase):
             return instances.insert(tx, **row)
 
         def notify_and_wake() -> None:
-            notify.created(due.ref, run_at=run_at)
+            notify.send_workflow_created(due.ref, run_at=run_at)
             if run_at is None:
-                self._wake([due])
+                self._publish_runs([due])
 
         if session is not None:
             is_new = insert(self._store.join(session))
@@ -109,8 +109,8 @@ class CreateOperations(OperationsBase):
         made = [key for key in rows if key in created]
         due_runs = [self._first_run(definition, key) for key in made]
         for due in due_runs:
-            notify.created(due.ref)
-        self._wake(due_runs)
+            notify.send_workflow_created(due.ref)
+        self._publish_runs(due_runs)
         return made
 
     def restart_or_create(
@@ -165,10 +165,10 @@ class CreateOperations(OperationsBase):
         answer, due_runs = self._store.transact(work, resolve=was_applied)
         for due in due_runs:
             if answer.outcome == "created":
-                notify.created(due.ref)
+                notify.send_workflow_created(due.ref)
             else:
-                notify.restarted(due.ref, reason=reason)
-        self._wake(due_runs)
+                notify.send_workflow_restarted(due.ref, reason=reason)
+        self._publish_runs(due_runs)
         return answer
 
     def _get_definition(self, workflow: str) -> Definition:

@@ -123,11 +123,11 @@ class InterventionOperations(OperationsBase):
         assert step_before is not None
         ref = RunRef(workflow, instance_id, number)
         if starts_new_run:
-            notify.restarted(ref, reason=intervention.reason)
-        notify.step_intervened(
+            notify.send_workflow_restarted(ref, reason=intervention.reason)
+        notify.send_step_intervened(
             ref, step_before, action=intervention.action, by=intervention.actor, reason=intervention.reason
         )
-        self._wake(due_runs)
+        self._publish_runs(due_runs)
         return number
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:

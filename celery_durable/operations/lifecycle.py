@@ -45,7 +45,7 @@ class LifecycleOperations(OperationsBase):
 
         ref = self._store.transact(work)
         if ref is not None:
-            notify.paused(ref)
+            notify.send_workflow_paused(ref)
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
         """End a pause, or cancel a requested one. Otherwise does nothing."""
@@ -59,7 +59,7 @@ class LifecycleOperations(OperationsBase):
                 instances.cancel_pause_request(tx, row)
             return []
 
-        self._wake(self._store.transact(work))
+        self._publish_runs(self._store.transact(work))
 
     def wake(self, workflow: str, instance_id: str) -> bool:
         """Make a worker check the instance now. Raises InstanceTerminal.
@@ -75,7 +75,7 @@ class LifecycleOperations(OperationsBase):
             return [instances.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._grace)]
 
         due_runs = self._store.transact(work)
-        self._wake(due_runs)
+        self._publish_runs(due_runs)
         return bool(due_runs)
 
     def terminate(
@@ -107,8 +107,8 @@ class LifecycleOperations(OperationsBase):
 
         is_done, due_runs = self._store.transact(work, resolve=was_applied)
         if is_done:
-            notify.terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
-        self._wake(due_runs)
+            notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
+        self._publish_runs(due_runs)
 
     def store_id(self) -> str:
         """Return the id of the database, by which messages name it."""
@@ -135,11 +135,11 @@ class LifecycleOperations(OperationsBase):
             return task_answers.accept_answer(tx, row, reference, payload=payload, event_id=event_id, grace=self._grace)
 
         accepted = self._store.transact(work) if may_retry else self._store.transact_once(work, timeouts=DIRECT)
-        self._wake(accepted.due_runs)
+        self._publish_runs(accepted.due_runs)
         if accepted.messages:
-            self._post(accepted.messages)
+            self._send_messages(accepted.messages)
         if accepted.result is AnswerResult.FORGED:
-            notify.answer_refused(ref)
+            notify.send_answer_refused(ref)
         return accepted.result
 
     def send_event(
@@ -189,10 +189,10 @@ class LifecycleOperations(OperationsBase):
 
         def notify_and_wake(due_runs: list[DueRun]) -> None:
             if sent[0] is not None:
-                notify.event_received(
+                notify.send_event_received(
                     notify.AcceptedEvent(RunRef(workflow, instance_id, sent[0].run_number), type_, event_id)
                 )
-            self._wake(due_runs)
+            self._publish_runs(due_runs)
 
         if session is not None:
             is_new, due_runs = work(self._store.join(session))

@@ -40,7 +40,7 @@ class LostTaskOperations(LifecycleOperations):
 
         messages = self._store.transact(work)
         if messages:
-            self._post(messages)
+            self._send_messages(messages)
         for reference, end in given_up:
             # Not retryable: `retries` is about failures, and this task may have done its work.
             times = "" if end.loss_count == 1 else f" {end.loss_count} times"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
-from celery_durable.model import DueRun, InstanceRow, Kind, RunPlan, RunRef, Status
+from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
 from celery_durable.operations.base import OperationsBase, Versions
 from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
 from celery_durable.store import instances, labels, runs
@@ -108,8 +108,8 @@ class RewindOperations(OperationsBase):
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
 
         due = self._store.transact(work, resolve=was_applied)
-        notify.created(due.ref)
-        self._wake([due])
+        notify.send_workflow_created(due.ref)
+        self._publish_runs([due])
         return new_id
 
     def _start_run(
@@ -139,13 +139,13 @@ class RewindOperations(OperationsBase):
             return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
 
         due = self._store.transact(work, resolve=was_applied)
-        notify.restarted(due.ref, reason=reason)
-        self._wake([due])
+        notify.send_workflow_restarted(due.ref, reason=reason)
+        self._publish_runs([due])
         return due.ref.run_number
 
     def _plan(self, row: InstanceRow) -> RunPlan:
         """Return how a new run starts. A function's run needs no plan, so its code may be unknown here."""
         known = self._registry.find(row.workflow)
-        if known is None and row.kind is Kind.REPLAY:
+        if known is None and row.kind is WorkflowKind.REPLAY:
             return RunPlan()
         return (known or self._registry.get(row.workflow)).plan(self._settings.step_policy)

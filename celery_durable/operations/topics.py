@@ -56,7 +56,7 @@ class TopicOperations(OperationsBase):
             if progress is None:  # another process has finished it
                 return resumed
             _notify_received(progress)
-            self._wake(progress.due_runs)
+            self._publish_runs(progress.due_runs)
             resumed, is_over = progress.resumed, progress.is_over
         return resumed
 
@@ -110,4 +110,4 @@ def continue_abandoned_emission(store: Store) -> bool:
 
 def _notify_received(progress: EmissionProgress) -> None:
     for ref, topic, event_id in progress.received:
-        notify.event_received(notify.AcceptedEvent(ref, topic, event_id))
+        notify.send_event_received(notify.AcceptedEvent(ref, topic, event_id))

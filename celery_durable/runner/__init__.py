@@ -25,7 +25,7 @@ from celery_durable.errors import (
     WorkflowOutputInvalid,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, DueRun, Kind, OutboxMessage, RunRef, Status, WorkflowEvent
+from celery_durable.model import Claim, DueRun, OutboxMessage, RunRef, Status, WorkflowEvent, WorkflowKind
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.completion_messages import CompletionMessages
 from celery_durable.runner.execution_context import Environment, ExecutionContext
@@ -59,7 +59,7 @@ class Runner:
     Args:
         wake: Called after a commit with the runs that became due.
         post: Called after a commit with the messages that it wrote to the outbox. A sweep finds the runs and
-            messages for which a call of ``wake`` or ``post`` was lost.
+            messages for which a call of ``publish_runs`` or ``send_messages`` was lost.
         should_stop: Called before each claim and at every step call. It returns True while the worker shuts down.
         stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does
             not fail a step.
@@ -71,13 +71,13 @@ class Runner:
         settings: Settings,
         registry: Registry,
         runtime: Runtime,
-        wake: Callable[[Sequence[DueRun]], None],
+        publish_runs: Callable[[Sequence[DueRun]], None],
         *,
-        post: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
+        send_messages: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
         stops_process: Callable[[BaseException], bool] = is_ctrl_c,
     ) -> None:
-        self._env = Environment(store, settings, runtime, wake, post, should_stop, stops_process)
+        self._env = Environment(store, settings, runtime, publish_runs, send_messages, should_stop, stops_process)
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
@@ -189,7 +189,7 @@ class Runner:
         self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
         return STOPPING
 
-    def _claim(self, ref: RunRef, task_id: str, node: str, kind: Kind) -> Claim | None:
+    def _claim(self, ref: RunRef, task_id: str, node: str, kind: WorkflowKind) -> Claim | None:
         token, length = self._runtime.new_token(), self._settings.lease
         return self._store.transact(
             lambda tx: claims.claim(tx, ref, token=token, task_id=task_id, node=node, lease=length, kind=kind),
@@ -213,8 +213,8 @@ class Runner:
             run_created_at=run_state.created_at,
             stops_process=self._env.stops_process,
             completion_messages=CompletionMessages(definition, claim, self._settings.limits),
-            post=self._env.post,
-            wake=self._env.wake,
+            send_messages=self._env.send_messages,
+            publish_runs=self._env.publish_runs,
         )
         if isinstance(definition, LinearDefinition):
             return LinearPass(definition, self._env, lease, committer, run_state, max_commits=max_steps).run()
@@ -225,7 +225,7 @@ class Runner:
         if definition.is_limited and (reason := self._store.read(run_limits.termination_reason)) is not None:
             committer.terminate(reason)
             return f"terminated: {reason}"
-        notify.pass_started(claim, has_started=run_state.has_started)
+        notify.send_pass_started(claim, has_started=run_state.has_started)
         replay_state = ReplayState(
             run_state.steps,
             workflow=definition.name,
@@ -354,7 +354,7 @@ class Runner:
         return _end_run(context, _build_error_outcome(SuspensionSwallowed(definition.name)))
 
     def _wake_this_run(self, claim: Claim) -> None:
-        self._env.wake([DueRun(claim.ref, claim.queue)])
+        self._env.publish_runs([DueRun(claim.ref, claim.queue)])
 
 
 def _end_run(context: ExecutionContext, run_outcome: RunOutcome) -> str:

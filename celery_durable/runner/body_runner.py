@@ -17,7 +17,7 @@ from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import ProcessStopping, SessionLock, StepExecution, decode_result
 from celery_durable.runtime import ConcurrentBody
-from celery_durable.step import BodyCall, StepTx, TxBuffer, allow_to_end
+from celery_durable.step import BodyCall, StepTx, TxBuffer, restore_transaction_control
 from celery_durable.store.claims import OpenWait
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
@@ -30,7 +30,7 @@ def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
 
     ``suffix``: distinguishes the commits of a linear step whose handler is called several times.
     """
-    return str(uuid.uuid5(_NAMESPACE, f"{ancestry.identity(step)}/{step}{suffix}"))
+    return str(uuid.uuid5(_NAMESPACE, f"{ancestry.origin_run(step)}/{step}{suffix}"))
 
 
 class BodyRunner:
@@ -107,7 +107,7 @@ class BodyRunner:
             self._context.run_or_interrupt(lambda: self._context.lease.ensure_held(self._context.env.store))
             if rerun == 0:
                 for execution, attempt in remaining:
-                    notify.attempt_started(self._context.lease.claim, execution.name, attempt)
+                    notify.send_attempt_started(self._context.lease.claim, execution.name, attempt)
             self._run_once(
                 [(execution, self._build_attempt(execution, attempt)) for execution, attempt in remaining],
                 may_suspend=may_suspend,
@@ -181,7 +181,7 @@ class BodyRunner:
         args = call.args if tx is None else (tx, *call.args)
 
         def run() -> Any:
-            return self._context.env.runtime.attempt(
+            return self._context.env.runtime.run_attempt(
                 lambda: call.fn(*args, **call.kwargs),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
@@ -192,7 +192,7 @@ class BodyRunner:
         step_attempt = StepAttempt(
             step_key=execution.key,
             number=attempt,
-            call=notify.around_body(run, self._context.lease.claim, step=execution.name, attempt=attempt),
+            call=notify.wrap_body(run, self._context.lease.claim, step=execution.name, attempt=attempt),
             buffer=buffer,
             close_session=self._close_session,
             abandon_session=self._abandon_session,
@@ -222,7 +222,9 @@ class BodyRunner:
     def _close_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
             self._context.env.store.close_session(buffer.session)
-            allow_to_end(buffer.session)  # a shared session factory may return the same session to the application
+            restore_transaction_control(
+                buffer.session
+            )  # a shared session factory may return the same session to the application
             if self._session_lock is not None:
                 self._session_lock.release(buffer)
 

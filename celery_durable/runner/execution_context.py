@@ -48,8 +48,8 @@ class Environment:
     store: Store
     settings: Settings
     runtime: Runtime
-    wake: Callable[[list[DueRun]], None]
-    post: Callable[[list[OutboxMessage]], None]
+    publish_runs: Callable[[list[DueRun]], None]
+    send_messages: Callable[[list[OutboxMessage]], None]
     should_stop: Callable[[], bool]
     stops_process: Callable[[BaseException], bool]
     """Whether an exception stops the process, and is not a failure of the code that raised it."""
@@ -119,7 +119,7 @@ class ExecutionContext:
     @property
     def current_ancestor(self) -> AncestorRun:
         """The run whose time and random numbers the code sees at its current step."""
-        return self.ancestry.at(self.replay_state.last_seq)
+        return self.ancestry.ancestor_at(self.replay_state.last_seq)
 
     @property
     def _has_reached_limit(self) -> bool:
@@ -194,14 +194,14 @@ class ExecutionContext:
         self.pending_suspension = commit
 
     def commit_suspension(self, pending_suspension: Callable[[], Committed]) -> Committed:
-        """Run the deferred commit, send its signals, and wake and post what it made due."""
+        """Run the deferred commit, send its signals, and publish its due runs and messages."""
         committed = pending_suspension()
         committed.notify(self.lease.claim)
         if committed.released is not None:
-            notify.suspended(self.lease.claim, committed.released, committed.until)
-        self.env.wake(list(committed.due_runs))
+            notify.send_workflow_suspended(self.lease.claim, committed.released, committed.until)
+        self.env.publish_runs(list(committed.due_runs))
         if committed.messages:
-            self.env.post(list(committed.messages))
+            self.env.send_messages(list(committed.messages))
         return committed
 
     def build_uncount_writes(self) -> list[StepWrite]:
@@ -226,7 +226,7 @@ class ExecutionContext:
             raise RaceWon
 
     def apply(self, committed: Committed) -> None:
-        """Apply a commit to the state of the pass, send its signals, and wake and post what it made due."""
+        """Apply a commit to the state of the pass, send its signals, and publish its due runs and messages."""
         self._commits += 1
         for row in committed.rows:
             self.replay_state.record(row)
@@ -235,9 +235,9 @@ class ExecutionContext:
         self._pause_requested = self._pause_requested or committed.pause_requested
         committed.notify(self.lease.claim)
         if committed.due_runs:
-            self.env.wake(list(committed.due_runs))
+            self.env.publish_runs(list(committed.due_runs))
         if committed.messages:
-            self.env.post(list(committed.messages))
+            self.env.send_messages(list(committed.messages))
 
     def run_or_interrupt(self, operation: Callable[[], Any]) -> Any:
         """Call a database operation and return its result. If it fails, interrupt the pass.

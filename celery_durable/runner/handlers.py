@@ -17,7 +17,7 @@ from celery_durable.runner.execution_context import Environment, encode_log_data
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.step import StepLog, StepTx, TxBuffer, allow_to_end
+from celery_durable.step import StepLog, StepTx, TxBuffer, restore_transaction_control
 from celery_durable.store import step_rows
 from celery_durable.store.step_rows import RunState
 
@@ -47,7 +47,7 @@ class Handlers:
         attempt, ref, handler = row.attempts + 1, self._lease.claim.ref, self._definition.handlers[row.name]
 
         def run() -> Any:
-            return self._env.runtime.attempt(
+            return self._env.runtime.run_attempt(
                 lambda: handler(self._build_context(row, rows, step_attempt)),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
@@ -58,7 +58,7 @@ class Handlers:
         step_attempt = StepAttempt(
             step_key=row.step_key,
             number=attempt,
-            call=notify.around_body(run, self._lease.claim, step=row.name, attempt=attempt),
+            call=notify.wrap_body(run, self._lease.claim, step=row.name, attempt=attempt),
             buffer=TxBuffer(),
             close_session=self.close_session,
             abandon_session=self._abandon_session,
@@ -90,7 +90,9 @@ class Handlers:
         """Close the session of an attempt, if it has one."""
         if buffer.session is not None:
             self._env.store.close_session(buffer.session)
-            allow_to_end(buffer.session)  # a shared session factory may return the same session to the application
+            restore_transaction_control(
+                buffer.session
+            )  # a shared session factory may return the same session to the application
 
     def _open_session(self, step_attempt: StepAttempt) -> Any:
         step_attempt.buffer.session = self._env.store.open_session()

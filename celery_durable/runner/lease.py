@@ -114,7 +114,7 @@ class LeaseRenewer:
         with self._lock:
             if not self._is_running:
                 # A plain interval instead of a condition variable: otherwise each new pass would cause a renewal.
-                self._runtime.repeat(self._interval_seconds, self._renew_all, name="durable-leases")
+                self._runtime.start_periodic_thread(self._interval_seconds, self._renew_all, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
         try:

@@ -80,7 +80,7 @@ class LinearPass:
             error = WorkerCrashLoop(crashes)
             self._fail_run(current_step, (type(error).__name__, str(error)))
         else:
-            notify.pass_started(self._lease.claim, has_started=self._run_state.has_started)
+            notify.send_pass_started(self._lease.claim, has_started=self._run_state.has_started)
         while self._summary is None:
             row = self._current_step()
             if row is None:
@@ -230,7 +230,7 @@ class LinearPass:
     # --- running a step: the pass calls the handler and records its outcome ---------------------
 
     def _run_step(self, row: StepRow) -> None:
-        notify.attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
+        notify.send_attempt_started(self._lease.claim, row.name, row.attempts + 1, type_=row.type)
         for reruns_left in reversed(range(MAX_BODY_RERUNS + 1)):
             step_attempt = self._handlers.build_attempt(row, self._rows)
             try:
@@ -442,9 +442,9 @@ class LinearPass:
                 self._now = max(self._now, row.next_retry_at)
         self._notify(committed, step_commit.run_outcome)
         if committed.due_runs:
-            self._env.wake(list(committed.due_runs))
+            self._env.publish_runs(list(committed.due_runs))
         if committed.messages:
-            self._env.post(list(committed.messages))
+            self._env.send_messages(list(committed.messages))
         if step_commit.run_outcome is not None:
             name = step_commit.run_outcome.error_name
             self._summary = str(step_commit.run_outcome.status) + ("" if name is None else f": {name}")
@@ -456,14 +456,14 @@ class LinearPass:
         claim = self._lease.claim
         committed.notify(claim)
         if run_outcome is not None:
-            notify.run_ended(claim, run_outcome, lambda: self._lease.now - self._run_state.created_at)
+            notify.send_run_ended(claim, run_outcome, lambda: self._lease.now - self._run_state.created_at)
         elif committed.released is not None:
-            notify.suspended(claim, committed.released, committed.until)
+            notify.send_workflow_suspended(claim, committed.released, committed.until)
 
     def _release(self, waits: list[OpenWait], writes: tuple[StepWrite, ...] = (), **options: Any) -> None:
         released = self._committer.release(self._pending_logs(None), waits, writes, **options)
         if released is ReleaseOutcome.DUE:
-            self._env.wake([DueRun(self._lease.claim.ref, self._lease.claim.queue)])
+            self._env.publish_runs([DueRun(self._lease.claim.ref, self._lease.claim.queue)])
         until = min((wait.due_at for wait in waits), default=None)
         self._summary = _summarize(released, Committed([], until=until))
 

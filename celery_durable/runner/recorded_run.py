@@ -196,7 +196,7 @@ def _build_claim(pk: int, ref: RunRef, created_at: datetime, run_created_at: dat
 
 def _build_recorded_run(claim: Claim, run_state: RunState, status: Status, error_name: str | None) -> RecordedRun:
     """Build the record. Steps that terminate() cancelled become open again: the code was waiting at them."""
-    cancelled_keys = {row.step_key for row in ancestry.cancelled_by_terminate(run_state.steps)}
+    cancelled_keys = {row.step_key for row in ancestry.select_rows_cancelled_by_terminate(run_state.steps)}
     steps = [
         replace(row, status=StepStatus.WAITING) if row.step_key in cancelled_keys else row for row in run_state.steps
     ]

@@ -166,7 +166,7 @@ class ReplayContext:
         """
         return max(self._last_finished_at, self._context.current_ancestor.created_at)
 
-    def chance(self) -> random.Random:
+    def random_source(self) -> random.Random:
         self._context.check_running()
         self._random_calls += 1
         return random.Random(f"{self._context.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose

@@ -100,11 +100,11 @@ class Committed:
 
     def notify(self, claim: Claim) -> None:
         """Send the signals of this commit. Call it before waking other runs, so that their signals are sent later."""
-        notify.steps_recorded(claim, self.writes)
+        notify.send_steps_recorded(claim, self.writes)
         for ref in self.created:
-            notify.created(ref)
+            notify.send_workflow_created(ref)
         for event in self.received:
-            notify.event_received(event)
+            notify.send_event_received(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +131,16 @@ class Committer:
         run_created_at: datetime,
         stops_process: Callable[[BaseException], bool],
         completion_messages: CompletionMessages,
-        post: Callable[[list[OutboxMessage]], None],
-        wake: Callable[[list[DueRun]], None],
+        send_messages: Callable[[list[OutboxMessage]], None],
+        publish_runs: Callable[[list[DueRun]], None],
     ) -> None:
         self._store, self._settings, self._lease, self._run_limits = store, settings, lease, run_limits
         self.published = published
-        self._run_created_at, self._completion_messages, self._post, self._wake = (
+        self._run_created_at, self._completion_messages, self._send_messages, self._publish_runs = (
             run_created_at,
             completion_messages,
-            post,
-            wake,
+            send_messages,
+            publish_runs,
         )
         self._stops_process = stops_process
         self._has_started, self._remaining_logs = has_started, remaining_logs
@@ -465,7 +465,7 @@ class Committer:
 
         released = self._store.transact(work, resolve=resolve, timeouts=PASS)
         if is_certain:
-            notify.suspended(self.claim, released, min((wait.due_at for wait in waits), default=None))
+            notify.send_workflow_suspended(self.claim, released, min((wait.due_at for wait in waits), default=None))
         return released
 
     def terminate(self, reason: str) -> None:
@@ -484,7 +484,7 @@ class Committer:
             self._insert_messages(tx, messages)
             return _EndResult(self._answer_parent(tx, run_outcome, reason=reason))
 
-        self._commit_end(work, messages, lambda: notify.terminated(self.claim.ref, reason=reason))
+        self._commit_end(work, messages, lambda: notify.send_workflow_terminated(self.claim.ref, reason=reason))
 
     def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
         """End the run with ``run_outcome``, and send its completion messages."""
@@ -503,7 +503,7 @@ class Committer:
 
         is_single = is_single_write and not messages and self.claim.parent is None
         notify_end = functools.partial(
-            notify.run_ended, self.claim, run_outcome, lambda: self._lease.now - self._run_created_at
+            notify.send_run_ended, self.claim, run_outcome, lambda: self._lease.now - self._run_created_at
         )
         self._commit_end(work, messages, notify_end, is_single_statement=is_single)
 
@@ -523,9 +523,9 @@ class Committer:
             return
         on_committed()
         if messages:
-            self._post(messages)
+            self._send_messages(messages)
         if ended.due_runs:
-            self._wake(ended.due_runs)
+            self._publish_runs(ended.due_runs)
 
     def _answer_parent(self, tx: Tx, run_outcome: RunOutcome, *, reason: str | None = None) -> list[DueRun]:
         """Answer the parent's step, in the transaction that ends this child.

@@ -3,24 +3,24 @@
 from celery_durable.step.calls import (
     BodyCall,
     ChildCall,
-    Defined,
+    HasDefinition,
     MapCall,
     SleepCall,
     StepCall,
     StepContext,
     StepFuture,
     TaskCall,
-    Typed,
+    TypedWorkflow,
     WaitCall,
 )
 from celery_durable.step.log import LogContext, StepLog
-from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer, allow_to_end
+from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer, restore_transaction_control
 from celery_durable.step.workflow import Step
 
 __all__ = [
     "BodyCall",
     "ChildCall",
-    "Defined",
+    "HasDefinition",
     "LogContext",
     "MapCall",
     "NewEmission",
@@ -35,7 +35,7 @@ __all__ = [
     "StepTx",
     "TaskCall",
     "TxBuffer",
-    "Typed",
+    "TypedWorkflow",
     "WaitCall",
-    "allow_to_end",
+    "restore_transaction_control",
 ]

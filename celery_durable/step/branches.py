@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery_durable.model import OnLost, ReceivedEvent
+from celery_durable.step.call_builders import (
+    DEFAULT_EVENT_TIMEOUT,
+    DEFAULT_TASK_TIMEOUT,
+    build_body_call,
+    build_child_call,
+    build_map_call,
+    build_task_call,
+    build_task_config,
+)
 from celery_durable.step.calls import (
     SleepCall,
     StepContext,
     StepFuture,
-    Typed,
+    TypedWorkflow,
     WaitCall,
-)
-from celery_durable.step.making import (
-    DEFAULT_EVENT_TIMEOUT,
-    DEFAULT_TASK_TIMEOUT,
-    body_call,
-    child_call,
-    map_call,
-    task_call,
-    task_config,
 )
 from celery_durable.step.tx import StepTx
 from celery_durable.values import Duration, Retries, StepConfig
@@ -72,7 +72,7 @@ class Branches:
         Returns:
             A future for `gather` or `first`, or whose ``result()`` runs it alone.
         """
-        return self._context.submit(body_call(args, kwargs))
+        return self._context.submit(build_body_call(args, kwargs))
 
     def submit_sleep(self, name: str, duration: Duration) -> StepFuture[None]:
         """Submit a call of `Step.sleep` as a branch."""
@@ -116,7 +116,7 @@ class Branches:
         on_lost: OnLost | None = None,
     ) -> StepFuture[Any]:
         """Submit a call of `Step.task` as a branch. The task is sent when the branch is gathered."""
-        return self._context.submit(task_call(name, signature, timeout, retries, on_lost))
+        return self._context.submit(build_task_call(name, signature, timeout, retries, on_lost))
 
     def submit_map(
         self,
@@ -131,13 +131,13 @@ class Branches:
         return_exceptions: bool = False,
     ) -> StepFuture[list[Any]]:
         """Submit a call of `Step.map` as a branch. Its tasks are sent when the branch is gathered."""
-        config = task_config(timeout, retries)
-        call = map_call(
+        config = build_task_config(timeout, retries)
+        call = build_map_call(
             name,
             task,
             items,
             config,
-            most=max_concurrency,
+            max_concurrency=max_concurrency,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )
@@ -146,7 +146,7 @@ class Branches:
     def submit_child(
         self,
         name: str,
-        workflow: Typed[W, T],
+        workflow: TypedWorkflow[W, T],
         params: W | None = None,
         *,
         id: str | None = None,  # the public name
@@ -154,7 +154,7 @@ class Branches:
         labels: Mapping[str, str] | None = None,
     ) -> StepFuture[T]:
         """Submit a call of `Step.child` as a branch. The child is created when the branch is gathered."""
-        return self._context.submit(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        return self._context.submit(build_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
 
     @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...

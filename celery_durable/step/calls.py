@@ -16,14 +16,14 @@ T_co = TypeVar("T_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
-class Defined(Protocol):
+class HasDefinition(Protocol):
     """Anything that carries a workflow's definition, such as the handle that `@durable_workflow` makes."""
 
     @property
     def definition(self) -> Definition: ...
 
 
-class Typed(Defined, Protocol[P_contra, T_co]):
+class TypedWorkflow(HasDefinition, Protocol[P_contra, T_co]):
     """A workflow with typed parameters and a typed output."""
 
     def __call__(self, event: WorkflowEvent[P_contra], step: Any, /) -> T_co: ...
@@ -108,7 +108,7 @@ class StepContext(Protocol):
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None: ...
     def publish(self, key: str, value: Any) -> None: ...
     def now(self) -> datetime: ...
-    def chance(self) -> random.Random: ...
+    def random_source(self) -> random.Random: ...
 
 
 class StepFuture(Generic[T_co]):

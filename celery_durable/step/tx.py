@@ -13,7 +13,7 @@ from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import StepTxMisuse
 from celery_durable.model import OutboxMessage
-from celery_durable.step.calls import Defined
+from celery_durable.step.calls import HasDefinition
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message
 
 
@@ -95,7 +95,7 @@ class StepTx:
         rollback and close raise StepTxMisuse; begin_nested is allowed.
         """
         if self._buffer.session is None:
-            self._buffer.session = _refuse_to_end(self._open_session(), self.name)
+            self._buffer.session = _block_transaction_control(self._open_session(), self.name)
         return self._buffer.session
 
     def mutate(self, fn: Callable[[Session], object]) -> None:
@@ -105,7 +105,7 @@ class StepTx:
             fn: Called as ``fn(session)`` in the transaction that records the successful attempt. It may be called more
                 than once, if the transaction is repeated; only one of them commits.
         """
-        self._buffer.user_writes.append(self._within(fn))
+        self._buffer.user_writes.append(self._wrap_write(fn))
 
     def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
         """Call a function with a session if the step fails for good.
@@ -113,25 +113,25 @@ class StepTx:
         Args:
             fn: Called as ``fn(session)`` in the transaction that records the failure; it may be called more than once.
         """
-        self._buffer.on_terminal_error.append(self._within(fn))
+        self._buffer.on_terminal_error.append(self._wrap_write(fn))
 
-    def _within(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
+    def _wrap_write(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
         """Wrap ``fn``, so that it cannot commit, roll back or close a session that the engine owns."""
 
         def write(session: Session) -> object:
             if session is self._buffer.session:
                 return fn(session)
-            _refuse_to_end(session, self.name)
+            _block_transaction_control(session, self.name)
             try:
                 return fn(session)
             finally:
-                allow_to_end(session)
+                restore_transaction_control(session)
 
         return write
 
     def create(
         self,
-        workflow: Defined,
+        workflow: HasDefinition,
         params: Any = None,
         *,
         id: str | None = None,
@@ -171,7 +171,7 @@ class StepTx:
 
     def send_event(
         self,
-        workflow: Defined,
+        workflow: HasDefinition,
         instance_id: str,
         event_type: str,
         payload: Any = None,
@@ -244,31 +244,32 @@ class StepTx:
         return message.id
 
 
-_ENDS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
+_BLOCKED_METHODS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
 
 
-def _refuse_to_end(session: Session, step: str) -> Session:
-    for verb in _ENDS:
-        setattr(session, verb, _refused(step, verb))
+def _block_transaction_control(session: Session, step: str) -> Session:
+    """Make the methods that begin or end a transaction raise StepTxMisuse."""
+    for method in _BLOCKED_METHODS:
+        setattr(session, method, _make_blocked_method(step, method))
 
     def begin(*, nested: bool = False) -> Any:
         # Leaving `with session.begin():` would commit. begin_nested() calls this too, and savepoints are allowed.
-        return type(session).begin(session, nested=True) if nested else _refused(step, "begin")()
+        return type(session).begin(session, nested=True) if nested else _make_blocked_method(step, "begin")()
 
     vars(session)["begin"] = begin
     return session
 
 
-def allow_to_end(session: Session) -> None:
-    """Restore the session methods that a step's function must not call."""
-    for verb in (*_ENDS, "begin"):
-        vars(session).pop(verb, None)
+def restore_transaction_control(session: Session) -> None:
+    """Undo `_block_transaction_control`."""
+    for method in (*_BLOCKED_METHODS, "begin"):
+        vars(session).pop(method, None)
 
 
-def _refused(step: str, what: str) -> Callable[..., None]:
+def _make_blocked_method(step: str, method: str) -> Callable[..., None]:
     def refuse(*_: object, **__: object) -> None:
         raise StepTxMisuse(
-            f"tx.session.{what}() in step {step!r}: the session commits with the step's record. "
+            f"tx.session.{method}() in step {step!r}: the session commits with the step's record. "
             "Return to commit, raise to roll back, use tx.session.begin_nested() for a savepoint."
         )
 

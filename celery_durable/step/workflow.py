@@ -9,22 +9,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from celery_durable import values
 from celery_durable.model import OnLost, ReceivedEvent
 from celery_durable.step.branches import Branches
+from celery_durable.step.call_builders import (
+    DEFAULT_EVENT_TIMEOUT,
+    DEFAULT_TASK_TIMEOUT,
+    build_body_call,
+    build_child_call,
+    build_map_call,
+    build_task_call,
+    build_task_config,
+)
 from celery_durable.step.calls import (
     SleepCall,
     StepContext,
-    Typed,
+    TypedWorkflow,
     WaitCall,
 )
 from celery_durable.step.log import StepLog
-from celery_durable.step.making import (
-    DEFAULT_EVENT_TIMEOUT,
-    DEFAULT_TASK_TIMEOUT,
-    body_call,
-    child_call,
-    map_call,
-    task_call,
-    task_config,
-)
 from celery_durable.step.tx import StepTx
 from celery_durable.values import Duration, Retries, StepConfig
 
@@ -89,7 +89,7 @@ class Step(Branches):
             StepMaxAttemptsExceeded: Workers died in every attempt.
             DefinitionInvalid: The arguments contain no function.
         """
-        return self._context.call(body_call(args, kwargs))
+        return self._context.call(build_body_call(args, kwargs))
 
     def sleep(self, name: str, duration: Duration) -> None:
         """Sleep without occupying a worker.
@@ -211,7 +211,7 @@ class Step(Branches):
             NotSerializable: Its arguments have no JSON form.
             PayloadTooLarge: Its arguments are larger than ``durable_max_payload_bytes``.
         """
-        return self._context.call(task_call(name, signature, timeout, retries, on_lost))
+        return self._context.call(build_task_call(name, signature, timeout, retries, on_lost))
 
     def map(
         self,
@@ -248,13 +248,13 @@ class Step(Branches):
             TaskRefused: As in `task`.
             NotSerializable: As in `task`.
         """
-        config = task_config(timeout, retries)
-        call = map_call(
+        config = build_task_config(timeout, retries)
+        call = build_map_call(
             name,
             task,
             items,
             config,
-            most=max_concurrency,
+            max_concurrency=max_concurrency,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )
@@ -264,7 +264,7 @@ class Step(Branches):
     def child(
         self,
         name: str,
-        workflow: Typed[W, T],
+        workflow: TypedWorkflow[W, T],
         params: W | None = None,
         *,
         id: str | None = None,  # the public name
@@ -293,7 +293,7 @@ class Step(Branches):
             StepTimeout: It did not end in time.
             DefinitionInvalid: ``workflow`` is not a workflow.
         """
-        output: T = self._context.call(child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        output: T = self._context.call(build_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
         return output
 
     def publish(self, key: str, value: Any) -> None:
@@ -322,10 +322,10 @@ class Step(Branches):
 
     def random(self) -> float:
         """Return a random number of at least 0 and less than 1, the same on every pass."""
-        return self._context.chance().random()
+        return self._context.random_source().random()
 
     def uuid(self) -> str:
         """Return a random UUID as text, the same on every pass."""
-        bits = self._context.chance().getrandbits(128)
+        bits = self._context.random_source().getrandbits(128)
         text = f"{bits & ~(0xF << 76) & ~(0x3 << 62) | (0x4 << 76) | (0x2 << 62):032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Kind, Parent, RunRef, Status, WakeReason, duration_us, from_us, to_us
+from celery_durable.model import Claim, Parent, RunRef, Status, WakeReason, WorkflowKind, duration_us, from_us, to_us
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
@@ -96,7 +96,14 @@ def _lock_claimed(s: Store) -> Any:
 
 
 def claim(
-    tx: Tx, ref: RunRef, *, token: str, task_id: str, node: str, lease: timedelta, kind: Kind = Kind.REPLAY
+    tx: Tx,
+    ref: RunRef,
+    *,
+    token: str,
+    task_id: str,
+    node: str,
+    lease: timedelta,
+    kind: WorkflowKind = WorkflowKind.REPLAY,
 ) -> Claim | None:
     """Claim the run if it is due and unclaimed, or if its last claim has expired. Otherwise return None.
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 from celery_durable.store import watchdog
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
@@ -95,7 +95,7 @@ class Connections:
 
     def keep(self, kept: WatchedConnection) -> None:
         """Keep the connection for the thread's next statement. Connections of the application's engine are not kept."""
-        kept.last_used_at = steady()
+        kept.last_used_at = real_monotonic()
         if kept.disarm() and self._owns_engine and threading.get_ident() not in self._kept:
             self._kept[threading.get_ident()] = kept
         else:
@@ -103,7 +103,7 @@ class Connections:
 
     def return_to_pool(self, kept: WatchedConnection) -> None:
         """Return a connection to the pool. The pool's reset detects whether the connection still works."""
-        self._last_used_at = steady()
+        self._last_used_at = real_monotonic()
         try:
             # The engine has a new pool. The old one would never close this connection.
             if kept.pool is not self._engine.pool:
@@ -169,7 +169,7 @@ class Connections:
                 self.return_to_pool(borrowed)  # still watched: the pool's rollback is a statement too
 
     def _checkout(self) -> WatchedConnection:
-        self._last_used_at, pool = steady(), self._engine.pool
+        self._last_used_at, pool = real_monotonic(), self._engine.pool
         with self.wrap_driver_errors():
             conn = self._engine.connect()
         return WatchedConnection(conn, self._watch_socket(conn), pool)

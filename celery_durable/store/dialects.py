@@ -17,7 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from celery_durable.errors import UnsupportedDatabase
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 from celery_durable.store.cooperative import make_cooperative
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
@@ -332,7 +332,7 @@ def _watch_first_statements(connection: Any, record: Any) -> None:
     """Watch a new connection while SQLAlchemy reads the server's version and sets the isolation level."""
     watched_socket = watch_socket_of(connection, closes_after_cut=True)
     if watched_socket is not None:
-        watched_socket.arm(steady() + _CONNECT_SECONDS)
+        watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
         record.info[_WATCHED_SOCKET] = watched_socket
 
 
@@ -361,7 +361,7 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.settimeout(None)
     watched_socket = WatchedSocket(sock.fileno())
-    watched_socket.arm(steady() + _CONNECT_SECONDS)
+    watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
     try:
         connection.connect(sock)
     finally:

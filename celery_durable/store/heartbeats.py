@@ -28,7 +28,7 @@ _MAX_ERROR_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatUpdate:
-    """The state that a process reports. ``swept_ago`` and ``wakes_in`` are durations on its own steady clock.
+    """The state that a process reports. ``swept_ago`` and ``wakes_in`` are durations on its own monotonic clock.
 
     ``outages`` states how long each outage has lasted. A reader computes its start by the database's clock.
     """

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 
 logger = logging.getLogger("celery_durable.store")
 
@@ -51,7 +51,10 @@ DIRECT = Timeouts(2.0, 2.0)
 
 
 class CallerDeadline:
-    """The time (of `steady`) at which the caller stops waiting; `math.inf` means never. The caller may move it."""
+    """The time, as of `real_monotonic`, at which the caller stops waiting.
+
+    `math.inf` means never. The caller may change it.
+    """
 
     __slots__ = ("until",)
 
@@ -65,7 +68,7 @@ _limit: ContextVar[CallerDeadline | None] = ContextVar("celery_durable_database_
 @contextlib.contextmanager
 def limit_database_time(seconds: float | None) -> Iterator[CallerDeadline]:
     """Give all operations inside the block one common deadline instead of their own timeouts. None means no limit."""
-    limit = CallerDeadline(math.inf if seconds is None else steady() + seconds)
+    limit = CallerDeadline(math.inf if seconds is None else real_monotonic() + seconds)
     token = _limit.set(limit)
     try:
         yield limit
@@ -95,15 +98,15 @@ class TimeBudget:
         elif timeouts is None:
             self._try_seconds = self._until = math.inf
         else:
-            self._try_seconds, self._until = timeouts.try_seconds, steady() + timeouts.total_seconds
+            self._try_seconds, self._until = timeouts.try_seconds, real_monotonic() + timeouts.total_seconds
 
     @property
     def is_spent(self) -> bool:
-        return self._until <= steady()
+        return self._until <= real_monotonic()
 
     def next_deadline(self) -> float:
-        """Return the deadline of the next try, as a time of `steady`."""
-        return min(self._until, steady() + self._try_seconds)
+        """Return the deadline of the next try, as a time of `real_monotonic`."""
+        return min(self._until, real_monotonic() + self._try_seconds)
 
 
 class WatchedSocket:
@@ -212,14 +215,14 @@ class _Watchdog:
             self._sockets.discard(watched_socket)
 
     def register_cleanup(self, cleanup: Callable[[float], None]) -> None:
-        """Register a function to call every few seconds with the steady clock's time. It must not block."""
+        """Register a function to call every few seconds with the time of `real_monotonic`. It must not block."""
         self._cleanups.append(cleanup)
 
     def _loop(self) -> None:
-        timer, cleaned_up_at, next_check_at = threading.Event(), steady(), math.inf
+        timer, cleaned_up_at, next_check_at = threading.Event(), real_monotonic(), math.inf
         while True:
             timer.wait(_CHECK_SECONDS)
-            now = steady()
+            now = real_monotonic()
             if now > next_check_at + 1:  # This process was suspended: let its threads read what has arrived.
                 next_check_at = now + _CHECK_SECONDS
                 continue

@@ -112,7 +112,7 @@ class Sweeper:
             while is_behind and rounds != max_rounds:
                 count, is_behind = self._run_round()
                 published, rounds = published + count, rounds + 1
-        notify.sweep_done(published, timedelta(seconds=self._runtime.monotonic() - began))
+        notify.send_sweep_done(published, timedelta(seconds=self._runtime.monotonic() - began))
         return published
 
     def sweep_as_only_dispatcher(self) -> int:

@@ -27,7 +27,7 @@ _PROBE_LIMIT = 10
 
 @dataclass(slots=True)
 class _QueueState:
-    """One queue. The times in ``empty`` are the database's; all other times are of this process's steady clock."""
+    """One queue. The times in ``empty`` are the database's; all other times are of this process's monotonic clock."""
 
     remaining: float = 0.0
     length_check_at: float = -math.inf
@@ -86,13 +86,13 @@ class FlowControl:
         ``now``: the database's time, read before the broker is asked.
         """
         queue = self._queue(name)
-        steady = self.runtime.monotonic()
-        if steady < queue.backoff_until:
+        monotonic_now = self.runtime.monotonic()
+        if monotonic_now < queue.backoff_until:
             return 0
-        if steady >= queue.length_check_at:
+        if monotonic_now >= queue.length_check_at:
             length = self.queue_length(name)
             queue.remaining = math.inf if length is None else self.settings.queue_high_water - length
-            queue.length_check_at = steady + QUEUE_LENGTH_TTL_SECONDS
+            queue.length_check_at = monotonic_now + QUEUE_LENGTH_TTL_SECONDS
             if length == 0:
                 queue.record_empty(now, self.slack)
         remaining = max(queue.remaining, 0)

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 
 _MAX_FORK_WAIT_SECONDS = 1.0
 """How long a fork waits for all threads together.
@@ -43,8 +43,8 @@ _paused: list[list[ForkSafeThread]] = []
 
 
 def _before_fork() -> None:
-    deadline = steady() + _MAX_FORK_WAIT_SECONDS
-    _paused.append([each for each in list(_started) if each.pause(max(0.0, deadline - steady()))])
+    deadline = real_monotonic() + _MAX_FORK_WAIT_SECONDS
+    _paused.append([each for each in list(_started) if each.pause(max(0.0, deadline - real_monotonic()))])
 
 
 def _after_fork() -> None:

@@ -154,7 +154,7 @@ def _choose(schedules: list[CrashSchedule], most: int, seed: int) -> list[CrashS
 
 def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
     """Order schedules from simple to complex, so that the first failure is nearly the shortest."""
-    chance = random.Random(f"{seed}/schedules")  # noqa: S311  # reproducible on purpose
+    rng = random.Random(f"{seed}/schedules")  # noqa: S311  # reproducible on purpose
     kinds: tuple[Deliveries, ...] = get_args(Deliveries)
     for deliveries in kinds[1:]:
         yield CrashSchedule(deliveries=deliveries, seed=seed)
@@ -164,8 +164,8 @@ def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
         if name in _HOLDS_NO_LOCK:
             yield CrashSchedule(freeze=number, seed=seed)
     for _ in range(_PAIRS):
-        pair = chance.randrange(len(passed)), chance.randrange(len(passed))
-        yield CrashSchedule(pair, deliveries=chance.choice(kinds), seed=chance.getrandbits(16))
+        pair = rng.randrange(len(passed)), rng.randrange(len(passed))
+        yield CrashSchedule(pair, deliveries=rng.choice(kinds), seed=rng.getrandbits(16))
 
 
 # --- one run ------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class DurableHarness:
             self._code,
             self._web.runtime,
             functools.partial(self._capture, None),
-            post=parts.outbox.send_committed,
+            send_messages=parts.outbox.send_committed,
         )
         parts.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
@@ -416,7 +416,7 @@ class DurableHarness:
             runtime,
             self.settings,
             registry=code or self._code,
-            wake=functools.partial(self._capture, runtime),
+            publish_runs=functools.partial(self._capture, runtime),
             compiled_statements=self._compiled_statements,
             send=self._send,
         )

@@ -10,9 +10,9 @@ from celery_durable.model import DueRun
 class Messages(list[DueRun]):
     """The messages that have not been delivered yet, oldest first. A test may read, reorder and delete them."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self._chance = chance
+        self._rng = rng
 
     def drop(self) -> int:
         """Lose all messages, as a broker that was emptied. Returns how many. A later sweep finds the work again."""
@@ -26,4 +26,4 @@ class Messages(list[DueRun]):
 
     def shuffle(self) -> None:
         """Reorder the messages at random, from the seed."""
-        self._chance.shuffle(self)
+        self._rng.shuffle(self)

@@ -174,7 +174,7 @@ class Mocks:
                 return to
         return length
 
-    def attempt(self, call_function: Callable[[], Any], attempt: Attempt, *, die: Callable[[], None]) -> Any:
+    def run_attempt(self, call_function: Callable[[], Any], attempt: Attempt, *, die: Callable[[], None]) -> Any:
         """Wait at the closed barriers of a step, then call its function or the mock that replaces it."""
         self.attempts.append(attempt)
         for barrier in self.barriers:

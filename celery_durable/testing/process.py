@@ -21,7 +21,7 @@ from celery_durable.testing.cooperative import Crash
 from celery_durable.testing.errors import HeldOutside
 from celery_durable.testing.runtime import HarnessRuntime
 
-Wake = Callable[[Sequence[DueRun]], None]
+PublishRuns = Callable[[Sequence[DueRun]], None]
 
 
 def ends_the_process(error: BaseException) -> bool:
@@ -93,7 +93,7 @@ class RunnerProcess(Process):
         settings: Settings,
         *,
         registry: Registry,
-        wake: Wake,
+        publish_runs: PublishRuns,
         compiled_statements: CompiledStatements | None = None,
         interruptions: tuple[type[BaseException], ...] = (),
         send: Send | None = None,
@@ -108,8 +108,10 @@ class RunnerProcess(Process):
             settings,
             registry,
             runtime,
-            wake,
-            post=(lambda _: None) if send is None else Outbox(self.store, settings, self._passing(send)).send_committed,
+            publish_runs,
+            send_messages=(lambda _: None)
+            if send is None
+            else Outbox(self.store, settings, self._passing(send)).send_committed,
             should_stop=lambda: self.should_stop,
             stops_process=lambda error: ends_the_process(error) or isinstance(error, interruptions),
         )

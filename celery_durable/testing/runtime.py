@@ -107,21 +107,21 @@ class HarnessRuntime(Runtime):
         if thread is not None and thread.takes_turns and name in _HOLDS_NO_LOCK and not thread.bodies:
             thread.park(name)
 
-    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` every ``seconds`` of the clock, in place of a thread."""
 
-        def look() -> None:
+        def call() -> None:
             if self.is_dead:
                 return
             self._aside += 1
             try:
-                goes_on = self.is_suspended or work()
+                continues = self.is_suspended or work()
             finally:
                 self._aside -= 1
-            if goes_on:
-                self.repeat(seconds, work, name=name)
+            if continues:
+                self.start_periodic_thread(seconds, work, name=name)
 
-        self._clock.call_after(timedelta(seconds=seconds), look)
+        self._clock.call_after(timedelta(seconds=seconds), call)
 
     # --- bodies ---------------------------------------------------------------------------------
 
@@ -144,11 +144,11 @@ class HarnessRuntime(Runtime):
         """Return the length of a wait: the author's, unless a mock changes it."""
         return length if self._mocks is None else self._mocks.wait_duration(length, purpose, workflow, step)
 
-    def attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:
+    def run_attempt(self, body: Callable[[], T], *, workflow: str, instance_id: str, step: str, number: int) -> T:
         """Call the step's function, or the mock that replaces it."""
         if self._mocks is None:
             return body()
         attempt = Attempt(workflow, instance_id, step, number)
         with in_body():
-            result: T = self._mocks.attempt(body, attempt, die=self.die)
+            result: T = self._mocks.run_attempt(body, attempt, die=self.die)
         return result

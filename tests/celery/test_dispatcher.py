@@ -144,7 +144,7 @@ def test_a_dispatcher_starts_once_and_stops(durable: Durable) -> None:
 
 
 class Outage(Runtime):
-    """A database that is away while ``is_down``, and a steady clock that the test moves."""
+    """A database that is away while ``is_down``, and a monotonic clock that the test moves."""
 
     def __init__(self) -> None:
         self.seconds, self.is_down = 0.0, False

@@ -23,7 +23,7 @@ from tests.celery.test_dispatcher import beat, nap
 
 
 class Clock(Runtime):
-    """A steady clock that a test moves."""
+    """A monotonic clock that a test moves."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0

@@ -29,7 +29,7 @@ from tests.services import BROKERS, missing
 
 
 class SteppedRuntime(Runtime):
-    """A steady clock that only the test moves, so that a rest after a failure ends when the test says so."""
+    """A monotonic clock that only the test moves, so that a rest after a failure ends when the test says so."""
 
     def __init__(self) -> None:
         self.seconds = 100.0

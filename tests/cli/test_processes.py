@@ -188,7 +188,7 @@ def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folde
             return step.do("ring", ring, event.payload)
 
         def ring(other):
-            durable.internals.publisher.wake([DueRun(RunRef("visit", other, 1), durable.internals.settings.queue)])
+            durable.internals.publisher.publish([DueRun(RunRef("visit", other, 1), durable.internals.settings.queue)])
 
         app = durable.app
         """)

@@ -123,7 +123,7 @@ def test_installed_packages_announce_theirs_as_entry_points(
     durable: Durable, package, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     package("shop_plugin", SOURCE.format(name="plugged", key="PLUGGED"))
-    found = EntryPoints([EntryPoint("shop", value, packages.GROUP)])
+    found = EntryPoints([EntryPoint("shop", value, packages.ENTRY_POINT_GROUP)])
     monkeypatch.setattr(packages, "entry_points", lambda group: found.select(group=group))
     with pytest.raises(WorkflowNotFound):
         _ = durable.workflows["plugged"]
@@ -133,7 +133,7 @@ def test_installed_packages_announce_theirs_as_entry_points(
 
 def test_an_entry_point_that_leads_nowhere_is_named(durable: Durable, package, monkeypatch) -> None:
     package("shop_empty", "x = 1")
-    found = EntryPoints([EntryPoint("shop", "shop_empty.workflows", packages.GROUP)])
+    found = EntryPoints([EntryPoint("shop", "shop_empty.workflows", packages.ENTRY_POINT_GROUP)])
     monkeypatch.setattr(packages, "entry_points", lambda group: found)
     with pytest.raises(DefinitionInvalid) as caught:
         durable.autodiscover()

@@ -55,7 +55,7 @@ def test_a_definition_says_what_was_decorated() -> None:
         config,
         7,
     )
-    assert found.where == f"{__name__}.order"
+    assert found.source_location == f"{__name__}.order"
 
 
 def test_a_workflow_is_named_after_its_function_by_default() -> None:
@@ -266,7 +266,7 @@ def test_a_name_belongs_to_one_workflow() -> None:
         f"Workflow name 'order' is already taken by {__name__}.first; {__name__}.second needs another: "
         "@durable_workflow(name=...)."
     )
-    assert registry.get("order").where == f"{__name__}.first"
+    assert registry.get("order").source_location == f"{__name__}.first"
 
 
 def test_a_module_imported_again_replaces_its_workflows() -> None:

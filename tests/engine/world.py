@@ -72,7 +72,7 @@ class WorldRuntime(HarnessRuntime):
             super().checkpoint(name)
 
     sleep = Runtime.sleep
-    repeat = Runtime.repeat
+    start_periodic_thread = Runtime.start_periodic_thread
     can_interrupt = Runtime.can_interrupt
     run_concurrently = Runtime.run_concurrently
 
@@ -94,7 +94,7 @@ class Worker(RunnerProcess):
             WorldRuntime(world, name),
             world.settings,
             registry=registry,
-            wake=world.messages.extend,
+            publish_runs=world.messages.extend,
             compiled_statements=World.statements,
             interruptions=interruptions,
             send=world.take,

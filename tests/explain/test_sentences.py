@@ -16,7 +16,6 @@ from celery_durable.model import (
     ErrorInfo,
     Heartbeat,
     InstanceRow,
-    Kind,
     Outage,
     RunRow,
     Status,
@@ -24,6 +23,7 @@ from celery_durable.model import (
     StepStatus,
     StepType,
     WakeReason,
+    WorkflowKind,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -144,7 +144,10 @@ BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q dura
             id="failed",
         ),
         pytest.param(
-            told(instance(Status.ERRORED, kind=Kind.LINEAR), of=run(error_name="CardDeclined", error_message="no")),
+            told(
+                instance(Status.ERRORED, kind=WorkflowKind.LINEAR),
+                of=run(error_name="CardDeclined", error_message="no"),
+            ),
             Code.FAILED,
             "It failed with CardDeclined: no.",
             [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],

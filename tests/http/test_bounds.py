@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.http import asgi
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 from tests.http.conftest import Shop
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import until
@@ -81,7 +81,7 @@ def test_each_of_many_requests_is_refused_in_time_and_so_is_the_probe(
 
 async def ask(app: Any, method: str, path: str, body: Any = None) -> tuple[int, str | None, float]:
     """One request, in this event loop like those of a server: its status, its problem's code, and how long it took."""
-    began = steady()
+    began = real_monotonic()
     told: list[Any] = []
     sent = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode(), "more_body": False}]
 
@@ -110,4 +110,4 @@ async def ask(app: Any, method: str, path: str, body: Any = None) -> tuple[int, 
     }
     await app(scope, receive, send)
     answer = json.loads(b"".join(each.get("body", b"") for each in told[1:]) or b"{}")
-    return told[0]["status"], answer.get("code"), steady() - began
+    return told[0]["status"], answer.get("code"), real_monotonic() - began

@@ -171,7 +171,7 @@ MUTANTS = (
     ),
     _m(
         "a queue that refuses is offered everything each time",
-        ("tasks.flow_control:FlowControl.read_capacity", "if steady < queue.backoff_until:", "if False:"),
+        ("tasks.flow_control:FlowControl.read_capacity", "if monotonic_now < queue.backoff_until:", "if False:"),
         caught_by="tests/celery/test_publishing.py::"
         "test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other[sqlite]",
     ),
@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     _m(
         "a rewind copies its target too",
-        ("ancestry:kept_before", "row.seq < seq", "row.seq <= seq"),
+        ("ancestry:select_rows_before", "row.seq < seq", "row.seq <= seq"),
     ),
     _m(
         "a rewind leaves all events consumed",
@@ -280,7 +280,7 @@ MUTANTS = (
     ),
     _m(
         "a rewind keeps what is open",
-        ("ancestry:kept_before", "row.is_finished and ", ""),
+        ("ancestry:select_rows_before", "row.is_finished and ", ""),
     ),
     _m(
         "a rewind keeps what was cancelled",
@@ -289,7 +289,7 @@ MUTANTS = (
     ),
     _m(
         "a rewound run sees its own time and chance from the beginning",
-        ("ancestry:Ancestry.until", "if seq > 0 else ()", "if False else ()"),
+        ("ancestry:Ancestry.for_continuation", "if seq > 0 else ()", "if False else ()"),
         caught_by="tests/engine/test_rewinding.py::test_time_and_chance_are_those_that_the_kept_steps_saw[sqlite]",
     ),
     _m(
@@ -690,7 +690,7 @@ MUTANTS = (
         (
             "runner.remote_steps:RemoteSteps._send_task",
             "step_commit.messages = [message]",
-            "self._context.env.post([message])",
+            "self._context.env.send_messages([message])",
         ),
     ),
     _m(
@@ -1261,7 +1261,7 @@ MUTANTS = (
     ),
     _m(
         "a long poll has the time of one look",
-        ("http.timeouts:pause", "limit.until = steady() + _DATABASE_SECONDS", "pass"),
+        ("http.timeouts:pause", "limit.until = real_monotonic() + _DATABASE_SECONDS", "pass"),
         caught_by=_STREAM + "test_a_long_poll_may_wait_longer_than_requests_have[sqlite]",
     ),
     _m(
@@ -1392,12 +1392,12 @@ MUTANTS = (
     ),
     _m(
         "the audit tells who did it whatever the hook hides",
-        ("redaction:Redaction._audited", 'self.value(record.by, "by", record.step_key)', "record.by"),
+        ("redaction:Redaction._redact_audit", 'self.redact_value(record.by, "by", record.step_key)', "record.by"),
         caught_by="tests/http/test_rewinding.py::test_the_audit_shows_no_text_that_may_not_be_shown",
     ),
     _m(
         "commands show log lines whatever the hook hides",
-        ("cli.stored:StoredLogTail.read_new_lines", "self._redaction.log(line)", "line"),
+        ("cli.stored:StoredLogTail.read_new_lines", "self._redaction.redact_log(line)", "line"),
         caught_by="tests/cli/test_redaction.py::test_no_command_that_reads_shows_what_is_hidden",
     ),
     _m(

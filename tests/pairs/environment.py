@@ -57,7 +57,7 @@ class PairRuntime(WorldRuntime):
         self.repeats += 1
         super().back_off(times)
 
-    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         self.renew = work
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
@@ -73,7 +73,7 @@ class PairProcess(RunnerProcess):
 
     def __init__(self, environment: Environment, name: str) -> None:
         world = environment.world
-        self.wakes: list[DueRun] = []
+        self.published: list[DueRun] = []
         self.sent: list[OutboxMessage] = []
         self.settings = world.settings
         super().__init__(
@@ -82,10 +82,10 @@ class PairProcess(RunnerProcess):
             PairRuntime(world, name),
             world.settings,
             registry=world.registry,
-            wake=self.wakes.extend,
+            publish_runs=self.published.extend,
             compiled_statements=World.statements,
         )
-        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.wakes.extend)
+        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.published.extend)
         self.sweeper = Sweeper(self.store, world.settings, self.runtime, self._publish, lambda _: None)
         self.outbox = Outbox(self.store, world.settings, self._send)
         self.environment = environment
@@ -103,7 +103,7 @@ class PairProcess(RunnerProcess):
         self.store.transact = stretched
 
     def _publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
-        self.wakes.extend(due_runs)
+        self.published.extend(due_runs)
         return PublishReport.of(len(due_runs), SendState.SENT)
 
     def _send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
@@ -156,7 +156,7 @@ class Environment:
             "I9": "a body whose claim was taken over runs again, and nothing of the first is recorded",
         }
         for process in self.processes:
-            process.wakes.clear()
+            process.published.clear()
             process.sent.clear()
             process.runtime.repeats = 0
             process.sweeper.seconds_to_next()

@@ -180,7 +180,7 @@ class PairRun:
             environment.advance(31)
         self.claim = environment.claim_of(self.instance)
         for process in environment.processes:
-            process.wakes.clear()
+            process.published.clear()
 
     def _begin(self, participant: Participant) -> PausableJob:
         assert participant.operation.gate is not None
@@ -255,8 +255,8 @@ class PairRun:
         if not self.names & {"terminate", "restart", "race", "settle"}:
             assert all(participant.outcome is True for participant in answered), "an answer was not taken"
         if self.names == {"last answer"}:
-            wakes = [due for process in self.environment.processes for due in process.wakes]
-            assert len(wakes) == 1, f"there was not one last answer: {wakes}"
+            published = [due for process in self.environment.processes for due in process.published]
+            assert len(published) == 1, f"there was not one last answer: {published}"
 
     def _has_done(self, name: str) -> bool:
         return any(

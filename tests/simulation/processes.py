@@ -46,15 +46,15 @@ class Runtime(HarnessRuntime):
             self.has_session = False
         self.world.schedule.reached(self, name)
 
-    def repeat(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         incarnation = self.incarnation
 
         def unless_starved() -> bool:
             return incarnation is self.incarnation and (self.is_starved or work())
 
-        super().repeat(seconds, unless_starved, name=name)
+        super().start_periodic_thread(seconds, unless_starved, name=name)
 
-    def attempt(self, body: Callable[[], Any], *, workflow: str, instance_id: str, step: str, number: int) -> Any:
+    def run_attempt(self, body: Callable[[], Any], *, workflow: str, instance_id: str, step: str, number: int) -> Any:
         assert self.ref is not None
         schedule = self.world.schedule
         schedule.inside = self
@@ -133,7 +133,7 @@ class Worker(Machine):
             self.world.registry,
             self.runtime,
             functools.partial(self.world.capture, self.runtime),
-            post=Outbox(self.store, self.world.settings, self.send).send_committed,
+            send_messages=Outbox(self.store, self.world.settings, self.send).send_committed,
             should_stop=lambda: self.should_stop,
             stops_process=ends_the_process,
         )

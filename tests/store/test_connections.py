@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.runtime import steady
+from celery_durable.runtime import real_monotonic
 from celery_durable.store.connections import IDLE_SECONDS
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import session_id
@@ -54,7 +54,7 @@ def transactions(tx: Tx) -> list[str]:
 
 def idle(store: Store) -> None:
     """What the watchdog's thread does when a minute has passed."""
-    store._connections.close_idle(steady() + IDLE_SECONDS + 1)
+    store._connections.close_idle(real_monotonic() + IDLE_SECONDS + 1)
 
 
 def has_ended(store: Store, session: int) -> bool:
@@ -73,7 +73,7 @@ def has_ended(store: Store, session: int) -> bool:
 @pytest.mark.parametrize("single", [True, False])
 def test_a_connection_that_is_idle_for_a_minute_is_closed_and_reopened_on_demand(store: Store, single: bool) -> None:
     before = store.transact(one, is_single_statement=single)
-    store._connections.close_idle(steady())
+    store._connections.close_idle(real_monotonic())
     assert store.transact(one, is_single_statement=single) == before
     idle(store)
     assert has_ended(store, before)

@@ -73,8 +73,8 @@ def test_of_two_simultaneous_reports_one_is_stored(world: World) -> None:
 
 
 def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) -> None:
-    steady = [100.0]
-    world.store.runtime.monotonic = lambda: steady[0]
+    real_monotonic = [100.0]
+    world.store.runtime.monotonic = lambda: real_monotonic[0]
     watermark = Watermark(world.store, world.store.runtime)
 
     def claim(id: str) -> datetime:
@@ -88,11 +88,11 @@ def test_a_process_reports_its_newest_claim_every_three_seconds(world: World) ->
     assert _claimed(world) == first
     second = claim("o-2")  # the first one made the row
     world.advance(1)
-    steady[0] += 1
+    real_monotonic[0] += 1
     third = claim("o-3")
     world.advance(2)
     assert _claimed(world) == second
-    steady[0] += 2
+    real_monotonic[0] += 2
     assert claim("o-4") > third
     world.advance(3)
     assert _claimed(world) == second + seconds(3)

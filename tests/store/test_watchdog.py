@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.errors import StoreUnavailable
-from celery_durable.runtime import Runtime, steady
+from celery_durable.runtime import Runtime, real_monotonic
 from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.watchdog import Timeouts, limit_database_time, watch_socket_of
@@ -72,9 +72,9 @@ def descriptors() -> int:
 
 
 def took(work: Callable[[], object]) -> float:
-    began = steady()
+    began = real_monotonic()
     work()
-    return steady() - began
+    return real_monotonic() - began
 
 
 @pytest.mark.parametrize("mode", [Mode.BLACKHOLE, Mode.MUTE, Mode.STALL])
@@ -212,9 +212,11 @@ def test_a_statement_that_has_ended_is_never_cut(detoured: Store) -> None:
         watched_socket = watch_socket_of(connection.connection.driver_connection)
         assert watched_socket is not None
         for _ in range(1000):
-            watched_socket.arm(steady() - 1)  # late from the start: whoever takes it out first has it
+            watched_socket.arm(real_monotonic() - 1)  # late from the start: whoever takes it out first has it
             if watched_socket.disarm():
-                assert not watched_socket.cut_if_late(steady())  # the watchdog's next look, which comes every 0.25 s
+                assert not watched_socket.cut_if_late(
+                    real_monotonic()
+                )  # the watchdog's next look, which comes every 0.25 s
                 assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
                 continue
             with pytest.raises(sa.exc.OperationalError):

@@ -88,7 +88,7 @@ class CircuitBreakers:
             failures = record.outage.failures + 1
             record.outage = dataclasses.replace(record.outage, error=error, failures=failures)
             longest = MAX_BROKER_PAUSE_SECONDS if queue is None else MAX_QUEUE_PAUSE_SECONDS
-            record.retry_at = now + self._runtime.spread(min(longest, 2.0 ** min(failures - 1, 10)))
+            record.retry_at = now + self._runtime.add_jitter(min(longest, 2.0 ** min(failures - 1, 10)))
             record.has_answered_probe, record.probe_until = False, 0.0
             if now - record.logged_at >= _LOG_INTERVAL_SECONDS:
                 record.logged_at = now

@@ -76,11 +76,6 @@ class Publisher:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def wake(self, due_runs: Sequence[DueRun]) -> None:
-        """Publish a message for each run; the sweep publishes those that fail."""
-        if due_runs:
-            self.publish(due_runs)
-
     def publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
         """Publish a message for each run; raises only the soft time limit of the calling task."""
         if self._app.conf.task_always_eager:

@@ -10,16 +10,16 @@ from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, ValueRefused
 from celery_durable.model import OnLost
-from celery_durable.step.calls import BodyCall, ChildCall, Defined, MapCall, TaskCall
+from celery_durable.step.calls import BodyCall, ChildCall, HasDefinition, MapCall, TaskCall
 from celery_durable.values import Duration, Retries, StepConfig, parse_duration
 
 DEFAULT_EVENT_TIMEOUT = "24 hours"
 DEFAULT_TASK_TIMEOUT = "24 hours"
-MOST_ITEMS = 10_000
-_SHORTEST_TIMEOUT = timedelta(seconds=1)
+MAX_MAP_ITEMS = 10_000
+_MIN_TIMEOUT = timedelta(seconds=1)
 
 
-def body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
+def build_body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
     """Build a call of `do` from its arguments: [name,] [config,] fn, then the arguments of ``fn``."""
     rest = list(args)
     name = rest.pop(0) if rest and isinstance(rest[0], str) else None
@@ -32,49 +32,53 @@ def body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
     return BodyCall(name, config, rest[0], tuple(rest[1:]), kwargs)
 
 
-def task_call(
+def build_task_call(
     name: str, signature: Any, timeout: Duration, retries: Retries | int | None, on_lost: OnLost | None
 ) -> TaskCall:
     """Build a call of `task`; raises ValueRefused, DurationInvalid."""
-    return TaskCall(name, signature, task_config(timeout, retries), _on_lost(on_lost))
+    return TaskCall(name, signature, build_task_config(timeout, retries), _check_on_lost(on_lost))
 
 
-def _on_lost(on_lost: OnLost | None) -> OnLost | None:
+def _check_on_lost(on_lost: OnLost | None) -> OnLost | None:
     if on_lost is not None and on_lost not in get_args(OnLost):
         raise ValueRefused(f"on_lost={on_lost!r} must be one of {', '.join(get_args(OnLost))}.")
     return on_lost
 
 
-def task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
+def build_task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
     """Build the configuration of a task from its timeout, at least 1 s, and its retries; raises DurationInvalid."""
-    return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_SHORTEST_TIMEOUT))
+    return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_MIN_TIMEOUT))
 
 
-def map_call(
+def build_map_call(
     name: str,
     task: Any,
     items: Iterable[Any],
     config: StepConfig,
     *,
-    most: Any,
+    max_concurrency: Any,
     on_lost: OnLost | None,
     return_exceptions: bool,
 ) -> MapCall:
     """Build a call of `map`; raises ValueRefused."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise ValueRefused(f"max_concurrency={most!r} of step {name!r} must be at least 1, or None for all at once.")
-    given = tuple(items)
-    if len(given) > MOST_ITEMS:
+    if max_concurrency is not None and (
+        isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1
+    ):
         raise ValueRefused(
-            f"step.map({name!r}) got {len(given)} items, and {MOST_ITEMS} is the most: map chunks of them, or have "
+            f"max_concurrency={max_concurrency!r} of step {name!r} must be at least 1, or None for all at once."
+        )
+    given = tuple(items)
+    if len(given) > MAX_MAP_ITEMS:
+        raise ValueRefused(
+            f"step.map({name!r}) got {len(given)} items, and {MAX_MAP_ITEMS} is the most: map chunks of them, or have "
             "child workflows map a part each."
         )
-    return MapCall(name, task, given, config, most, return_exceptions, _on_lost(on_lost))
+    return MapCall(name, task, given, config, max_concurrency, return_exceptions, _check_on_lost(on_lost))
 
 
-def child_call(
+def build_child_call(
     name: str,
-    workflow: Defined,
+    workflow: HasDefinition,
     params: Any,
     *,
     id: str | None,  # the public name
