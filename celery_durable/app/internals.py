@@ -32,7 +32,7 @@ from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
-from celery_durable.tasks.heartbeats import HeartbeatThread, SweepTaskHeartbeat
+from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
 from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
 from celery_durable.tasks.lost.search import LOSS_REASON, LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
@@ -211,9 +211,9 @@ class Internals:
         )
 
     @functools.cached_property
-    def heartbeat(self) -> HeartbeatThread:
+    def heartbeat(self) -> ProcessHeartbeat:
         """Writes the heartbeat of this process, if it is a worker or hosts a dispatcher."""
-        return HeartbeatThread(
+        return ProcessHeartbeat(
             lambda: self.store,
             self.runtime,
             queues=lambda: sorted(self.app.amqp.queues.consume_from),

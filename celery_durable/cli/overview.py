@@ -157,7 +157,7 @@ def sweep(ctx: click.Context) -> None:
     tasks of steps are not searched. The exit code is 1 if the broker or a queue took no messages.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    published = durable.internals.sweeper.sweep_as_only_dispatcher()
+    published = durable.internals.sweeper.sweep_as_only_sweeper()
     console.print_entry(["Published", str(published)])
     outages = durable.internals.publisher.outages().items()
     if outages:

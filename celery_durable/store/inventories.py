@@ -84,7 +84,7 @@ def _register_searcher(s: Store) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ProcessRow:
     """A process according to its row. ``since_seen`` is how long it has been silent.
 
     ``inventory`` is None if the process does not search for lost tasks.
@@ -103,14 +103,14 @@ class Peer:
     received_markers: frozenset[str]
 
 
-def register_searcher(tx: Tx, id_: str) -> list[Peer]:
+def register_searcher(tx: Tx, id_: str) -> list[ProcessRow]:
     """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
     tx.run(_register_searcher, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)
     more = (h.inventory, h.answered_inventory, h.held_tasks, h.received_markers)
     return [
-        Peer(
+        ProcessRow(
             id=row.id,
             is_worker=row.kind == "worker",
             pool=row.pool,

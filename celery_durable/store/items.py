@@ -176,7 +176,9 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
         event_type = ItemRef(step.pk, step.step_key, row.position, attempt).type
         reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
         messages.append(
-            build_replying_task_message(row.task, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+            build_replying_task_message(
+                row.task, id_=task_id(event_type, step.pk, step.run_number), reference=reference
+            )
         )
         marks.append(
             step.key_parameters
@@ -217,7 +219,7 @@ def mark_task_as_sent(
         | _attempt_values(body, reference, attempt, now=now, step=step)
     )
     tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
-    return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), answers=reference)
+    return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)
 
 
 def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:

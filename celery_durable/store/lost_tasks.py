@@ -199,7 +199,7 @@ def report_loss(
         reference.store_id, reference.ref, reference.event_type, row.attempt_token, delivery=reference.delivery + 1
     )
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
-    message = build_replying_task_message(row.task, id_=id_, answers=next_delivery)
+    message = build_replying_task_message(row.task, id_=id_, reference=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
     return Resend(message)
 

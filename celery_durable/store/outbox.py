@@ -174,18 +174,18 @@ def finish_delivery(tx: Tx, delivery: Delivery) -> None:
 
 
 def release_delivery(
-    tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts: bool = True
+    tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts_as_attempt: bool = True
 ) -> None:
     """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
 
-    ``counts=False`` means that this was not an attempt.
+    ``counts_as_attempt=False`` means that this was not an attempt.
     """
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)
     values: dict[str, Any] = {"claim_token": None, "run_at": at, "next_check_at": at}
     if error is not None:
         values["last_error"] = error
-    if not counts:
+    if not counts_as_attempt:
         values["attempts"] = o.c.attempts - 1
     tx.execute(sa.update(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token).values(values))
 

@@ -122,7 +122,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     def sweep(self: Any) -> str:
         """Publish due work; for a beat that hosts no dispatcher."""
         published = (
-            dependencies.sweeper.sweep_as_only_dispatcher()
+            dependencies.sweeper.sweep_as_only_sweeper()
             if dependencies.sweep_task_heartbeat.is_only_sweeper()
             else dependencies.sweeper.sweep()
         )

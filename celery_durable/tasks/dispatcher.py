@@ -28,9 +28,9 @@ from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
 from celery_durable.store.watchdog import LOOP
-from celery_durable.tasks.flow_control import QUEUE_LENGTH_TTL_SECONDS, FlowControl
+from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
 from celery_durable.tasks.fork_safety import ForkSafeThread
-from celery_durable.tasks.heartbeats import HeartbeatThread
+from celery_durable.tasks.heartbeats import ProcessHeartbeat
 from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import BrokerOutage, PublishReport
@@ -115,7 +115,7 @@ class Sweeper:
         notify.send_sweep_done(published, timedelta(seconds=self._runtime.monotonic() - began))
         return published
 
-    def sweep_as_only_dispatcher(self) -> int:
+    def sweep_as_only_sweeper(self) -> int:
         """Sweep as the only sweeper: an empty queue counts at once as proof that earlier dispatch messages are lost.
 
         This process checks once or rarely, so it cannot remember an empty queue until that observation is old enough.
@@ -262,7 +262,7 @@ class Sweeper:
         if now >= self._newest_claims_valid_until:
             self._newest_claims, self._newest_claims_valid_until = (
                 self._store.read(queues.read_claimed, timeouts=LOOP),
-                now + QUEUE_LENGTH_TTL_SECONDS,
+                now + RECHECK_SECONDS,
             )
         return self._newest_claims
 
@@ -298,7 +298,7 @@ class Dispatcher(ForkSafeThread):
         self,
         sweeper: Sweeper,
         settings: Settings,
-        heartbeat: HeartbeatThread | None = None,
+        heartbeat: ProcessHeartbeat | None = None,
         lost_search: LostTaskSearch | None = None,
         *,
         outages: Callable[[], Mapping[str | None, BrokerOutage]] = dict,

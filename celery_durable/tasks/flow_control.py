@@ -18,7 +18,7 @@ from celery_durable.redispatch import SLACK, QueueProgress
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import PublishReport, SendState
 
-QUEUE_LENGTH_TTL_SECONDS = 1.0
+RECHECK_SECONDS = 1.0
 """For how long a queue's length is cached; asking Redis for it takes milliseconds."""
 _MAX_BACKOFF_SECONDS = 60.0
 _PROBE_LIMIT = 10
@@ -92,7 +92,7 @@ class FlowControl:
         if monotonic_now >= queue.length_check_at:
             length = self.queue_length(name)
             queue.remaining = math.inf if length is None else self.settings.queue_high_water - length
-            queue.length_check_at = monotonic_now + QUEUE_LENGTH_TTL_SECONDS
+            queue.length_check_at = monotonic_now + RECHECK_SECONDS
             if length == 0:
                 queue.record_empty(now, self.slack)
         remaining = max(queue.remaining, 0)
@@ -117,20 +117,20 @@ class FlowControl:
 
     def record_lost_check(self, name: str, *, is_over: bool) -> None:
         """Record a check for lost dispatch messages; if ``is_over`` is False, the next check follows at once."""
-        self._queue(name).lost_check_at = self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS if is_over else -math.inf
+        self._queue(name).lost_check_at = self.runtime.monotonic() + RECHECK_SECONDS if is_over else -math.inf
 
     # --- results of publishing -----------------------------------------------------------------
 
     def record_broker_outage(self) -> None:
         """Record that the broker is down; nothing is sent for the next second."""
-        self._is_unavailable, self._unavailable_until = True, self.runtime.monotonic() + QUEUE_LENGTH_TTL_SECONDS
+        self._is_unavailable, self._unavailable_until = True, self.runtime.monotonic() + RECHECK_SECONDS
 
     def record_report(self, due_runs: Sequence[DueRun], report: PublishReport) -> dict[timedelta, list[DueRun]]:
         """Record the result of a publish; returns the unsent runs, by the delay after which they are due again."""
         unsent_by_delay: dict[timedelta, list[DueRun]] = {}
         if unsent := report.with_state(due_runs, SendState.UNSENT):
             self.record_broker_outage()
-            unsent_by_delay[timedelta(seconds=QUEUE_LENGTH_TTL_SECONDS)] = unsent
+            unsent_by_delay[timedelta(seconds=RECHECK_SECONDS)] = unsent
         else:
             self._is_unavailable = False
         refused = report.with_state(due_runs, SendState.REFUSED)

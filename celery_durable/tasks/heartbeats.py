@@ -27,7 +27,7 @@ _PERIOD_SECONDS = HEARTBEAT_INTERVAL.total_seconds()
 _WRITES_PER_CLEANUP = 60
 
 
-class HeartbeatThread(ForkSafeThread):
+class ProcessHeartbeat(ForkSafeThread):
     """The heartbeat of this process. It has no row before `register`, and a forked child has to call `register` again.
 
     ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.

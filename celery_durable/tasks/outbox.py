@@ -170,7 +170,7 @@ class OutboundDeliverer:
             handler.fn(_event(delivery))
         except BaseException as exc:
             if self._stops_process(exc):
-                self._release(delivery, retry_in=timedelta(0), counts=False)
+                self._release(delivery, retry_in=timedelta(0), counts_as_attempt=False)
                 raise
             return self._record_failure(delivery, handler, exc)
         self._store.transact(lambda tx: outbox.finish_delivery(tx, delivery))
@@ -206,7 +206,7 @@ class OutboundDeliverer:
             delivery.name,
         )
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
-        self._release(delivery, retry_in=delay, counts=False)
+        self._release(delivery, retry_in=delay, counts_as_attempt=False)
         return f"noop: outbound event {delivery.name!r} has no handler in this worker"
 
     def _release(self, delivery: Delivery, **how: Any) -> None:

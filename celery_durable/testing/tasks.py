@@ -25,14 +25,14 @@ class SentTasks:
 
     def sent(self, message: OutboxMessage) -> None:
         """Remember a task that was sent. A second message with its id changes nothing."""
-        if message.id not in self._known and "answers" in message.content:
+        if message.id not in self._known and "reference" in message.content:
             self._known.add(message.id)
             self._out[message.id] = message
 
     def answer(self) -> bool:
         """Answer the first task whose step has a mock. Returns False if there is none."""
         for message in list(self._out.values()):
-            reference = TaskReference.read(message.content["answers"])
+            reference = TaskReference.read(message.content["reference"])
             assert reference is not None
             ref = reference.ref
             step = self._asker(message.id, ref, reference.event_type)

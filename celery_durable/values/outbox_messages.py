@@ -83,14 +83,14 @@ def _encode_task(message: OutboxMessage) -> str:
     )
 
 
-def build_replying_task_message(body: str, *, id_: str, answers: TaskReference) -> OutboxMessage:
+def build_replying_task_message(body: str, *, id_: str, reference: TaskReference) -> OutboxMessage:
     """Return the outbox message of a task that `encode_map_task` or `encode_step_task` encoded.
 
-    ``answers`` is the reference under which the task answers.
+    ``reference`` is the reference under which the task answers.
     """
     content = json.loads(body)
     name = content.pop("name")
-    text = encode(content | {"answers": answers.to_json()}, what=f"Task {name!r}", limits=ALREADY_CHECKED_LIMITS)
+    text = encode(content | {"reference": reference.to_json()}, what=f"Task {name!r}", limits=ALREADY_CHECKED_LIMITS)
     return OutboxMessage(id_, OutboxKind.TASK, name, text)
 
 

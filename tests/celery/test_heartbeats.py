@@ -16,7 +16,7 @@ from celery_durable.model import Heartbeat
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.tasks import SWEEP
-from celery_durable.tasks.heartbeats import SWEEP_TASK, HeartbeatThread
+from celery_durable.tasks.heartbeats import SWEEP_TASK, ProcessHeartbeat
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
 from tests.celery.test_dispatcher import beat, nap
@@ -36,8 +36,8 @@ def rows(durable: Durable) -> tuple[Heartbeat, ...]:
     return durable.internals.store.read(heartbeats.read)[1]
 
 
-def heart_of(durable: Durable, clock: Clock) -> HeartbeatThread:
-    return HeartbeatThread(
+def heart_of(durable: Durable, clock: Clock) -> ProcessHeartbeat:
+    return ProcessHeartbeat(
         lambda: durable.internals.store, clock, queues=lambda: ["durable"], workflows=lambda: ["order"]
     )
 

@@ -20,7 +20,7 @@ from celery_durable.model import RunRef, TaskReference
 from celery_durable.store import heartbeats, inventories, lost_tasks
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.store.inventories import Peer
+from celery_durable.store.inventories import ProcessRow
 from celery_durable.tasks.lost import duplicates
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
@@ -42,10 +42,10 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
     return str(durable.app.send_task(name, (number,), headers={"durable": reference.to_json()}, **options).id)
 
 
-def peer(durable: Durable, node: str) -> Peer | None:
+def process_row(durable: Durable, node: str) -> ProcessRow | None:
     """What the worker has said."""
-    peers = durable.internals.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
-    return next((each for each in peers if each.node == node), None)
+    processes = durable.internals.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
+    return next((each for each in processes if each.node == node), None)
 
 
 def call_roll(durable: Durable, node: str) -> frozenset[str]:
@@ -54,8 +54,8 @@ def call_roll(durable: Durable, node: str) -> frozenset[str]:
     store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(CALLER, "dispatcher", CALLER, 1)))
     number = store.transact_once(lambda tx: inventories.start_inventory(tx, CALLER))
     assert number is not None
-    until(lambda: (found := peer(durable, node)) is not None and (found.answered or 0) >= number)
-    found = peer(durable, node)
+    until(lambda: (found := process_row(durable, node)) is not None and (found.answered or 0) >= number)
+    found = process_row(durable, node)
     assert found is not None
     return found.held
 
@@ -116,7 +116,7 @@ def test_a_marker_is_reported_when_it_is_received(
         assert to is not None
         assert to.queue == app.conf.task_default_queue
         assert durable.internals.lost_task_search._messages.send_marker("m-1", to)
-        until(lambda: (found := peer(durable, "w@here")) is not None and "m-1" in found.received_markers)
+        until(lambda: (found := process_row(durable, "w@here")) is not None and "m-1" in found.received_markers)
         tasks.set()
 
 
@@ -127,12 +127,12 @@ def test_a_worker_beats_until_its_pool_has_ended(
     with worker(app, hostname="w@here"):
         send(durable, "work", 1)
         until(lambda: started == [1])
-        until(lambda: peer(durable, "w@here"))
+        until(lambda: process_row(durable, "w@here"))
         durable.internals.processes.stop_worker()  # our first step to stop; the pool's comes later
         held = call_roll(durable, "w@here")
         assert len(held) == 1
         tasks.set()
-    until(lambda: peer(durable, "w@here") is None)
+    until(lambda: process_row(durable, "w@here") is None)
 
 
 @pytest.mark.parametrize(("delivery", "is_ours", "runs"), [(0, True, True), (1, True, False), (1, False, True)])

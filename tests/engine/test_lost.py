@@ -43,7 +43,7 @@ def flow(world: World, kind: str, id: str = "i-1", **options: Any) -> Any:
 
 
 def reference(message: OutboxMessage) -> TaskReference:
-    found = TaskReference.read(message.content["answers"])
+    found = TaskReference.read(message.content["reference"])
     assert found is not None
     return found
 

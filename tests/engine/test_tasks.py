@@ -39,7 +39,7 @@ def answered(
     world: World, message: OutboxMessage, output: Any = None, *, error: Exception | None = None
 ) -> AnswerResult:
     """What becomes of what comes back from the worker that did it."""
-    reference = TaskReference.read(message.content["answers"])
+    reference = TaskReference.read(message.content["reference"])
     assert reference is not None
     if error is None:
         payload = values.encode_answer(values.encode(output, what="Result", limits=world.settings.limits))
@@ -361,7 +361,7 @@ def test_a_pause_keeps_the_answer(world: World, media) -> None:
 
 
 def referred(message: OutboxMessage) -> TaskReference:
-    reference = TaskReference.read(message.content["answers"])
+    reference = TaskReference.read(message.content["reference"])
     assert reference is not None
     return reference
 
@@ -427,7 +427,7 @@ def test_the_newest_delivery_may_fail(world: World, media) -> None:
 def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, media: Any) -> None:
     """For 2 s: then the answer goes as a message."""
     media.run(128)
-    reference = TaskReference.read(world.sent[0].content["answers"])
+    reference = TaskReference.read(world.sent[0].content["reference"])
     assert reference is not None
     url = sa.make_url(world.url)
     proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))

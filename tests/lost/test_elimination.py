@@ -19,7 +19,7 @@ from celery_durable.tasks.lost.detection import (
     SendMarker,
     Wait,
     Worker,
-    advance,
+    decide,
     with_inventory_request,
 )
 
@@ -31,7 +31,7 @@ def facts(*workers: Worker, received_markers: str = "", seen: float = 100.0) -> 
 
 
 def step(search: Search, known: Observations, waited: float = 0.0) -> tuple[Search, detection.Action]:
-    return advance(search, known, next_marker="m2", waited_seconds=waited)
+    return decide(search, known, next_marker="m2", waited_seconds=waited)
 
 
 SEARCH = Search("q", frozenset({"a", "b"}), "m1")
@@ -187,7 +187,7 @@ class Run:
         if self.concluded is not None:
             return
         next_marker = f"m{self.search.round + 1}"
-        self.search, action = advance(self.search, self.model.facts(), next_marker=next_marker, waited_seconds=0.0)
+        self.search, action = decide(self.search, self.model.facts(), next_marker=next_marker, waited_seconds=0.0)
         match action:
             case SendMarker():
                 self.model.queue.append(self.search.marker)

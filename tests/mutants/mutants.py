@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     _m(
         "a sweep that looks only once believes no empty queue",
-        ("tasks.dispatcher:Sweeper.sweep_as_only_dispatcher", "self._flow.slack = timedelta(0)", "pass"),
+        ("tasks.dispatcher:Sweeper.sweep_as_only_sweeper", "self._flow.slack = timedelta(0)", "pass"),
         caught_by="tests/cli/test_overview.py::"
         "test_a_sweep_that_comes_once_sends_again_what_was_lost_and_nothing_that_waits[sqlite]",
     ),
@@ -919,7 +919,7 @@ MUTANTS = (
     ),
     _m(
         "the roll is called before the marker has passed",
-        ("tasks.lost.detection:advance", "if search.marker in observations.received_markers:", "if search.marker:"),
+        ("tasks.lost.detection:decide", "if search.marker in observations.received_markers:", "if search.marker:"),
         caught_by="tests/lost/test_elimination.py::test_nobody_is_asked_before_the_marker_has_come_back",
     ),
     _m(

@@ -83,7 +83,7 @@ class Participant:
 
     def lose(self, task: str) -> int:
         message = next(each for each in self.pair_run.messages if each.name == task)
-        reference = TaskReference.read(message.content["answers"])
+        reference = TaskReference.read(message.content["reference"])
         assert reference is not None
         return self.process.operations.report_lost([(reference, None)], why="its worker has died")
 

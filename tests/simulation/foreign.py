@@ -26,7 +26,7 @@ class Foreign:
 
     def sent(self, message: OutboxMessage) -> None:
         """The broker has a letter."""
-        if "answers" in message.content:
+        if "reference" in message.content:
             self._tasks.append(message)
 
     def act(self) -> None:
@@ -55,7 +55,7 @@ class Foreign:
         hows = ["returns", "fails", "gives up"] if self._schedule.is_calm else ["returns", "fails", "gives up", "lost"]
         how = self._dice.choices(hows, [12, 5, 1, 4][: len(hows)])[0]
         self._story.stats[f"task {how}"] += 1
-        asked = message.content["answers"]
+        asked = message.content["reference"]
         _, _, instance, run, type_, *_ = asked
         self._schedule.tell(f"task {type_} of {instance}#{run} {how}")
         if how == "lost":

@@ -162,7 +162,7 @@ def test_a_takeover_of_a_delivery_that_is_just_finishing_finds_no_row(world: Wor
 
 def test_a_delivery_that_was_given_back_does_not_count_as_an_attempt(world: World) -> None:
     insert(world, message())
-    give_back(world, started(world, "first"), counts=False)
+    give_back(world, started(world, "first"), counts_as_attempt=False)
     assert started(world, "second").attempt == 1
 
 

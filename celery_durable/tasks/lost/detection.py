@@ -113,7 +113,7 @@ class ReportLost:
 Action = SendMarker | RequestInventory | Wait | Abandon | ReportLost
 
 
-def advance(
+def decide(
     search: Search, observations: Observations, *, next_marker: str, waited_seconds: float = 0.0
 ) -> tuple[Search, Action]:
     """The search after this step, and the next action.

@@ -17,7 +17,7 @@ from typing import Protocol
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories, lost_tasks
 from celery_durable.store.engine import Store
-from celery_durable.store.inventories import REPLACED_AFTER, SILENT_AFTER, Peer
+from celery_durable.store.inventories import REPLACED_AFTER, SILENT_AFTER, ProcessRow
 from celery_durable.store.lost_tasks import SentCursor, SentTask
 from celery_durable.tasks.lost import detection
 from celery_durable.tasks.lost.detection import (
@@ -147,30 +147,30 @@ class LostTaskSearch:
         if now - self._last_check_at > _MAX_GAP_SECONDS:
             self._reachable_since = now
         try:
-            peers = self._store.transact_once(lambda tx: inventories.register_searcher(tx, heartbeat_id))
-            if not _is_oldest_searcher(heartbeat_id, peers):
+            processes = self._store.transact_once(lambda tx: inventories.register_searcher(tx, heartbeat_id))
+            if not _is_oldest_searcher(heartbeat_id, processes):
                 self._state = _SearchState()
             else:
-                self._advance_searches(heartbeat_id, peers, now)
+                self._advance_searches(heartbeat_id, processes, now)
         except Exception:
             self._last_check_at = -math.inf
             raise
         self._last_check_at = now
 
-    def _advance_searches(self, heartbeat_id: str, peers: Sequence[Peer], now: float) -> None:
+    def _advance_searches(self, heartbeat_id: str, processes: Sequence[ProcessRow], now: float) -> None:
         state = self._state
         if state.lost:
             part, state.lost = state.lost[:_REPORT_BATCH_SIZE], state.lost[_REPORT_BATCH_SIZE:]
             self._report_lost(part)
             return
-        workers = [peer for peer in peers if peer.is_worker and not _is_dead(peer, peers)]
-        self._schedule_full_scan(frozenset(peer.id for peer in workers), now)
+        workers = [process for process in processes if process.is_worker and not _is_dead(process, processes)]
+        self._schedule_full_scan(frozenset(process.id for process in workers), now)
         observations = Observations(
             [
                 Worker(each.queues, each.answered, each.held, each.pool in _POOLS_THAT_RUN_BODIES_IN_MAIN_LOOP)
                 for each in workers
             ],
-            frozenset().union(*(peer.received_markers for peer in workers)),
+            frozenset().union(*(process.received_markers for process in workers)),
             now - self._reachable_since,
         )
         needing_inventory = [
@@ -180,9 +180,9 @@ class LostTaskSearch:
         ]
         if needing_inventory:
             self._request_inventory(heartbeat_id, needing_inventory, now)
-        for due, every in ((state.full_scan, math.inf), (state.periodic_scan, _PERIODIC_SCAN_SECONDS)):
-            if now >= due.due_at:
-                self._start_searches(due, now, every)
+        for scan, repeat_seconds in ((state.full_scan, math.inf), (state.periodic_scan, _PERIODIC_SCAN_SECONDS)):
+            if now >= scan.due_at:
+                self._start_searches(scan, now, repeat_seconds)
                 break
 
     def _schedule_full_scan(self, living: frozenset[str], now: float) -> None:
@@ -197,12 +197,12 @@ class LostTaskSearch:
 
     # --- start a search -------------------------------------------------------------------------
 
-    def _start_searches(self, due: _Scan, now: float, every: float) -> None:
+    def _start_searches(self, scan: _Scan, now: float, repeat_seconds: float) -> None:
         """Read a page of sent tasks, and start a search for each destination of these tasks."""
-        age = timedelta(seconds=due.age_seconds)
-        page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=due.after, limit=_PAGE_SIZE))
-        due.after = page.next
-        due.due_at = now + (every if page.next is None or every < math.inf else _CHECK_SECONDS)
+        age = timedelta(seconds=scan.age_seconds)
+        page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=scan.after, limit=_PAGE_SIZE))
+        scan.after = page.next
+        scan.due_at = now + (repeat_seconds if page.next is None or repeat_seconds < math.inf else _CHECK_SECONDS)
         candidates = self._store.read(lambda tx: lost_tasks.exclude_unsent(tx, page.tasks)) if page.tasks else []
         for destination, tasks in self._group_by_destination(candidates).items():
             if (active := self._state.searches.get(destination)) is not None:
@@ -240,7 +240,7 @@ class LostTaskSearch:
         self, destination: Destination, active: _ActiveSearch, observations: Observations, now: float
     ) -> bool:
         """Advance one search as far as possible; returns True if it needs an inventory."""
-        active.search, action = detection.advance(
+        active.search, action = detection.decide(
             active.search,
             observations,
             next_marker=self._runtime.new_token(),
@@ -311,18 +311,20 @@ class LostTaskSearch:
         )
 
 
-def _is_dead(peer: Peer, peers: Sequence[Peer]) -> bool:
+def _is_dead(process: ProcessRow, processes: Sequence[ProcessRow]) -> bool:
     """Whether a process was silent for too long, or a newer process with its node name is more recently seen."""
-    if peer.since_seen >= SILENT_AFTER:
+    if process.since_seen >= SILENT_AFTER:
         return True
-    after = [other for other in peers if other.node == peer.node and other.started_at > peer.started_at]
-    return peer.since_seen >= REPLACED_AFTER and any(other.since_seen < peer.since_seen for other in after)
+    successors = [other for other in processes if other.node == process.node and other.started_at > process.started_at]
+    return process.since_seen >= REPLACED_AFTER and any(other.since_seen < process.since_seen for other in successors)
 
 
-def _is_oldest_searcher(heartbeat_id: str, peers: Sequence[Peer]) -> bool:
+def _is_oldest_searcher(heartbeat_id: str, processes: Sequence[ProcessRow]) -> bool:
     """Whether this process is the oldest living dispatcher that searches.
 
     Two dispatchers may both be the oldest for a moment. Then both search, which does no harm.
     """
-    searching = [peer for peer in peers if peer.inventory is not None and peer.since_seen < SILENT_AFTER]
-    return bool(searching) and min(searching, key=lambda peer: (peer.started_at, peer.id)).id == heartbeat_id
+    searching = [
+        process for process in processes if process.inventory is not None and process.since_seen < SILENT_AFTER
+    ]
+    return bool(searching) and min(searching, key=lambda process: (process.started_at, process.id)).id == heartbeat_id

@@ -24,7 +24,7 @@ class EagerTasks:
     ) -> None:
         self._app, self._message_builder = app, message_builder
         self._advance, self._deliver, self._on_error = advance, deliver, on_error
-        self._thread = threading.local()
+        self._local = threading.local()
 
     def run(self, due_runs: Sequence[DueRun]) -> None:
         self._run_in_order([functools.partial(self._run_due, due) for due in due_runs])
@@ -34,16 +34,16 @@ class EagerTasks:
 
     def _run_in_order(self, jobs: Sequence[Callable[[], object]]) -> None:
         """Run jobs one after another; jobs that a job adds run after it, not inside it."""
-        waiting: deque[Callable[[], object]] | None = getattr(self._thread, "queue", None)
+        waiting: deque[Callable[[], object]] | None = getattr(self._local, "queue", None)
         if waiting is not None:
             waiting.extend(jobs)
             return
-        waiting = self._thread.queue = deque(jobs)
+        waiting = self._local.queue = deque(jobs)
         try:
             while waiting:
                 waiting.popleft()()
         finally:
-            del self._thread.queue
+            del self._local.queue
 
     def _run_due(self, due: DueRun) -> None:
         ref = due.ref
@@ -59,7 +59,7 @@ class EagerTasks:
             text = f"Task {message.name!r} is not known to this process, which runs its tasks itself"
             logger.error(text)
             if callbacks:
-                self._app.tasks[self._on_error].apply(({"name": "NotRegistered", "message": text}, body["answers"]))
+                self._app.tasks[self._on_error].apply(({"name": "NotRegistered", "message": text}, body["reference"]))
             return
         # A failure of the task must not reach the caller: the step that sent the task is committed.
         self._app.tasks[message.name].apply(body["args"], body["kwargs"], task_id=message.id, throw=False, **callbacks)

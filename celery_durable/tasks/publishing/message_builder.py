@@ -93,7 +93,7 @@ class MessageBuilder:
         Celery calls no callback if the message is unreadable or its task unknown. Then a worker reads the header, which
         has the same reference.
         """
-        reference_to_step = TaskReference.read(body.get("answers"))
+        reference_to_step = TaskReference.read(body.get("reference"))
         if reference_to_step is None:
             return {}
         queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue

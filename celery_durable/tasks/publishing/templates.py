@@ -16,7 +16,7 @@ from celery_durable.tasks.publishing.recorder import RecordedMessage
 
 PLACEHOLDER_PREFIX = "@durable."
 ID, ARGS, ROOT, PARENT, REPLY = (f"{PLACEHOLDER_PREFIX}{name}@" for name in ("id", "args", "root", "parent", "reply"))
-_INSTANCE, _RUN = f"{PLACEHOLDER_PREFIX}instance@", 8388607123
+_INSTANCE_PLACEHOLDER, _RUN_PLACEHOLDER = f"{PLACEHOLDER_PREFIX}instance@", 8388607123
 _MAX_TEMPLATES = 1000
 
 
@@ -81,7 +81,7 @@ class Templates:
     def _make(self, queue: str, workflow: str, *, has_parent: bool, record: Record) -> Template | None:
         if PLACEHOLDER_PREFIX in queue or PLACEHOLDER_PREFIX in workflow:
             return None
-        args = (workflow, _INSTANCE, _RUN)
+        args = (workflow, _INSTANCE_PLACEHOLDER, _RUN_PLACEHOLDER)
         ids = {"root_id": ROOT, "parent_id": PARENT} if has_parent else {}
         recorded = record(args, {"task_id": ID, "argsrepr": ARGS, "kwargsrepr": "{}", "reply_to": REPLY, **ids})
         if not isinstance(recorded.body, str):

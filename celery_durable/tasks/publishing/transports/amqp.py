@@ -38,7 +38,7 @@ class _Destination:
     tag: int = 0
     unconfirmed: dict[int, BatchItem] = field(default_factory=dict)
     """Written and not confirmed, by delivery tag."""
-    was_declared: bool = False
+    was_declared_earlier: bool = False
     was_deleted: bool = False
     """The exchange or queue was deleted after it was declared."""
 
@@ -124,7 +124,11 @@ class AmqpTransport(Transport):
         for destination, payloads in ready:
             self._write(destination, payloads)
         self._read_confirms([destination for destination, _ in ready])
-        return [destination.batch for destination, _ in ready if destination.was_deleted and destination.was_declared]
+        return [
+            destination.batch
+            for destination, _ in ready
+            if destination.was_deleted and destination.was_declared_earlier
+        ]
 
     def _encode_batch(self, batch: DestinationBatch) -> list[tuple[BatchItem, Payload]]:
         payloads = []
@@ -147,7 +151,7 @@ class AmqpTransport(Transport):
             if destination is None:
                 destination = self._open_destination(batch)
             destination.batch, destination.unconfirmed = batch, {}
-            destination.was_declared, destination.was_deleted = bool(destination.declared), False
+            destination.was_declared_earlier, destination.was_deleted = bool(destination.declared), False
             for entity in batch.declare:
                 if hash(entity) not in destination.declared:
                     entity(destination.channel).declare()
