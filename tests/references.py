@@ -16,7 +16,7 @@ def reference_of(store: Store, ref: RunRef, event_type: str) -> TaskReference:
     joined = sa.and_(
         st.c.instance_pk == item.c.instance_pk, st.c.run_number == item.c.run_number, st.c.step_key == item.c.step_key
     )
-    query = sa.select(item.c.token, item.c.loss_count).select_from(item.join(st, joined))
+    query = sa.select(item.c.attempt_token, item.c.loss_count).select_from(item.join(st, joined))
     if found is None:
         query = query.where(st.c.wait_event_type == event_type)
     else:

@@ -42,14 +42,16 @@ class TaskReference:
 
     @classmethod
     def read(cls, value: object) -> TaskReference | None:
-        """What travelled; None for anything else, which may come from anybody.
+        """Return what travelled, or None for anything else, which may come from anybody.
+
+        A later version may append fields, which this one ignores.
 
         What is longer than any name of ours is refused here: these names are logged before a row is looked for.
         """
         match value:
             case [
                 str(store_id), str(workflow), str(instance_id), int(run_number), str(event_type), str(token),
-                (str() | None) as queue, int(delivery),
+                (str() | None) as queue, int(delivery), *_,
             ] if (
                 max(map(len, (store_id, workflow, instance_id, token, queue or ""))) <= _MAX_NAME_LENGTH
                 and len(event_type) <= _MAX_TYPE_LENGTH

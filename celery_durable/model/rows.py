@@ -90,6 +90,15 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningStep:
+    """The attempt of a step whose body a worker runs now, and when the body started, by the database's clock."""
+
+    step_key: str
+    attempt: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One recorded step of a run. ``result`` is JSON text; None while there is none."""
 

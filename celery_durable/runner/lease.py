@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from celery_durable.errors import PassStalled, Superseded
-from celery_durable.model import Claim, LogLevel, LogLine
+from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
@@ -41,8 +41,10 @@ class Lease:
         self._valid_until = requested_at + self._valid_seconds
         self._requested_at = self._last_progress_at = requested_at
         # One key for each piece of user code that runs now. Bodies run concurrently on threads of their own, and the
-        # pass removes the key of an abandoned body without waiting for it. The set needs no lock (atomic operations).
-        self._user_code_owners: set[object] = set()
+        # pass removes the key of an abandoned body without waiting for it. Each operation is atomic: there is no lock.
+        self._user_code_owners: dict[object, tuple[str, int, float] | None] = {}
+        self.recorded_step: RunningStep | None = None
+        """The running step that the instance's row names."""
 
     @property
     def now(self) -> datetime:
@@ -53,14 +55,28 @@ class Lease:
     def is_valid(self) -> bool:
         return not self.is_lost and self._runtime.monotonic() < self._valid_until
 
-    def enter_user_code(self, owner: object) -> None:
-        """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled."""
-        self._user_code_owners.add(owner)
+    def enter_user_code(self, owner: object, *, step_key: str | None = None, attempt: int = 0) -> None:
+        """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled.
+
+        With ``step_key`` the code is the body of that step, in its attempt of this number.
+        """
+        body = None if step_key is None else (step_key, attempt, self._runtime.monotonic())
+        self._user_code_owners[owner] = body
 
     def exit_user_code(self, owner: object) -> None:
         """Mark that user code has ended or was abandoned. Repeated calls are allowed."""
-        self._user_code_owners.discard(owner)
+        self._user_code_owners.pop(owner, None)
         self.mark_progress()
+
+    @property
+    def running_step(self) -> RunningStep | None:
+        """The step whose body runs now. Of several that run concurrently: the one that started last."""
+        bodies = [body for body in list(self._user_code_owners.values()) if body is not None]
+        if not bodies:
+            return None
+        step_key, attempt, started_at = bodies[-1]
+        since = self.claim.claimed_at + timedelta(seconds=started_at - self._requested_at)
+        return RunningStep(step_key, attempt, since)
 
     def mark_progress(self) -> float:
         """Note that the pass made progress; returns the monotonic time."""
@@ -164,9 +180,11 @@ class LeaseRenewer:
     def _renew(self, held: dict[str, Lease]) -> None:
         requested_at = self._runtime.monotonic()
         claims_to_renew = [lease.claim for lease in held.values()]
+        running = {token: lease.running_step for token, lease in held.items()}
+        changed = {token: step for token, step in running.items() if step != held[token].recorded_step}
         try:
             renewal = self._store.transact(
-                lambda tx: claims.renew(tx, claims_to_renew, lease=self._length), timeouts=LOOP
+                lambda tx: claims.renew(tx, claims_to_renew, lease=self._length, running=changed), timeouts=LOOP
             )
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("The leases of %d instances could not be renewed; the next try follows: %s", len(held), exc)
@@ -174,6 +192,7 @@ class LeaseRenewer:
         for token, lease in held.items():
             if token in renewal.renewed:
                 lease.extend(requested_at=requested_at)
+                lease.recorded_step = running[token]
             elif token not in renewal.held:
                 lease.is_lost = True
             # Otherwise another transaction has locked the row: the next renewal tries again.

@@ -88,7 +88,7 @@ class StepAttempt:
         """Call the body on this thread and return the outcome, which contains an exception that the body raised."""
         token = current_attempt.set(self)
         self._started_at = self._monotonic()
-        self._lease.enter_user_code(self)
+        self._lease.enter_user_code(self, step_key=self.step_key, attempt=self.number)
         if self._is_abandoned:  # `abandon` may have run before this thread started
             self._lease.exit_user_code(self)
         try:

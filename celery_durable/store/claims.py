@@ -7,15 +7,27 @@ matches, the worker is superseded (LAW 2). The lease only says when another work
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, Parent, RunRef, Status, WakeReason, WorkflowKind, duration_us, from_us, to_us
+from celery_durable.model import (
+    Claim,
+    Parent,
+    RunningStep,
+    RunRef,
+    Status,
+    WakeReason,
+    WorkflowKind,
+    duration_us,
+    from_us,
+    to_us,
+)
 from celery_durable.store.engine import Store, Tx, param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
@@ -62,6 +74,9 @@ def _claim_run(s: Store) -> Any:
             (i.claim_task_id, param("task_id")),
             (i.claimed_by, param("node")),
             (i.lease_until, until),
+            (i.running_step_key, None),
+            (i.running_attempt, None),
+            (i.running_since, None),
             (i.next_check_at, until),
             (i.status, Status.ACTIVE.value),
             (i.dispatch_count, 0),
@@ -273,8 +288,27 @@ class Renewal:
     held: frozenset[str]
 
 
-def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
+@statement
+def _record_running_step(s: Store) -> Any:
+    i = s.tables.instance
+    values = {
+        "running_step_key": param("step_key", sa.String),
+        "running_attempt": param("attempt", sa.Integer),
+        "running_since": param("since_us", sa.BigInteger),
+    }
+    return sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(values)
+
+
+def renew(
+    tx: Tx,
+    claims: Sequence[Claim],
+    *,
+    lease: timedelta,
+    running: Mapping[str, RunningStep | None] = MappingProxyType({}),
+) -> Renewal:
     """Renew the leases of these claims, and skip rows that another transaction has locked.
+
+    ``running`` has, by token, the step that each claim's worker runs now, for the claims whose step has changed.
 
     That transaction either renews the lease itself or takes the claim away. Rows are locked in the order of their ids,
     so that two renewals cannot deadlock.
@@ -293,8 +327,16 @@ def renew(tx: Tx, claims: Sequence[Claim], *, lease: timedelta) -> Renewal:
         until = tx.store.clock() + duration_us(lease)
         renewable = sa.and_(i.c.id.in_([row.id for row in locked]), i.c.claim_token.in_(tokens))
         tx.execute(sa.update(i).where(renewable).values(lease_until=until))
+        changed = [(row.id, running[row.claim_token]) for row in locked if row.claim_token in running]
+        tx.run_many(_record_running_step, [_running_step_params(pk, step) for pk, step in changed])
     held = tx.execute(sa.select(i.c.claim_token).where(wanted)).scalars()
     return Renewal(frozenset(row.claim_token for row in locked), frozenset(held))
+
+
+def _running_step_params(pk: int, step: RunningStep | None) -> dict[str, Any]:
+    if step is None:
+        return {"pk": pk, "step_key": None, "attempt": None, "since_us": None}
+    return {"pk": pk, "step_key": step.step_key, "attempt": step.attempt, "since_us": to_us(step.since)}
 
 
 # --- suspend and release ------------------------------------------------------------------------

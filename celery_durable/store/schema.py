@@ -1,30 +1,32 @@
 """The tables.
 
-workflow_instance  one narrow row per instance: identity, mutex and queue entry in one. Every change of an instance
-                   locks this row first and decides from what it then reads (LAW 2).
-workflow_run       the input and the outcome of a run. A restart adds a row; none is removed while the instance exists.
-workflow_step      the steps of a run, one row per step key. PRIMARY KEY (instance, run, step_key) also stops the
-                   loser of a race.
-workflow_event     the events sent to a run. ``seq`` is the instance's version, counted under its lock, so the order
-                   never depends on a clock.
-workflow_log       log lines of authors and of the engine, limited per run.
-workflow_topic_wait    the waits on topics: an index over the open steps, which decide. Only waits on topics write it.
-workflow_item      one row per item of a map: its Celery task, its progress and its answer. Also one row, at
-                   position 0, for each attempt of a task step while it is out.
-workflow_emission  an emission under way: its payload, its waiters and its progress.
-workflow_label     the labels by which instances are found: name and text. An instance without labels has no row.
-workflow_outbox    messages to send after the transaction that wrote them: Celery tasks, and named events for a handler.
-                   A finished row is deleted.
-workflow_queue     the progress of each queue: when the newest claimed dispatch message from it was sent.
-workflow_heartbeat one row per process that sweeps or works. It tells operators why nothing moves, and serves the
-                   search for lost tasks. No other decision depends on it.
-workflow_published the newest value of each key that a run has published. No pass reads it.
-workflow_database     one row: the random id by which messages name this database.
-workflow_audit     manual changes to single steps: who, what, when, why, and what the step was before.
+workflow_instance   one narrow row per instance: identity, mutex and queue entry in one. Every change of an instance
+                    locks this row first and decides from what it then reads (LAW 2 in docs/design.md).
+workflow_run        the input and the outcome of a run. A restart adds a row; none is removed while the instance exists.
+workflow_step       the steps of a run, one row per step key. PRIMARY KEY (instance, run, step_key) also stops the
+                    loser of a race.
+workflow_event      the events sent to a run. ``seq`` is the instance's version, counted under its lock, so the order
+                    never depends on a clock.
+workflow_log        log lines that workflow code wrote, and those of celery_durable itself; limited per run.
+workflow_topic_wait the waits on topics, to find them by topic. Whether a wait is still open, its step's row decides.
+workflow_item       one row per item of a map: its Celery task, its progress and its answer. Also one row, at position
+                    0, for the current attempt of a task step, from when it is sent until it is answered or a pass
+                    decides on it.
+workflow_emission   an emission under way: its payload, and how far its delivery is.
+workflow_label      the labels by which instances are found: name and text. An instance without labels has no row.
+workflow_outbox     messages to send after the transaction that wrote them: Celery tasks, and named events for a
+                    handler. A finished row is deleted.
+workflow_queue      the progress of each queue: when the newest claimed dispatch message from it was sent.
+workflow_heartbeat  one row per process that sweeps or works. It tells operators why nothing moves, and serves the
+                    search for lost tasks. No other decision depends on it.
+workflow_published  the newest value of each key that a run has published. No pass reads it.
+workflow_database   one row: the random id by which messages name this database.
+workflow_audit      manual changes to single steps: who, what, when, why, and what the step was before.
 
 Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and
 comparison, without session time zones or rounding. Payloads are canonical JSON in text columns, because databases
-differ in which JSON they accept. No foreign key points to workflow_instance: its lock belongs to the protocol.
+differ in which JSON they accept. No foreign key points to workflow_instance: with one, each insert into another
+table would lock the instance's row, and only the rules of LAW 2 may do that.
 """
 
 from __future__ import annotations
@@ -106,6 +108,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("id", big_id(), primary_key=True),
         sa.Column("workflow", sa.String(255), nullable=False),
         sa.Column("instance_id", sa.String(255), nullable=False),
+        # How a run is advanced: "replay" or "linear" (`model.Kind`).
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("status", sa.String(16), nullable=False),
@@ -114,16 +117,27 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("claim_task_id", sa.String(255)),
         sa.Column("claimed_by", sa.String(255)),
         sa.Column("lease_until", sa.BigInteger),
+        # The step whose body runs now. The renewer of leases writes it, so it is up to a third of a lease late.
+        sa.Column("running_step_key", sa.String(280)),
+        sa.Column("running_attempt", sa.Integer),
+        sa.Column("running_since", sa.BigInteger),
+        # ``run_at`` is when the run is due. ``next_check_at`` is when the sweep reads the row next: when the run is
+        # due, when its dispatch message counts as late, or when the lease ends. NULL: never.
         sa.Column("run_at", sa.BigInteger),
         sa.Column("next_check_at", sa.BigInteger),
+        # For people only; nothing is decided from it.
         sa.Column("wake_reason", sa.String(16), nullable=False),
+        # 0: resumed, 1: new. The sweep publishes resumed instances first.
         sa.Column("priority", sa.SmallInteger, nullable=False),
+        # How often a dispatch message was sent without a claim. Of a claimed run: how often its expired lease was
+        # checked.
         sa.Column("dispatch_count", sa.Integer, nullable=False),
         sa.Column("crash_count", sa.Integer, nullable=False),
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
-        # When its last dispatch message was sent; NULL if none is under way. A claim keeps the value and reports it.
+        # When its last dispatch message was sent; NULL if none was. A claim keeps the value, and the worker records it
+        # in workflow_queue as the progress of the queue.
         sa.Column("sent_at", sa.BigInteger),
         sa.Column("parent_pk", sa.BigInteger),
         sa.Column("parent_run_number", sa.Integer),
@@ -179,14 +193,15 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("completed_at", sa.BigInteger),
-        # If it continues another run: that run, the step at which it starts again, and the ancestors whose recorded
-        # time and random values its code sees.
+        # If it continues another run: that run, and the step at which it starts again. ``ancestry``: the earlier runs
+        # whose time and random numbers its code sees in replay, as JSON (`ancestry.Ancestry`).
         sa.Column("forked_from_instance_id", sa.String(255)),
         sa.Column("forked_from_run_number", sa.Integer),
         sa.Column("forked_from_step_key", sa.String(280)),
         sa.Column("ancestry", long_text()),
         # The steps that caused its end.
         sa.Column("failed_steps", long_text()),
+        # The random id of the transaction that wrote the row last. It tells whether a commit in doubt was applied.
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("log_count", sa.Integer, nullable=False),
         sa.Column("dropped_log_count", sa.Integer, nullable=False),
@@ -258,12 +273,13 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_sweep_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
-        # The search for lost tasks (`store.inventories`): a dispatcher starts it, workers answer.
+        # The search for lost tasks (`store.inventories`): a dispatcher starts an inventory, workers answer. A marker is
+        # a message behind the tasks of a queue: when it was received, all messages before it were received too.
         sa.Column("inventory", sa.BigInteger),
         sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", long_text()),
         sa.Column("received_markers", long_text()),
-        # The outages of the process as a JSON list, and the start of the oldest.
+        # The outages of the process as a JSON list, each with how long it has lasted.
         sa.Column("outages", long_text()),
     )
     topic_wait = table(

@@ -23,7 +23,7 @@ from tests.references import reference_of
 
 DONE = {"forged": True}
 ERROR = {"name": "Forged", "message": "no", "final": True}
-HINTS = frozenset({"next_check_at", "dispatch_count", "wake", "priority", "updated_at"})
+HINTS = frozenset({"next_check_at", "dispatch_count", "wake_reason", "priority", "updated_at"})
 """Of an instance: when a worker looks at it."""
 MALFORMED: list[tuple[Any, ...]] = [
     (), (None,), (1,), ("x",), ({},), ([],), (None, None), ("x", "y"), (1, 2, 3), ("waits", "w-1", "1"),

@@ -31,6 +31,60 @@ def look(worker: Worker) -> None:
     worker.runner._renewer._renew_all()
 
 
+# --- the step that runs now ----------------------------------------------------------------------
+
+
+def test_a_renewal_records_the_step_that_runs_now(world: World) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def record_row() -> None:
+        row = instance.row
+        seen.append((row.running_step_key, row.running_attempt, row.running_since))
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.do("long report", StepConfig(retries=Retries(limit=1, delay=0)), report)
+        look(world.worker)
+        record_row()
+
+    def report() -> None:
+        record_row()
+        started_at = world.now_us
+        world.clock.advance(7)
+        look(world.worker)
+        record_row()
+        assert seen[-1][2] == started_at
+        if len(seen) < 4:
+            raise OSError("no paper")
+
+    instance = order.create()
+    world.run_until_idle()
+    world.clock.advance(60)  # the failed attempt is repeated
+    world.run_until_idle()
+    assert instance.status == "complete"
+    names = [(step_key, attempt) for step_key, attempt, _ in seen]
+    nothing = (None, None)
+    assert names == [nothing, ("long report", 1), nothing, ("long report", 2), nothing]
+
+
+def test_the_next_claim_forgets_the_step_that_ran_before(world: World) -> None:
+    dying, heir = world.new_worker(), world.new_worker()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.do("long report", lambda: look(dying))
+
+    instance = order.create()
+    dying.runtime.crash_at = "after-body"
+    dying.advance(instance.ref)
+    assert (instance.row.running_step_key, instance.row.running_attempt) == ("long report", 1)
+    world.clock.advance(LEASE_SECONDS + 1)
+    heir.runtime.at["claimed"] = lambda: claimed.append(instance.row.running_step_key)
+    claimed: list[str | None] = []
+    assert heir.advance(instance.ref) == "complete"
+    assert claimed == [None]
+
+
 # --- passes that stop moving --------------------------------------------------------------------
 
 
