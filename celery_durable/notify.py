@@ -105,9 +105,9 @@ def send_sweep_done(published: int, duration: timedelta) -> None:
 # --- from a pass --------------------------------------------------------------------------------
 
 
-def send_pass_started(claim: Claim, *, has_started: bool) -> None:
+def send_pass_started(claim: Claim, *, is_start_recorded: bool) -> None:
     """A pass starts. It is the first of its run if no pass ended normally before, and none with its worker's death."""
-    if not has_started and claim.crash_count == 0:
+    if not is_start_recorded and claim.crash_count == 0:
         if signals.workflow_started.receivers:
             _send(signals.workflow_started, claim.ref, latency=claim.latency)
     elif signals.workflow_resumed.receivers:

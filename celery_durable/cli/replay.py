@@ -98,19 +98,19 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
             console.print_table(_COLUMNS, rows)
         for each in found.differences:
             console.print_line(Styled("differs", "red"), each.sentence)
-            console.print_line(Styled(each.remedy, "dim"), indent=2)
+            console.print_line(Styled(each.advice, "dim"), indent=2)
         for each in found.open_step_changes:
             console.print_line(Styled("changed", "yellow"), each.sentence)
-            console.print_line(Styled(each.remedy, "dim"), indent=2)
+            console.print_line(Styled(each.advice, "dim"), indent=2)
         console.print_line(found.end)
     else:
         console.print_record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
         for row in rows:
             console.print_record("step", *row)
         for each in found.differences:
-            console.print_record("differs", each.sentence, each.remedy)
+            console.print_record("differs", each.sentence, each.advice)
         for each in found.open_step_changes:
-            console.print_record("changed", each.sentence, each.remedy)
+            console.print_record("changed", each.sentence, each.advice)
         console.print_record("end", found.end)
     if recorded.is_partial:
         console.print_note(

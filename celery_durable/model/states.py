@@ -135,17 +135,17 @@ PRIVATE_TYPE_PATTERN = "%:%"
 _TASK_IDS = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
-def topic_type(topic: str, seq: int) -> str:
+def topic_event_type(topic: str, seq: int) -> str:
     """The event type of one wait on a topic, the step with this place in its run: nobody else consumes such events."""
     return f"{_TOPIC}{seq}:{topic}"
 
 
-def topic_of(event_type: str | None) -> str | None:
-    """The topic in an event type that `topic_type` made; None for others."""
+def parse_topic_event_type(event_type: str | None) -> str | None:
+    """The topic in an event type that `topic_event_type` made; None for others."""
     return _parse_subject(event_type, _TOPIC, 2)
 
 
-def task_type(task: str, pk: int, seq: int, attempt: int) -> str:
+def task_event_type(task: str, pk: int, seq: int, attempt: int) -> str:
     """The event type of the answer to one attempt of a task step: what an earlier attempt answers is for nobody.
 
     Nor is what is answered to an instance that was deleted, and made again under its id: ``pk`` is its key.
@@ -153,13 +153,13 @@ def task_type(task: str, pk: int, seq: int, attempt: int) -> str:
     return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_MAX_TYPE_LENGTH]
 
 
-def task_of(event_type: str | None) -> str | None:
-    """The name of the task in an event type that `task_type` made; None for others."""
+def parse_task_event_type(event_type: str | None) -> str | None:
+    """The name of the task in an event type that `task_event_type` made; None for others."""
     return _parse_subject(event_type, _TASK, 4)
 
 
 def is_task_event_type(event_type: str) -> bool:
-    """Whether `task_type` may have made it: what comes from outside may be anything."""
+    """Whether `task_event_type` may have made it: what comes from outside may be anything."""
     return _TASK_PATTERN.fullmatch(event_type) is not None
 
 
@@ -168,13 +168,13 @@ def task_id(event_type: str, pk: int, run_number: int) -> str:
     return str(uuid.uuid5(_TASK_IDS, f"{pk}/{run_number}/{event_type}"))
 
 
-def child_type(workflow: str, instance_id: str, seq: int) -> str:
+def child_event_type(workflow: str, instance_id: str, seq: int) -> str:
     """The event type of a child workflow's answer to the step that created it."""
     return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
-def child_of(event_type: str | None) -> tuple[str, str] | None:
-    """The workflow and the id in an event type that `child_type` made; None for others."""
+def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
+    """The workflow and the id in an event type that `child_event_type` made; None for others."""
     found = _parse_subject(event_type, _CHILD, 2)
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 

@@ -162,7 +162,7 @@ class CreateOperations(OperationsBase):
             number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else started(row, number)
 
-        answer, due_runs = self._store.transact(work, resolve=was_applied)
+        answer, due_runs = self._store.transact(work, find_committed=was_applied)
         for due in due_runs:
             if answer.outcome == "created":
                 notify.send_workflow_created(due.ref)

@@ -119,7 +119,7 @@ class InterventionOperations(OperationsBase):
             number = interventions.find_by_commit(tx, row, commit_id=intervention.commit_id)
             return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
 
-        number, due_runs = self._store.transact(work, resolve=was_applied)
+        number, due_runs = self._store.transact(work, find_committed=was_applied)
         assert step_before is not None
         ref = RunRef(workflow, instance_id, number)
         if starts_new_run:

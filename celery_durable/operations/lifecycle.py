@@ -105,7 +105,7 @@ class LifecycleOperations(OperationsBase):
                 return False, []  # a concurrent restart has ended the intended run and started another
             return (True, []) if row.status is Status.TERMINATED else None
 
-        is_done, due_runs = self._store.transact(work, resolve=was_applied)
+        is_done, due_runs = self._store.transact(work, find_committed=was_applied)
         if is_done:
             notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
         self._publish_runs(due_runs)
@@ -198,7 +198,7 @@ class LifecycleOperations(OperationsBase):
             is_new, due_runs = work(self._store.join(session))
             self._store.after_commit(session, lambda: notify_and_wake(due_runs))
         else:
-            is_new, due_runs = self._store.transact(work, resolve=was_applied)
+            is_new, due_runs = self._store.transact(work, find_committed=was_applied)
             notify_and_wake(due_runs)
         return is_new
 

@@ -75,7 +75,8 @@ class OutboxOperations(OperationsBase):
             return list(found)
 
         return self._store.transact(
-            work, resolve=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=self._scope)) else None
+            work,
+            find_committed=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=self._scope)) else None,
         )
 
 

@@ -32,7 +32,7 @@ from celery_durable.model import (
     StepRecord,
     StepType,
     VersionedInstance,
-    child_of,
+    parse_child_event_type,
 )
 from celery_durable.operations.base import OperationsBase, check_limit, is_possible_workflow_name, require_possible_id
 from celery_durable.store import heartbeats, history, instances, interventions, labels, outbox, published_values, scopes
@@ -348,7 +348,9 @@ class QueryOperations(OperationsBase):
         """Remove the child's id from the types of answer events, as `_restrict_steps` removes the links."""
         if self._scope is None:
             return tuple(events)
-        children = {event.seq: Child(*found) for event in events if (found := child_of(event.type)) is not None}
+        children = {
+            event.seq: Child(*found) for event in events if (found := parse_child_event_type(event.type)) is not None
+        }
         hidden = set(children.values()) - scopes.filter_in_scope(tx, self._scope, set(children.values()))
         return tuple(
             replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event

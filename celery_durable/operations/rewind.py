@@ -107,7 +107,7 @@ class RewindOperations(OperationsBase):
             is_ours = runs.find_creator(tx, workflow, new_id) == commit_id
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
 
-        due = self._store.transact(work, resolve=was_applied)
+        due = self._store.transact(work, find_committed=was_applied)
         notify.send_workflow_created(due.ref)
         self._publish_runs([due])
         return new_id
@@ -138,7 +138,7 @@ class RewindOperations(OperationsBase):
             number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
 
-        due = self._store.transact(work, resolve=was_applied)
+        due = self._store.transact(work, find_committed=was_applied)
         notify.send_workflow_restarted(due.ref, reason=reason)
         self._publish_runs([due])
         return due.ref.run_number

@@ -47,7 +47,7 @@ class TopicOperations(OperationsBase):
             return emissions.begin(tx, **started, lease=self._settings.lease)
 
         if not self._store.transact(
-            begin, resolve=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
+            begin, find_committed=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
         ):
             return 0
         resumed, is_over = 0, False
@@ -74,7 +74,7 @@ class TopicOperations(OperationsBase):
             # process.
             return ours if ours is not None and (found is None or found.cursor_pk >= ours.cursor_pk) else None
 
-        return self._store.transact(work, resolve=was_applied)
+        return self._store.transact(work, find_committed=was_applied)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """Return a page of the open waits on a topic, oldest instances first. ``cursor`` continues an earlier page.

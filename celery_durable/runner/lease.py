@@ -103,7 +103,9 @@ class Lease:
             raise Superseded(str(self.claim.ref))
         if not self.is_valid:
             requested_at = self._runtime.monotonic()
-            store.transact(lambda tx: claims.guard(tx, self.claim, lease=self.length, is_progress=False), timeouts=PASS)
+            store.transact(
+                lambda tx: claims.guard(tx, self.claim, lease=self.length, resets_crash_count=False), timeouts=PASS
+            )
             self.extend(requested_at=requested_at)
 
 
@@ -200,7 +202,7 @@ class LeaseRenewer:
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
     """Release the claim of a stalled pass. It counts as no crash, since no worker died."""
-    guard_result = claims.guard(tx, lease.claim, lease=lease.length, is_progress=False)
+    guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     step_rows.write_logs(tx, lease.claim, guard_result, [line], limit=1)
     claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

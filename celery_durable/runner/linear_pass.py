@@ -33,10 +33,10 @@ from celery_durable.model import (
     StepStatus,
 )
 from celery_durable.runner.body_runner import MAX_BODY_RERUNS
-from celery_durable.runner.execution_context import Environment
 from celery_durable.runner.handlers import Handlers
 from celery_durable.runner.lease import Lease
-from celery_durable.runner.step_attempt import Interrupted, Raised, Returned, StepAttempt, TimedOut
+from celery_durable.runner.pass_state import Environment
+from celery_durable.runner.step_attempt import PassOver, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runtime import ConcurrentBody
@@ -80,7 +80,7 @@ class LinearPass:
             error = WorkerCrashLoop(crashes)
             self._fail_run(current_step, (type(error).__name__, str(error)))
         else:
-            notify.send_pass_started(self._lease.claim, has_started=self._run_state.has_started)
+            notify.send_pass_started(self._lease.claim, is_start_recorded=self._run_state.is_start_recorded)
         while self._summary is None:
             row = self._current_step()
             if row is None:
@@ -267,7 +267,7 @@ class LinearPass:
 
     def _record(self, row: StepRow, step_attempt: StepAttempt, outcome: Any) -> None:
         match outcome:
-            case Interrupted(error):
+            case PassOver(error):
                 step_attempt.abandon()
                 self._release_for_shutdown(row)
                 raise error
@@ -475,7 +475,7 @@ class LinearPass:
             "one. Keep the handlers of all steps of unfinished runs, or wait for the deploy to end.",
             row.name, self._definition.name, self._lease.claim.ref,
         )  # fmt: skip
-        self._release([OpenWait(self._now + delay)], is_progress=False)
+        self._release([OpenWait(self._now + delay)], resets_crash_count=False)
         self._summary = f"noop: step {row.name!r} has no handler in this worker"
 
     def _release_for_shutdown(self, row: StepRow) -> None:

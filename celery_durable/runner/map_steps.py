@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import StepRow, StepStatus, task_type
+from celery_durable.model import StepRow, StepStatus, task_event_type
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.pass_state import PassState
 from celery_durable.runner.remote_steps import find_task_name
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import StepExecution
@@ -30,14 +30,14 @@ from celery_durable.store.step_rows import StepWrite
 class MapSteps:
     """Advances the map steps of a pass."""
 
-    def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
-        self._context, self._waits = context, waits
+    def __init__(self, pass_state: PassState, waits: WaitSteps) -> None:
+        self._pass, self._waits = pass_state, waits
 
     def advance(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
         """Advance a map step: send its items, or check them."""
-        match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
+        match self._pass.replay_state.decide_remote(execution.entry.row, now=self._pass.now):
             case ReplayStep(row):
-                execution.row = row
+                execution.finished_row = row
             case RunAttempt() | WaitUntil():
                 self._start(execution, call, may_suspend=may_suspend)
             case AwaitAnswer(row):
@@ -47,35 +47,35 @@ class MapSteps:
         """Return the answer of each item of a finished map step, and the number of its attempts."""
         if row.result is not None:  # completed with set-result, or read from an export
             return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
-        claim = self._context.lease.claim
+        claim = self._pass.lease.claim
         step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
-        read = self._context.env.store.read
-        answers: list[tuple[str, int]] = self._context.run_or_interrupt(
+        read = self._pass.env.store.read
+        answers: list[tuple[str, int]] = self._pass.run_or_interrupt(
             lambda: read(lambda tx: items.read_answers(tx, **step_fields))
         )
         return answers
 
     def _build_remote_step(self, execution: StepExecution, call: MapCall) -> RemoteStep:
-        claim = self._context.lease.claim
+        claim = self._pass.lease.claim
         assert execution.policy.timeout is not None
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
-        on_lost = call.on_lost or self._context.env.settings.task_on_lost
+        on_lost = call.on_lost or self._pass.env.settings.task_on_lost
         return RemoteStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
     def _start(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
         """Record all items, and send the first ones, up to ``max_concurrency``."""
-        remote_step, limits = self._build_remote_step(execution, call), self._context.env.settings.limits
+        remote_step, limits = self._build_remote_step(execution, call), self._pass.env.settings.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
-            self._context.commit_step(execution, self._context.build_write(execution, StepStatus.COMPLETED, attempts=1))
+            self._pass.commit_step(execution, self._pass.build_write(execution, StepStatus.COMPLETED, attempts=1))
             return
-        write = self._context.build_write(
+        write = self._pass.build_write(
             execution,
             StepStatus.WAITING,
             attempts=1,
             wake_in=remote_step.timeout,
-            event_type=task_type(find_task_name(call.task), remote_step.pk, execution.entry.seq, 0),
+            event_type=task_event_type(find_task_name(call.task), remote_step.pk, execution.entry.seq, 0),
         )
 
         def send(tx: Tx, _: GuardResult) -> list[StepWrite]:
@@ -87,10 +87,10 @@ class MapSteps:
             return [_wait_for_items(remote_step, row.wake_at) for row in rows if row.wake_at is not None]
 
         step_commit = StepCommit(
-            [write], self._context.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
+            [write], self._pass.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
         )
         if may_suspend:
-            self._context.defer_suspension(step_commit)
+            self._pass.defer_suspension(step_commit)
             return
         self._commit(execution, remote_step, step_commit)
 
@@ -102,14 +102,14 @@ class MapSteps:
         """
         remote_step = self._build_remote_step(execution, call)
         assert row.wake_at is not None
-        if row.wake_at > self._context.now and not self._context.run_or_interrupt(
-            lambda: self._context.env.store.read(lambda tx: items.needs_pass(tx, remote_step, now=self._context.now))
+        if row.wake_at > self._pass.now and not self._pass.run_or_interrupt(
+            lambda: self._pass.env.store.read(lambda tx: items.needs_pass(tx, remote_step, now=self._pass.now))
         ):
             execution.wait = _wait_for_items(remote_step, row.wake_at)
             return
-        commit_id = self._context.env.runtime.new_token()
+        commit_id = self._pass.env.runtime.new_token()
         build_write = functools.partial(
-            self._context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
+            self._pass.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
@@ -130,10 +130,10 @@ class MapSteps:
                 if first_error is None
                 else build_write(StepStatus.ERRORED, **_error_of_first_failure(first_error))
             )
-            return [end, *self._context.build_race_writes(execution, commit_id)]
+            return [end, *self._pass.build_race_writes(execution, commit_id)]
 
         step_commit = StepCommit(
-            [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._context.drain_logs(), decide=decide
+            [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._pass.drain_logs(), decide=decide
         )
         self._commit(execution, remote_step, step_commit)
 
@@ -150,9 +150,7 @@ class MapSteps:
         return RetryDecision(item, answer, now + pause)
 
     def _commit(self, execution: StepExecution, remote_step: RemoteStep, step_commit: StepCommit) -> None:
-        self._context.apply_to(
-            execution, self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
-        )
+        self._pass.apply_to(execution, self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit)))
         if execution.wait is not None:
             execution.wait = _wait_for_items(remote_step, execution.wait.due_at)
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from celery_durable import values
 from celery_durable.config import Settings
-from celery_durable.model import StepRow, child_of, task_of, topic_of
+from celery_durable.model import StepRow, parse_child_event_type, parse_task_event_type, parse_topic_event_type
 from celery_durable.runner.remote_steps import find_task_name
 from celery_durable.runner.step_execution import StepExecution
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, TaskCall, WaitCall
@@ -26,14 +26,14 @@ class Difference:
     """A difference between the code and the recorded run: a sentence that names both, and the remedy."""
 
     sentence: str
-    remedy: str
+    advice: str
 
 
 def find_open_step_changes(execution: StepExecution, row: StepRow, settings: Settings) -> Iterator[Difference]:
     """Yield the differences between an open step's call in the code and its row."""
-    for was, now, remedy in _compare_call(execution, row, settings):
+    for was, now, advice in _compare_call(execution, row, settings):
         yield Difference(
-            f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", remedy
+            f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}.", advice
         )
 
 
@@ -41,7 +41,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
     call = execution.call
     match call:
         case WaitCall():
-            topic = topic_of(row.wait_event_type)
+            topic = parse_topic_event_type(row.wait_event_type)
             was = f"event {row.wait_event_type!r}" if topic is None else f"topic {topic!r}"
             now = f"{'topic' if call.is_topic else 'event'} {call.event_type!r}"
             if row.wait_event_type is not None and was != now:
@@ -49,7 +49,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
             yield from _compare_duration(row, "timeout", values.parse_duration(call.timeout))
         case TaskCall() | MapCall():
             name = find_task_name(call.signature if isinstance(call, TaskCall) else call.task)
-            if (task := task_of(row.wait_event_type)) is not None and task != name:
+            if (task := parse_task_event_type(row.wait_event_type)) is not None and task != name:
                 yield (
                     f"task {task!r}",
                     f"task {name!r}",
@@ -57,7 +57,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
                 )
             yield from _compare_timeout(execution, row)
         case ChildCall():
-            if (child := child_of(row.wait_event_type)) is not None:
+            if (child := parse_child_event_type(row.wait_event_type)) is not None:
                 workflow, instance_id = call.definition.name, call.instance_id or child[1]
                 if child != (workflow, instance_id):
                     was, now = f"child {child[0]}/{child[1]}", f"child {workflow}/{instance_id}"

@@ -25,9 +25,9 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
-    child_type,
-    task_type,
-    topic_type,
+    child_event_type,
+    task_event_type,
+    topic_event_type,
 )
 from celery_durable.store import history, instances, step_rows
 from celery_durable.store.engine import Tx
@@ -111,11 +111,11 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
 def _get_awaited_type(step: StepRecord, position: int) -> str | None:
     """The event type that the step's row waits for."""
     if step.wait_topic is not None:
-        return topic_type(step.wait_topic, position)
+        return topic_event_type(step.wait_topic, position)
     if step.task is not None:
-        return task_type(step.task, 0, position, step.attempts)
+        return task_event_type(step.task, 0, position, step.attempts)
     if step.child is not None:
-        return child_type(step.child.workflow, step.child.instance_id, position)
+        return child_event_type(step.child.workflow, step.child.instance_id, position)
     return step.wait_event_type
 
 

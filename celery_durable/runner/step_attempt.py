@@ -36,13 +36,13 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class PassOver:
     """The attempt ended because the process stops or the claim is lost. This is not a failure of the step."""
 
     error: BaseException
 
 
-AttemptOutcome = Returned | Raised | TimedOut | Interrupted
+AttemptOutcome = Returned | Raised | TimedOut | PassOver
 
 current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
     "celery_durable_body", default=None
@@ -96,9 +96,9 @@ class StepAttempt:
         except StepInterrupted:
             outcome = TimedOut()
         except Superseded as exc:
-            outcome = Interrupted(exc)
+            outcome = PassOver(exc)
         except BaseException as exc:  # noqa: BLE001  # whatever user code raises is the step's failure (LAW 9)
-            outcome = Interrupted(exc) if self._stops_process(exc) else Raised(exc)
+            outcome = PassOver(exc) if self._stops_process(exc) else Raised(exc)
         finally:
             self._duration = timedelta(seconds=self._monotonic() - self._started_at)
             self._lease.exit_user_code(self)
@@ -138,7 +138,7 @@ class StepAttempt:
             self._is_over = True
             self._lease.exit_user_code(self)
             current_attempt.set(None)
-        return TimedOut() if has_timed_out and not isinstance(outcome, Interrupted) else outcome
+        return TimedOut() if has_timed_out and not isinstance(outcome, PassOver) else outcome
 
     def check_not_abandoned(self) -> None:
         """Raise StepInterrupted if this attempt was abandoned. Bodies call it before they use the database."""

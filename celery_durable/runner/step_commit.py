@@ -64,8 +64,8 @@ class StepCommit:
     run_outcome: RunOutcome | None = None
 
     @property
-    def is_progress(self) -> bool:
-        return any(write.is_progress for write in self.writes)
+    def resets_crash_count(self) -> bool:
+        return any(write.resets_crash_count for write in self.writes)
 
     @property
     def is_single_write(self) -> bool:
@@ -126,7 +126,7 @@ class Committer:
         run_limits: RunLimits,
         published: PublishedValues,
         *,
-        has_started: bool,
+        is_start_recorded: bool,
         remaining_logs: int,
         run_created_at: datetime,
         stops_process: Callable[[BaseException], bool],
@@ -143,7 +143,7 @@ class Committer:
             publish_runs,
         )
         self._stops_process = stops_process
-        self._has_started, self._remaining_logs = has_started, remaining_logs
+        self._is_start_recorded, self._remaining_logs = is_start_recorded, remaining_logs
         self._grace = timedelta(seconds=settings.grace_seconds)
         self._effects = StepEffects(settings, store.runtime, lease.claim)
 
@@ -170,7 +170,7 @@ class Committer:
         self.published.mark_flushed()
         self._lease.extend(requested_at=requested_at)
         if committed.released is not None:
-            self._has_started = True
+            self._is_start_recorded = True
         return committed
 
     def _commit_with_user_writes(self, step_commit: StepCommit, session: Session | None) -> Committed:
@@ -189,13 +189,13 @@ class Committer:
                 written = step_rows.commit_step(tx, self.claim, step_commit.writes[0], lease=self._lease.length)
             return Committed([written.row], pause_requested=written.pause_requested, writes=step_commit.writes)
 
-        resolve = self._build_resolve(step_commit)
+        find_committed = self._build_find_committed(step_commit)
         try:
-            return self._store.transact(work, resolve=resolve, is_single_statement=True, timeouts=PASS)
+            return self._store.transact(work, find_committed=find_committed, is_single_statement=True, timeouts=PASS)
         except Superseded:
             # This pass may have superseded itself: the first try timed out, but the database applied it before the
             # second one.
-            found = self._store.transact(resolve)
+            found = self._store.transact(find_committed)
             if found is None:
                 raise
             return found
@@ -215,7 +215,9 @@ class Committer:
             if pk <= self.claim.pk:  # includes this instance, because the guard uses another index (see `terminate`)
                 instances.lock(tx, workflow, instance_id)
         with self._store.conflict_as_superseded():
-            guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=step_commit.is_progress)
+            guard_result = claims.guard(
+                tx, self.claim, lease=self._lease.length, resets_crash_count=step_commit.resets_crash_count
+            )
             writes = step_commit.writes if step_commit.decide is None else step_commit.decide(tx, guard_result)
             rows = [self._write_row(tx, guard_result, write) for write in writes]
         self._merge_labels(tx, step_commit)
@@ -280,7 +282,7 @@ class Committer:
             if session is not None:
                 session.flush()
             if step_commit.user_writes:
-                self._store.run_author_writes(tx, step_commit.user_writes, session)
+                self._store.run_user_writes(tx, step_commit.user_writes, session)
         except BaseException as exc:
             if self._store.is_transient(exc) or isinstance(exc, Superseded) or self._stops_process(exc):
                 raise
@@ -297,7 +299,7 @@ class Committer:
         try:
             return self._store.transact(
                 lambda tx: self._write_in_lock_order(tx, step_commit, None),
-                resolve=self._build_resolve(step_commit),
+                find_committed=self._build_find_committed(step_commit),
                 timeouts=None if step_commit.user_writes else PASS,
             )
         except Exception as exc:
@@ -307,14 +309,14 @@ class Committer:
 
     def _commit_session(self, step_commit: StepCommit, session: Session) -> Committed:
         """Commit in the body's own transaction; raises BodyRerunRequired if the transaction did not happen."""
-        resolve = self._build_resolve(step_commit)
+        find_committed = self._build_find_committed(step_commit)
         try:
             return self._store.transact_session(session, lambda tx: self._write_in_lock_order(tx, step_commit, session))
         except StepEffectFailed:
             raise
         except Exception as exc:
             if self._store.is_commit_in_doubt(exc):
-                found = self._store.transact(resolve)
+                found = self._store.transact(find_committed)
                 if found is not None:
                     return found
             elif self._store.is_rejection(exc):  # a deferred constraint, or an error that the body ignored
@@ -323,13 +325,13 @@ class Committer:
                 raise
             raise BodyRerunRequired(str(exc)) from exc
 
-    def _build_resolve(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
+    def _build_find_committed(self, step_commit: StepCommit) -> Callable[[Tx], Committed | None]:
         """Build the check that runs after a commit in doubt. It looks for the rows with this commit's ids.
 
         It locks the instance first, and so waits until the database has committed or rolled back the commit in doubt.
         """
 
-        def resolve(tx: Tx) -> Committed | None:
+        def find_committed(tx: Tx) -> Committed | None:
             is_held = claims.is_held(tx, self.claim)
             rows = [
                 step_rows.find_commit(tx, self.claim, key=write.key, commit_id=write.commit_id)
@@ -347,7 +349,7 @@ class Committer:
                 raise Superseded(str(self.claim.ref))
             return None
 
-        return resolve
+        return find_committed
 
     # --- waits ----------------------------------------------------------------------------------
 
@@ -408,7 +410,7 @@ class Committer:
             due_runs = (DueRun(self.claim.ref, self.claim.queue),) if released is ReleaseOutcome.DUE else ()
             return Committed(rows, guard_result.pause_requested, released, until, due_runs, writes=writes)
 
-        def resolve(tx: Tx) -> Committed | None:
+        def find_committed(tx: Tx) -> Committed | None:
             is_held = claims.is_held(tx, self.claim)
             row = step_rows.find_commit(tx, self.claim, key=key, commit_id=commit_id)
             if row is not None:
@@ -419,7 +421,7 @@ class Committer:
             return None
 
         requested_at = self._lease.mark_progress()
-        committed = self._store.transact(work, resolve=resolve, timeouts=PASS)
+        committed = self._store.transact(work, find_committed=find_committed, timeouts=PASS)
         self._remaining_logs -= len(logs)
         self.published.mark_flushed()
         self._lease.extend(requested_at=requested_at)
@@ -428,7 +430,7 @@ class Committer:
     # --- the end of a pass ----------------------------------------------------------------------
 
     def _suspend(self, tx: Tx, guard_result: GuardResult, waits: list[OpenWait]) -> ReleaseOutcome:
-        if not self._has_started:
+        if not self._is_start_recorded:
             claims.mark_started(tx, self.claim)
         if not waits:
             return claims.release(tx, self.claim, guard_result, grace=self._grace)
@@ -441,13 +443,13 @@ class Committer:
         waits: list[OpenWait],
         writes: Sequence[StepWrite] = (),
         *,
-        is_progress: bool | None = None,
+        resets_crash_count: bool | None = None,
     ) -> ReleaseOutcome:
         """Release the instance: suspended until one of ``waits``, or due at once if there are none."""
-        makes_progress = bool(waits) if is_progress is None else is_progress
+        must_reset = bool(waits) if resets_crash_count is None else resets_crash_count
 
         def work(tx: Tx) -> ReleaseOutcome:
-            guard_result = claims.guard(tx, self.claim, lease=self._lease.length, is_progress=makes_progress)
+            guard_result = claims.guard(tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)
             for write in writes:
                 step_rows.write_step(tx, self.claim, guard_result, write)
             step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
@@ -456,14 +458,14 @@ class Committer:
 
         is_certain = True
 
-        def resolve(tx: Tx) -> ReleaseOutcome | None:
+        def find_committed(tx: Tx) -> ReleaseOutcome | None:
             nonlocal is_certain
             is_certain = claims.is_held(tx, self.claim)
             # If the claim is gone after a commit in doubt, this pass released it or another worker took over. In both
             # cases this pass is over.
             return None if is_certain else ReleaseOutcome.WAITING
 
-        released = self._store.transact(work, resolve=resolve, timeouts=PASS)
+        released = self._store.transact(work, find_committed=find_committed, timeouts=PASS)
         if is_certain:
             notify.send_workflow_suspended(self.claim, released, min((wait.due_at for wait in waits), default=None))
         return released
@@ -517,7 +519,7 @@ class Committer:
     ) -> None:
         """Commit the end of the run. Then send its signal, unless another worker may have ended the run."""
         ended = self._store.transact(
-            work, resolve=self._resolve_end, is_single_statement=is_single_statement, timeouts=PASS
+            work, find_committed=self._find_end, is_single_statement=is_single_statement, timeouts=PASS
         )
         if not ended.is_certain:  # a sweep finds the messages to send and the runs to wake
             return
@@ -545,6 +547,6 @@ class Committer:
         )
         return tuple(messages)
 
-    def _resolve_end(self, tx: Tx) -> _EndResult | None:
+    def _find_end(self, tx: Tx) -> _EndResult | None:
         """Check after a commit in doubt. If the claim is gone, this pass ended the run or another worker took over."""
         return None if claims.is_held(tx, self.claim) else _EndResult(is_certain=False)

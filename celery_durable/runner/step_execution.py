@@ -27,12 +27,12 @@ class StepExecution:
     """One step call in this pass.
 
     ``row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass has set
-    `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
+    `PassState.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
     """
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
         self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
-        self.row: StepRow | None = entry.row if entry.row is not None and entry.row.is_finished else None
+        self.finished_row: StepRow | None = entry.row if entry.row is not None and entry.row.is_finished else None
         self.cause: BaseException | None = None
         self.wait: OpenWait | None = None
 
@@ -45,7 +45,7 @@ class StepExecution:
         return self.entry.name
 
 
-class ProcessStopping(Interruption):
+class PassInterrupted(Interruption):
     """The process is stopping: ``error``, such as SystemExit, interrupted the pass or a body. It fails no step."""
 
     def __init__(self, error: BaseException) -> None:

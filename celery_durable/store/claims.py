@@ -219,15 +219,20 @@ def guard_update(s: Store) -> Any:
         .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
         .values(
             lease_until=s.clock() + param("lease_us", type_=sa.BigInteger),
-            crash_count=sa.case((param("is_progress", type_=sa.Boolean), 0), else_=i.c.crash_count),
+            crash_count=sa.case((param("resets_crash_count", type_=sa.Boolean), 0), else_=i.c.crash_count),
             version=i.c.version + 1,
         )
     )
 
 
-def guard_params(claim: Claim, *, lease: timedelta, is_progress: bool) -> dict[str, Any]:
+def guard_params(claim: Claim, *, lease: timedelta, resets_crash_count: bool) -> dict[str, Any]:
     """Return the parameters of `guard_update`."""
-    return {"pk": claim.pk, "token": claim.token, "lease_us": duration_us(lease), "is_progress": is_progress}
+    return {
+        "pk": claim.pk,
+        "token": claim.token,
+        "lease_us": duration_us(lease),
+        "resets_crash_count": resets_crash_count,
+    }
 
 
 @statement
@@ -244,13 +249,13 @@ def _read_guard(s: Store) -> Any:
     return sa.select(i.pause_requested, s.clock().label("now_us")).where(i.id == param("pk"))
 
 
-def guard(tx: Tx, claim: Claim, *, lease: timedelta, is_progress: bool = True) -> GuardResult:
+def guard(tx: Tx, claim: Claim, *, lease: timedelta, resets_crash_count: bool = True) -> GuardResult:
     """Lock the instance under this claim and renew the lease; raises Superseded.
 
-    Read everything that the transaction depends on after the guard (LAW 2b). ``is_progress=True`` resets the crash
-    count. Pass False for a write that does not advance the run.
+    Read everything that the transaction depends on after the guard (LAW 2b). ``resets_crash_count``: the transaction
+    advances the run, which shows that its crashes are over. Pass False for a write that does not advance it.
     """
-    found = tx.run(_guard, **guard_params(claim, lease=lease, is_progress=is_progress))
+    found = tx.run(_guard, **guard_params(claim, lease=lease, resets_crash_count=resets_crash_count))
     if tx.store.database.update_returns:
         row = found.first()
     else:

@@ -17,7 +17,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import EmissionMismatch
-from celery_durable.model import TERMINAL, DueRun, RunRef, Scope, Status, StepStatus, WakeReason, duration_us, topic_of
+from celery_durable.model import (
+    TERMINAL,
+    DueRun,
+    RunRef,
+    Scope,
+    Status,
+    StepStatus,
+    WakeReason,
+    duration_us,
+    parse_topic_event_type,
+)
 from celery_durable.store import dialects, scopes, topic_waits
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
@@ -240,7 +250,7 @@ def _is_open(wait: Any, owner: Any, topic: str) -> bool:
         wait.run_number == owner.run_number
         and Status(owner.status) not in TERMINAL
         and wait.status == StepStatus.WAITING.value
-        and topic_of(wait.wait_event_type) == topic
+        and parse_topic_event_type(wait.wait_event_type) == topic
         and wait.wake_at >= wait.now_us
     )
 

@@ -211,25 +211,25 @@ class Store:
         self,
         work: Callable[[Tx], T],
         *,
-        resolve: Callable[[Tx], T | None] | None = None,
+        find_committed: Callable[[Tx], T | None] | None = None,
         is_single_statement: bool = False,
         timeouts: Timeouts | None = ORDINARY,
     ) -> T:
         """Run ``work`` in one transaction. Run it again if the database reports that nothing was applied.
 
-        If the connection is lost during the commit, the commit is in doubt. Then ``resolve`` runs in a new transaction.
-        Its return value becomes the result. None means that nothing was applied, so ``work`` runs again.
+        If the connection is lost during the commit, the commit is in doubt. Then ``find_committed`` runs in a new
+        transaction. Its return value becomes the result. None means that nothing was applied, so ``work`` runs again.
 
         ``is_single_statement`` says that ``work`` runs only one statement if the database can combine writes. On such
         a database it runs in autocommit on the kept connection, in one round trip. ``timeouts`` is how long the
         database may take. It is None, without limit, if ``work`` also runs an author's statements.
         """
-        return self._transact(work, resolve, TimeBudget(timeouts), is_single_statement=is_single_statement)
+        return self._transact(work, find_committed, TimeBudget(timeouts), is_single_statement=is_single_statement)
 
     def _transact(
         self,
         work: Callable[[Tx], T],
-        resolve: Callable[[Tx], T | None] | None,
+        find_committed: Callable[[Tx], T | None] | None,
         budget: TimeBudget,
         *,
         is_single_statement: bool,
@@ -244,8 +244,8 @@ class Store:
                 return self._run_once(work, self._next_deadline(budget), is_single_statement=is_single_statement)
             except _CommitInDoubt as in_doubt:
                 _log_commit_in_doubt(in_doubt.cause)
-                if resolve is not None and not budget.is_spent:
-                    found = self._transact(resolve, None, budget, is_single_statement=False)
+                if find_committed is not None and not budget.is_spent:
+                    found = self._transact(find_committed, None, budget, is_single_statement=False)
                     if found is not None:
                         return found
                 if tries_left == 0 or budget.is_spent:
@@ -427,7 +427,7 @@ class Store:
         except exc.DBAPIError as error:
             logger.info("A step's session was closed after its connection was lost: %s", error.orig)
 
-    def run_author_writes(self, tx: Tx, writes: Sequence[Callable[[Session], object]], session: Session | None) -> None:
+    def run_user_writes(self, tx: Tx, writes: Sequence[Callable[[Session], object]], session: Session | None) -> None:
         """Run the writes that a step's body buffered with `StepTx.mutate`, in the transaction that commits the step."""
         own = session or Session(tx.conn, join_transaction_mode="rollback_only", expire_on_commit=False)
         for write in writes:

@@ -28,12 +28,12 @@ from celery_durable.model import (
     StepRecord,
     StepStatus,
     StepType,
-    child_of,
     from_us,
     get_public_event_type,
+    parse_child_event_type,
+    parse_task_event_type,
+    parse_topic_event_type,
     task_id,
-    task_of,
-    topic_of,
 )
 from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
@@ -253,7 +253,7 @@ def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
 
 
 def _to_step_record(row: Any) -> StepRecord:
-    task, child = task_of(row.wait_event_type), child_of(row.wait_event_type)
+    task, child = parse_task_event_type(row.wait_event_type), parse_child_event_type(row.wait_event_type)
     is_one_task = task is not None and row.type == StepType.TASK.value
     return StepRecord(
         step_key=row.step_key,
@@ -266,7 +266,7 @@ def _to_step_record(row: Any) -> StepRecord:
         next_retry_at=from_us_or_none(row.next_retry_at),
         wake_at=from_us_or_none(row.wake_at),
         wait_event_type=get_public_event_type(row.wait_event_type),
-        wait_topic=topic_of(row.wait_event_type),
+        wait_topic=parse_topic_event_type(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_to_error_info(row.error_name, row.error_message),
         created_at=from_us_or_none(row.created_at),
@@ -306,7 +306,7 @@ def read_events(
         EventRecord(
             seq=row.seq,
             event_id=row.event_id,
-            type=topic_of(row.type) or row.type,
+            type=parse_topic_event_type(row.type) or row.type,
             payload=json.loads(row.payload),
             created_at=from_us(row.created_at),
             delivered_at=from_us_or_none(row.delivered_at),

@@ -24,8 +24,8 @@ from celery_durable.model import (
     StepType,
     duration_us,
     from_us,
+    parse_topic_event_type,
     to_us,
-    topic_of,
 )
 from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -46,7 +46,7 @@ class RunState:
     version: int | None = None
 
     @property
-    def has_started(self) -> bool:
+    def is_start_recorded(self) -> bool:
         """Whether an earlier pass has recorded anything."""
         return self.started_at is not None
 
@@ -163,7 +163,7 @@ class StepWrite:
         return self.status in FINISHED_STEPS
 
     @property
-    def is_progress(self) -> bool:
+    def resets_crash_count(self) -> bool:
         """Whether this write is progress of the run.
 
         The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
@@ -289,9 +289,9 @@ def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> 
     or if the row to overwrite has changed.
     """
     if not tx.store.database.can_combine_writes:
-        guard_result = guard(tx, claim, lease=lease, is_progress=write.is_progress)
+        guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
         return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    parameters = guard_params(claim, lease=lease, is_progress=write.is_progress) | _parameters(write)
+    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | _parameters(write)
     if write.is_new:
         found = tx.run(_guard_and_insert, **parameters, **_insert_parameters(write)).first()
     else:
@@ -415,7 +415,7 @@ class PendingEvent:
     @property
     def result_json(self) -> str:
         """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
-        type_ = topic_of(self.type) or self.type
+        type_ = parse_topic_event_type(self.type) or self.type
         return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
 
 

@@ -155,7 +155,7 @@ class OutboundDeliverer:
         token = self._runtime.new_token()
         delivery = self._store.transact(
             lambda tx: outbox.begin_delivery(tx, id_, token=token, lease=_LEASE),
-            resolve=lambda tx: outbox.find_delivery(tx, id_, token=token),
+            find_committed=lambda tx: outbox.find_delivery(tx, id_, token=token),
         )
         if delivery is None:
             return "noop: delivered, not due, or claimed by another worker"

@@ -113,7 +113,7 @@ class NotReplayed(HarnessError, AssertionError):
 
     def __init__(self, ref: RunRef, differences: Sequence[tuple[str, str]]) -> None:
         self.ref, self.differences = ref, tuple(differences)
-        lines = "".join(f"\n  {sentence} {remedy}" for sentence, remedy in differences)
+        lines = "".join(f"\n  {sentence} {advice}" for sentence, advice in differences)
         super().__init__(
             f"Workflow {ref.workflow!r} does not follow what is recorded of run {ref.run_number} of instance "
             f"{ref.instance_id!r}:{lines}"

@@ -42,6 +42,6 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
     finally:
         store.close()
     for change in found.open_step_changes:
-        warnings.warn(OpenStepChanged(f"{found.ref}: {change.sentence} {change.remedy}"), stacklevel=2)
+        warnings.warn(OpenStepChanged(f"{found.ref}: {change.sentence} {change.advice}"), stacklevel=2)
     if not found.matches:
-        raise NotReplayed(found.ref, [(each.sentence, each.remedy) for each in found.differences])
+        raise NotReplayed(found.ref, [(each.sentence, each.advice) for each in found.differences])

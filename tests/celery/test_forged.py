@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.contrib import prometheus
-from celery_durable.model import RunRef, task_type
+from celery_durable.model import RunRef, task_event_type
 from celery_durable.store.database_identity import store_id
 from celery_durable.tasks import ADVANCE, DELIVER, MARKER, SWEEP, TASK_DONE, TASK_FAILED
 from tests.celery.embedded import messages, until, worker
@@ -74,7 +74,14 @@ def dump(durable: Durable) -> dict[str, Any]:
 def guesses(durable: Durable) -> list[list[Any]]:
     """References that somebody makes who knows everything but the tokens."""
     pk = durable.internals.operations.get("waits", "w-1").instance.pk
-    types = [task_type("nobody.knows.it", pk, 1, 1), f"item:{pk}:0:1:map", f"item:{pk}:1:1:map", "ok", "task", "map"]
+    types = [
+        task_event_type("nobody.knows.it", pk, 1, 1),
+        f"item:{pk}:0:1:map",
+        f"item:{pk}:1:1:map",
+        "ok",
+        "task",
+        "map",
+    ]
     tokens = ["", "0" * 32, "f" * 32, "\N{SNOWMAN}", "x" * 100_000]
     stores = [durable.internals.store.transact(store_id), "other", ""]
     return [
@@ -129,7 +136,7 @@ def test_a_reference_that_is_longer_than_any_of_ours_is_malformed(
 ) -> None:
     pk = durable.internals.operations.get("waits", "w-1").instance.pk
     forged = reference_of(
-        durable.internals.store, RunRef("waits", "w-1", 1), task_type("nobody.knows.it", pk, 1, 1)
+        durable.internals.store, RunRef("waits", "w-1", 1), task_event_type("nobody.knows.it", pk, 1, 1)
     ).to_json()
     forged[position] = 10**5000 if position in (3, 7) else "x" * 10_000
     for name, what in ((TASK_DONE, DONE), (TASK_FAILED, ERROR)):
@@ -143,7 +150,7 @@ def test_a_forged_answer_is_counted_and_logged(
 ) -> None:
     pk = durable.internals.operations.get("waits", "w-1").instance.pk
     ref = RunRef("waits", "w-1", 1)
-    true = reference_of(durable.internals.store, ref, task_type("nobody.knows.it", pk, 1, 1))
+    true = reference_of(durable.internals.store, ref, task_event_type("nobody.knows.it", pk, 1, 1))
     assert len(true.token) == 32
     forged = dataclasses.replace(true, token="0" * 32)
     with caplog.at_level(logging.WARNING):

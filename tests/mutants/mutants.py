@@ -116,7 +116,7 @@ MUTANTS = (
     _m(
         "a commit in doubt is taken for done",
         (
-            "runner.step_commit:Committer._build_resolve",
+            "runner.step_commit:Committer._build_find_committed",
             "return None",
             "return Committed([step_rows._as_row(w, step_rows._Times(0, 0, 0, None, 0)) for w in step_commit.writes])",
         ),
@@ -124,18 +124,18 @@ MUTANTS = (
     _m(
         "a commit in doubt is taken for not done",
         (
-            "runner.step_commit:Committer._build_resolve",
+            "runner.step_commit:Committer._build_find_committed",
             "if len(found) == len(step_commit.writes)",
             "if len(found) < 0",
         ),
     ),
     _m(
         "a restart in doubt is done again",
-        ("operations:Operations._start_run", "resolve=was_applied", "resolve=None"),
+        ("operations:Operations._start_run", "find_committed=was_applied", "find_committed=None"),
     ),
     _m(
         "an event in doubt is taken for sent",
-        ("operations:Operations.send_event", "resolve=was_applied", "resolve=lambda tx: (True, [])"),
+        ("operations:Operations.send_event", "find_committed=was_applied", "find_committed=lambda tx: (True, [])"),
     ),
     # --- the sweep ------------------------------------------------------------------------------
     _m(
@@ -204,8 +204,8 @@ MUTANTS = (
         (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
         (
             _WAIT,
-            "committed = self._store.transact(work, resolve=resolve, timeouts=PASS)",
-            "committed = self._store.transact(work, resolve=resolve, timeouts=PASS)\n"
+            "committed = self._store.transact(work, find_committed=find_committed, timeouts=PASS)",
+            "committed = self._store.transact(work, find_committed=find_committed, timeouts=PASS)\n"
             "    for guard_result, event in taken:\n"
             "        self._store.transact(lambda tx: step_rows.consume(tx, self.claim, guard_result, event, key=key))",
         ),
@@ -401,12 +401,16 @@ MUTANTS = (
     ),
     _m(
         "restart_or_create in doubt begins again",
-        ("operations.create:CreateOperations.restart_or_create", "resolve=was_applied", "resolve=None"),
+        ("operations.create:CreateOperations.restart_or_create", "find_committed=was_applied", "find_committed=None"),
     ),
     # --- interventions --------------------------------------------------------------------------
     _m(
         "an intervention in doubt is done again",
-        ("operations.interventions:InterventionOperations._intervene", "resolve=was_applied", "resolve=None"),
+        (
+            "operations.interventions:InterventionOperations._intervene",
+            "find_committed=was_applied",
+            "find_committed=None",
+        ),
     ),
     _m(
         "a step that has ended is settled by hand",
@@ -452,23 +456,23 @@ MUTANTS = (
         "progress does not clear the count of crashes",
         (
             "store.claims:guard_update",
-            'crash_count=sa.case((param("is_progress", type_=sa.Boolean), 0), else_=i.c.crash_count),',
+            'crash_count=sa.case((param("resets_crash_count", type_=sa.Boolean), 0), else_=i.c.crash_count),',
             "",
         ),
     ),
     _m(
         "a gather runs finished siblings again",
         (
-            "runner.replay:ReplayContext._advance",
-            "if execution.row is not None:",
-            "if execution.row is not None and may_suspend:",
+            "runner.step_calls:StepCalls._advance",
+            "if execution.finished_row is not None:",
+            "if execution.finished_row is not None and may_suspend:",
         ),
         ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and is_only_open"),
     ),
     _m(
         "a race leaves its losers open",
         (
-            "runner.execution_context:ExecutionContext.build_race_writes",
+            "runner.pass_state:PassState.build_race_writes",
             "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
             "for branch in losers)]",
             "return [race_write]",
@@ -483,7 +487,7 @@ MUTANTS = (
     ),
     _m(
         "a replay publishes again",
-        ("runner.execution_context:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
+        ("runner.pass_state:PassState.publish", "elif not self.replay_state.is_replaying:", "else:"),
         caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
     ),
     _m(
@@ -498,7 +502,7 @@ MUTANTS = (
         (
             "runner.step_commit:Committer._write_in_lock_order",
             "guard_result = claims.guard(tx, self.claim, lease=self._lease.length, "
-            "is_progress=step_commit.is_progress)",
+            "resets_crash_count=step_commit.resets_crash_count)",
             "guard_result = (\n"
             "            claims.GuardResult(self.claim.claimed_at, False)\n"
             "            if step_commit.writes[0].status is StepStatus.DONE and step_commit.run_outcome is None\n"
@@ -591,7 +595,7 @@ MUTANTS = (
         ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         (
             "operations.topics:TopicOperations._deliver_batch",
-            "return self._store.transact(work, resolve=was_applied)",
+            "return self._store.transact(work, find_committed=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
             "        moved = {'after': progress.cursor_pk, 'resumed': progress.resumed, 'next_check_us': 30_000_000}\n"
@@ -656,7 +660,7 @@ MUTANTS = (
     ),
     _m(
         "all attempts of a task have the same answers",
-        ("model.states:task_type", "{attempt}", "1"),
+        ("model.states:task_event_type", "{attempt}", "1"),
         ("store.items:mark_task_as_sent", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
     ),
     _m(
@@ -690,7 +694,7 @@ MUTANTS = (
         (
             "runner.remote_steps:RemoteSteps._send_task",
             "step_commit.messages = [message]",
-            "self._context.env.send_messages([message])",
+            "self._pass.env.send_messages([message])",
         ),
     ),
     _m(
@@ -1054,12 +1058,16 @@ MUTANTS = (
     ),
     _m(
         "whoever lets go decides by what it read before whether to pause",
-        (_LET_GO, "claims.guard(tx, self.claim, lease=self._lease.length, is_progress=makes_progress)", "guard_result"),
+        (
+            _LET_GO,
+            "claims.guard(tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)",
+            "guard_result",
+        ),
         (
             _LET_GO,
             "def work(tx: Tx) -> ReleaseOutcome:",
             "guard_result = claims.GuardResult(self._store.transact(lambda tx: claims.guard(\n"
-            "        tx, self.claim, lease=self._lease.length, is_progress=makes_progress)).now, False)\n\n"
+            "        tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)).now, False)\n\n"
             "    def work(tx: Tx) -> ReleaseOutcome:",
         ),
         caught_by=_PAIR + "[postgresql-pause, held at its commit, commits before suspend]",

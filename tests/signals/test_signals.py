@@ -31,7 +31,7 @@ from celery_durable import (
     values,
 )
 from celery_durable.errors import StepNotFound
-from celery_durable.model import RunRef, task_type
+from celery_durable.model import RunRef, task_event_type
 from celery_durable.testing import START, DurableHarness
 from tests.docs.blocks import ROOT
 from tests.references import reference_of
@@ -523,6 +523,6 @@ def told(harness: DurableHarness) -> None:
     harness.create(shipping, id="s-1")
     harness.run_until_idle()
     operations, ref = harness.durable.internals.operations, RunRef("shipping", "s-1", 1)
-    type_ = task_type("shop.ship", operations.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
+    type_ = task_event_type("shop.ship", operations.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
     true = reference_of(harness.durable.internals.store, ref, type_)
     operations.answer(dataclasses.replace(true, token="0" * 32), values.encode_answer("1"))

@@ -38,7 +38,7 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
         KEY | {"run": 1, "kind": "replay", "token": "t", "task_id": "t", "node": "w", "lease_us": 30_000_000},
     ),
     "lock": (instances._lock, KEY),
-    "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "is_progress": True}),
+    "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "resets_crash_count": True}),
     "load": (step_rows._select_run_and_steps, {"pk": 777, "run": 1}),
     "event": (step_rows._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
     "live wait": (instances._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),

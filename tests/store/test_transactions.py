@@ -182,26 +182,26 @@ def _send(ref: RunRef, calls: list[str]) -> Callable[[Tx], str]:
     return work
 
 
-def _resolve(ref: RunRef, calls: list[str]) -> Callable[[Tx], str | None]:
-    def resolve(tx: Tx) -> str | None:
-        calls.append("resolve")
+def _find_committed(ref: RunRef, calls: list[str]) -> Callable[[Tx], str | None]:
+    def find_committed(tx: Tx) -> str | None:
+        calls.append("find_committed")
         instances.lock(tx, ref.workflow, ref.instance_id)
         e = tx.t.event.c
         return "found" if tx.execute(sa.select(e.event_id)).first() else None
 
-    return resolve
+    return find_committed
 
 
 @servers_only
 @pytest.mark.parametrize(
     ("when", "result", "expected"),
-    [("after", "found", ["work", "resolve"]), ("before", "worked", ["work", "resolve", "work"])],
+    [("after", "found", ["work", "find_committed"]), ("before", "worked", ["work", "find_committed", "work"])],
 )
 def test_a_commit_in_doubt_is_resolved(world: World, when: str, result: str, expected: list[str]) -> None:
     ref = world.create()
     calls: list[str] = []
     with cut_commit(world.store, when=when) as cuts:
-        assert world.store.transact(_send(ref, calls), resolve=_resolve(ref, calls)) == result
+        assert world.store.transact(_send(ref, calls), find_committed=_find_committed(ref, calls)) == result
     assert cuts == [when]
     assert calls == expected
     assert len(world.read_all_rows()["workflow_event"]) == 1
@@ -275,16 +275,16 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
         session_id(tx.conn)
         raise AssertionError("unreachable")
 
-    def resolve(tx: Tx) -> str | None:
-        calls.append("resolve")
+    def find_committed(tx: Tx) -> str | None:
+        calls.append("find_committed")
         assert claims.is_held(tx, claim)
         found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
-    result = world.store.transact(work, resolve=resolve, is_single_statement=True)
+    result = world.store.transact(work, find_committed=find_committed, is_single_statement=True)
     assert (result, calls) == {
-        "before": ("worked", ["work", "resolve", "work"]),
-        "after": ("found", ["work", "resolve"]),
+        "before": ("worked", ["work", "find_committed", "work"]),
+        "after": ("found", ["work", "find_committed"]),
     }[when]
     assert len(world.steps(claim)) == 1
 

@@ -147,14 +147,14 @@ def test_a_commit_without_an_answer_is_resolved_by_its_id(
         proxy.set(Mode.MUTE)
         threading.Timer(0.2, proxy.set, [Mode.STALL_OLD]).start()
 
-    def resolve(tx: Tx) -> str | None:
-        calls.append("resolve")
+    def find_committed(tx: Tx) -> str | None:
+        calls.append("find_committed")
         assert claims.is_held(tx, claim)
         found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
-    assert detoured.transact(work, resolve=resolve, timeouts=SHORT) == "found"
-    assert calls == ["work", "resolve"]
+    assert detoured.transact(work, find_committed=find_committed, timeouts=SHORT) == "found"
+    assert calls == ["work", "find_committed"]
     assert len(world.steps(claim)) == 1
 
 

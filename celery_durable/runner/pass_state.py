@@ -23,7 +23,7 @@ from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import StepAttempt, current_attempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
-from celery_durable.runner.step_execution import ProcessStopping, Race, RaceWon, StepExecution
+from celery_durable.runner.step_execution import PassInterrupted, Race, RaceWon, StepExecution
 from celery_durable.runtime import Runtime
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
 from celery_durable.store.claims import OpenWait
@@ -66,7 +66,7 @@ def encode_log_data(settings: Settings, message: str, category: str, data: dict[
     return values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
 
 
-class ExecutionContext:
+class PassState:
     """The state of one pass, shared by its parts."""
 
     def __init__(
@@ -204,7 +204,7 @@ class ExecutionContext:
             self.env.send_messages(list(committed.messages))
         return committed
 
-    def build_uncount_writes(self) -> list[StepWrite]:
+    def build_uncounting_writes(self) -> list[StepWrite]:
         """Build the rows that undo the counting in advance of attempts that stopped without a crash."""
         rows = [(execution, self.replay_state.row(execution.key)) for execution in self.counted_in_advance]
         return [
@@ -216,13 +216,13 @@ class ExecutionContext:
     def apply_to(self, execution: StepExecution, committed: Committed) -> None:
         """Apply a commit, and set the row or the wait of its step; raises RaceWon if the step won a race."""
         self.apply(committed)
-        execution.row = self.find_finished_row(execution)
+        execution.finished_row = self.find_finished_row(execution)
         row = self.replay_state.row(execution.key)
-        if execution.row is None and row is not None:
+        if execution.finished_row is None and row is not None:
             due_at = row.next_retry_at or row.wake_at
             if due_at is not None:
                 execution.wait = OpenWait(due_at, row.wait_event_type)
-        if execution.row is not None and self.race is not None:
+        if execution.finished_row is not None and self.race is not None:
             raise RaceWon
 
     def apply(self, committed: Committed) -> None:
@@ -253,7 +253,7 @@ class ExecutionContext:
             raise self.interrupt(exc) from None
         except Exception as exc:
             if self.env.stops_process(exc):
-                raise self.interrupt(ProcessStopping(exc)) from exc
+                raise self.interrupt(PassInterrupted(exc)) from exc
             raise self.interrupt(PassBroken(f"{type(exc).__name__}: {exc}")) from exc
 
     def add_log(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
