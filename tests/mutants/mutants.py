@@ -501,8 +501,9 @@ MUTANTS = (
         "a linear result is written without the guard",
         (
             "runner.step_commit:Committer._write_in_lock_order",
-            "guard_result = claims.guard(tx, self.claim, lease=self._lease.length, "
-            "resets_crash_count=step_commit.resets_crash_count)",
+            "guard_result = claims.guard(\n"
+            "            tx, self.claim, lease=self._lease.length, resets_crash_count=step_commit.resets_crash_count\n"
+            "        )",
             "guard_result = (\n"
             "            claims.GuardResult(self.claim.claimed_at, False)\n"
             "            if step_commit.writes[0].status is StepStatus.DONE and step_commit.run_outcome is None\n"
