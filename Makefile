@@ -58,7 +58,7 @@ check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles
 	$(BIN)/python -m tests.docs.commit_titles
 	$(BIN)/python -m tests.docs.retired_words
 
-format: .venv/dev ## Format the code and mend what ruff can mend
+format: .venv/dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 

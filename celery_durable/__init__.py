@@ -155,7 +155,7 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for: every `celery` command passes here on its way to our verbs."""
+    """Load a public name when it is first asked for: every `celery` command imports this module."""
     if name in __all__:
         for room in _ROOMS:
             home = vars(import_module(f"{__name__}.{room}"))

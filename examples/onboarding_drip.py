@@ -71,11 +71,11 @@ def onboarding(event: WorkflowEvent[User], step: Step) -> Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.onboarding_drip")
-    parser.add_argument("verb", choices=["start", "activate", "show"])
+    parser.add_argument("command", choices=["start", "activate", "show"])
     parser.add_argument("user")
     parser.add_argument("--day-seconds", type=float, default=86400.0, help="how long a day is, from 0.5")
     args = parser.parse_args()
-    match args.verb:
+    match args.command:
         case "start":
             onboarding.create(User(name=args.user, day=timedelta(seconds=args.day_seconds)), id=args.user)
         case "activate":

@@ -174,18 +174,18 @@ def create_tables(**_: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.order_approval")
-    parser.add_argument("verb", choices=["start", "show", "approve", "refuse"])
+    parser.add_argument("command", choices=["start", "show", "approve", "refuse"])
     parser.add_argument("id")
     parser.add_argument("--cents", type=int, default=12500)
     parser.add_argument("--card", default="4242", help="4000 is declined, 4100 needs three attempts")
     parser.add_argument("--by", default="eve")
     args = parser.parse_args()
     create_tables()
-    match args.verb:
+    match args.command:
         case "start":
             order.create(OrderIn(order_id=args.id, cents=args.cents, card=args.card), id=args.id)
         case "approve" | "refuse":
-            approval = Approval(approved=args.verb == "approve", by=args.by)
+            approval = Approval(approved=args.command == "approve", by=args.by)
             order.get(args.id).send_event("approval", approval)
     history = order.get(args.id).history()
     print(f"{args.id}: {history.status.status} {history.status.output or ''}")

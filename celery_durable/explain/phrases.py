@@ -46,10 +46,10 @@ def last_sweep(facts: Facts) -> datetime | None:
     return max((beat.swept_at for beat in facts.heartbeats if beat.swept_at is not None), default=None)
 
 
-def instance_command(row: InstanceRow, verb: str, rest: str = "") -> str:
-    """Return the command that applies ``verb`` to the instance."""
+def instance_command(row: InstanceRow, command: str, rest: str = "") -> str:
+    """Return the command that applies ``command`` to the instance."""
     target = f"{shlex.quote(row.workflow)} {shlex.quote(row.instance_id)}"
-    return f"celery -A {YOUR_APP} durable {verb} {target} {rest}".rstrip()
+    return f"celery -A {YOUR_APP} durable {command} {target} {rest}".rstrip()
 
 
 def doctor_command() -> str:

@@ -110,7 +110,7 @@ def build_error_response(error: Exception) -> Response:
             return build_problem(503, error.code, str(error), headers={"Retry-After": "2"})
         case StoreUnavailable():
             return _build_unavailable(error)
-        case ClientDisconnect():  # a client that breaks off is no fault of ours, and reads no answer
+        case ClientDisconnect():  # a client that breaks off is not a server error, and reads no answer
             logger.debug("A client broke off its request")
             return build_problem(400, "CLIENT_DISCONNECTED", "The request ended before its body did.")
         case RequestValidationError():

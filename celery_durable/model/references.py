@@ -46,7 +46,7 @@ class TaskReference:
 
         A later version may append fields, which this one ignores.
 
-        What is longer than any name of ours is refused here: these names are logged before a row is looked for.
+        A value that is longer than any valid name is refused here: these names are logged before a row is looked for.
         """
         match value:
             case [

@@ -55,7 +55,7 @@ class StepType(StrEnum):
 class StepStatus(StrEnum):
     """The progress of a step."""
 
-    PENDING = "pending"  # a branch's attempt has begun
+    PENDING = "pending"  # a branch's attempt has started
     WAITING = "waiting"  # for its time, its event or its next attempt
     COMPLETED = "completed"
     ERRORED = "errored"
@@ -74,7 +74,7 @@ FINISHED_STEPS = frozenset({
     StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED, StepStatus.DONE, StepStatus.DEAD,
 })  # fmt: skip
 OPEN_STEPS = frozenset(StepStatus) - FINISHED_STEPS - {StepStatus.LINEAR_PENDING}
-"""Under way: begun, and not ended."""
+"""Started, and not ended."""
 WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
 LEASE_EXPIRED = "LEASE_EXPIRED"
 """The error of a linear step's attempt whose worker died."""

@@ -86,9 +86,9 @@ class ScenarioFailed(HarnessError, AssertionError):
 
     code = "SCENARIO_FAILED"
 
-    def __init__(self, scenario: str, number: int, verb: str, reason: str) -> None:
-        self.scenario, self.number, self.verb, self.reason = scenario, number, verb, reason
-        super().__init__(f"Scenario {scenario!r}, step {number} ({verb}): {reason}")
+    def __init__(self, scenario: str, number: int, action: str, reason: str) -> None:
+        self.scenario, self.number, self.action, self.reason = scenario, number, action, reason
+        super().__init__(f"Scenario {scenario!r}, step {number} ({action}): {reason}")
 
 
 class NotCrashSafe(HarnessError, AssertionError):

@@ -93,7 +93,7 @@ Act = Callable[[Context, dict[str, Any]], object]
 class ScenarioStep:
     """One step: its name, its arguments and its function. The functions below make steps."""
 
-    verb: str
+    action: str
     given: Mapping[str, Any]
     act: Act = field(repr=False, compare=False)
 
@@ -143,7 +143,7 @@ def _run(scenario: Scenario, number: int, step: ScenarioStep, ctx: Context) -> N
         reason = str(exc) or type(exc).__name__
         if not isinstance(exc, AssertionError) and str(exc):
             reason = f"{type(exc).__name__}: {exc}"
-        raise ScenarioFailed(scenario.name, number, step.verb, reason) from exc
+        raise ScenarioFailed(scenario.name, number, step.action, reason) from exc
 
 
 _AS_GIVEN = ("workflow", "fn", "assert_")
@@ -332,6 +332,6 @@ def _judge(verdict: object, message: str) -> None:
         raise AssertionError(message)
 
 
-def _exactly_one(verb: str, **given: object) -> None:
+def _exactly_one(action: str, **given: object) -> None:
     if sum(value is not None for value in given.values()) != 1:
-        raise HarnessMisuse(f"{verb}() needs exactly one of {' and '.join(f'{name}=' for name in given)}.")
+        raise HarnessMisuse(f"{action}() needs exactly one of {' and '.join(f'{name}=' for name in given)}.")

@@ -30,13 +30,13 @@ sessions = Sessions(durable.service)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, *words in (("open", "session", "agent"), ("say", "session", "text"), ("show", "session")):
-        parsed = verbs.add_parser(verb)
+    actions = parser.add_subparsers(dest="command", required=True)
+    for command, *words in (("open", "session", "agent"), ("say", "session", "text"), ("show", "session")):
+        parsed = actions.add_parser(command)
         for word in words:
             parsed.add_argument(word)
     given = parser.parse_args()
-    match given.verb:
+    match given.command:
         case "open":
             metadata.create_all(durable.engine)
             with Session(durable.engine) as db:

@@ -131,7 +131,7 @@ def test_a_hint_that_names_no_possible_run_is_malformed(
 
 
 @pytest.mark.parametrize("position", range(8))
-def test_a_reference_that_is_longer_than_any_of_ours_is_malformed(
+def test_a_reference_that_is_longer_than_any_valid_one_is_malformed(
     app: Celery, durable: Durable, waits: Any, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     pk = durable.internals.operations.get("waits", "w-1").instance.pk

@@ -1,4 +1,4 @@
-"""A shop whose verbs are called in this process, on a clock that moves, with a pipe or a terminal as its screen."""
+"""A shop whose commands are called in this process, on a clock that moves, with a pipe or a terminal as its screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, cli
-from celery_durable.cli import durable as verbs
+from celery_durable.cli import durable as durable_command
 from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 
@@ -31,7 +31,7 @@ for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
 
 
 class Clock(Runtime):
-    """Stands still until a test moves it. While a verb sleeps, the world goes on: ``meanwhile`` is called."""
+    """Stands still until a test moves it. While a command sleeps, the world goes on: ``meanwhile`` is called."""
 
     def __init__(self) -> None:
         self.now_us = to_us(datetime(2030, 1, 1, tzinfo=UTC))
@@ -63,7 +63,7 @@ class Clock(Runtime):
 
 @dataclass(frozen=True)
 class Said:
-    """What a verb printed, and how it ended."""
+    """What a command printed, and how it ended."""
 
     out: str
     err: str
@@ -81,7 +81,7 @@ class OrderIn(BaseModel):
 
 
 class Shop:
-    """An app with a few workflows. ``pipe`` and ``terminal`` call a verb, ``work`` is a worker that comes by."""
+    """An app with a few workflows. ``pipe`` and ``terminal`` call a command, ``work`` is a worker that comes by."""
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.app = Celery("shop", broker="memory://", set_as_current=False)
@@ -133,24 +133,26 @@ class Shop:
         )
 
     def work_at_once(self) -> None:
-        """From now on a verb that makes something due also has it advanced."""
+        """From now on a command that makes something due also has it advanced."""
         self.app.conf.task_always_eager = True
 
     def pipe(self, *words: str, stdin: str | None = None) -> Said:
-        done = CliRunner().invoke(verbs, words, obj=self._context(), input=stdin, prog_name="celery durable")
+        done = CliRunner().invoke(durable_command, words, obj=self._context(), input=stdin, prog_name="celery durable")
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Said(done.stdout, done.stderr, done.exit_code)
 
     def terminal(self, *words: str, columns: int = 100) -> str:
-        """What a verb shows on a real (pseudo) terminal."""
+        """What a command shows on a real (pseudo) terminal."""
         for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR"):
             self._monkeypatch.delenv(name, raising=False)
         self._monkeypatch.setenv("COLUMNS", str(columns))
         self._monkeypatch.setenv("TERM", "xterm-256color")
         with _pseudo_terminal() as (console, shown):
             with contextlib.redirect_stdout(console), contextlib.redirect_stderr(console):
-                verbs.main(list(words), obj=self._context(), prog_name="celery durable", standalone_mode=False)
+                durable_command.main(
+                    list(words), obj=self._context(), prog_name="celery durable", standalone_mode=False
+                )
             console.close()
         return "\n".join(line.rstrip() for line in "".join(shown).splitlines())
 
@@ -178,7 +180,7 @@ def _pseudo_terminal() -> Iterator[tuple[Any, list[str]]]:
 
 @pytest.fixture(params=["sqlite"])
 def database(request: pytest.FixtureRequest) -> str:
-    """The verbs go through the same operations on every database; those marked otherwise prove it."""
+    """The commands go through the same operations on every database; those marked otherwise prove it."""
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""Steps that others do, as the verbs show them: over the store, and over HTTP."""
+"""Steps that others do, as the commands show them: over the store, and over HTTP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from celery_durable import Step, WorkflowEvent, values
 from celery_durable.cli.render import describe_run
 from celery_durable.model import RunRef, to_us
 from tests.cli.conftest import Shop
-from tests.cli.doors import Direct, OverHttp, served
+from tests.cli.connections import Direct, OverHttp, served
 from tests.references import reference_of
 
 TASK, NAP = "task media.resize, times out at", "instance nap n-1, times out at"
 
 
 @pytest.fixture(params=["direct", "http"])
-def door(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
+def connection(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
     if request.param == "direct":
         yield Direct(shop)
         return
@@ -61,21 +61,21 @@ def answer(shop: Shop, name: str, payload: str) -> None:
     shop.work("album", "a-1")
 
 
-def test_who_does_the_steps_is_shown_and_told(album: Shop, door: Any) -> None:
+def test_who_does_the_steps_is_shown_and_told(album: Shop, connection: Any) -> None:
     began = "2030-01-01T00:00:00.000Z"
-    shown = door("show", "album", "a-1").rows
+    shown = connection("show", "album", "a-1").rows
     assert [row[:5] + row[6:] for row in shown[1:]] == [
         ["step", "cover", "task", "waiting", "1/2", f"{TASK} 2030-01-01T01:00:00.000Z", "", began, ""],
         ["step", "back", "task", "waiting", "1/1", f"{TASK} 2030-01-01T02:00:00.000Z", "", began, ""],
         ["step", "rest", "child", "waiting", "", f"{NAP} 2030-01-05T00:00:00.000Z", "", began, ""],
     ]  # fmt: skip
-    assert door("history", "album", "a-1").rows[1:] == [
+    assert connection("history", "album", "a-1").rows[1:] == [
         [began, "step", "waiting", "cover", f"{TASK} 2030-01-01T01:00:00.000Z", ""],
         [began, "step", "waiting", "back", f"{TASK} 2030-01-01T02:00:00.000Z", ""],
         [began, "step", "waiting", "rest", f"{NAP} 2030-01-05T00:00:00.000Z", ""],
     ]
     first = album.durable.internals.operations.history("album", "a-1").steps[0].task_id
-    assert door("explain", "album", "a-1").rows == [
+    assert connection("explain", "album", "a-1").rows == [
         [
             "WAITING_TASKS",
             f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for "
@@ -86,26 +86,26 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, door: Any) -> None:
     ]
 
 
-def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, door: Any) -> None:
+def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, connection: Any) -> None:
     answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
-    step = door("show", "album", "a-1").rows[1]
+    step = connection("show", "album", "a-1").rows[1]
     again = "next attempt at 2030-01-01T00:00:10.000Z"
     assert step[1:5] + step[6:8] == ["cover", "task", "waiting", "1/2", again, "OSError: disk full"]
-    assert door("explain", "album", "a-1").rows[0] == [
+    assert connection("explain", "album", "a-1").rows[0] == [
         "RETRY_SCHEDULED",
         'Tries step "cover" again in 10 s; attempt 1/2 failed: OSError: disk full. Also: step "back" waits for '
         'Celery task media.resize; step "rest" waits for instance "n-1" of workflow "nap".',
     ]  # fmt: skip
 
 
-def test_what_they_answer_is_followed_to_the_end(album: Shop, door: Any) -> None:
+def test_what_they_answer_is_followed_to_the_end(album: Shop, connection: Any) -> None:
     answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     album.clock.advance(seconds=10)
     album.work("album", "a-1")
     answer(album, "cover", values.encode_answer('{"width":7}'))
     answer(album, "back", values.encode_answer(None))
-    with door.when_it_waits(lambda: _wake(album)):
-        said = door("watch", "album", "a-1")
+    with connection.when_it_waits(lambda: _wake(album)):
+        said = connection("watch", "album", "a-1")
     late, later = "2030-01-01T00:00:10.000Z", "2030-01-04T00:00:00.000Z"
     assert (said.code, [row for row in said.rows if "waiting" not in row]) == (
         0,
@@ -116,7 +116,7 @@ def test_what_they_answer_is_followed_to_the_end(album: Shop, door: Any) -> None
             [later, "run", "complete", ""],
         ],
     )
-    rows = door("show", "album", "a-1", "--full").rows
+    rows = connection("show", "album", "a-1", "--full").rows
     assert [row[-1] for row in rows if row[0] in ("step", "output")] == [
         '{"width":7}', "null", '"rested"', '[{"width":7},null,"rested"]',
     ]  # fmt: skip
@@ -135,47 +135,50 @@ def _wake(shop: Shop) -> None:
     shop.work("album", "a-1")
 
 
-def test_they_are_settled_by_hand(album: Shop, door: Any) -> None:
+def test_they_are_settled_by_hand(album: Shop, connection: Any) -> None:
     answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
     for step, value in (("cover", '{"width": 1}'), ("rest", '"woken"')):  # one that is tried again, one that is out
-        settled = door("set-result", "album", "a-1", step, value, "--by", "eve")
+        settled = connection("set-result", "album", "a-1", step, value, "--by", "eve")
         assert settled.rows == [["Completed", "album/a-1", "run 1", step]]
-    assert door("skip", "album", "a-1", "back", "--by", "eve").rows == [["Skipped", "album/a-1", "run 1", "back"]]
+    assert connection("skip", "album", "a-1", "back", "--by", "eve").rows == [["Skipped", "album/a-1", "run 1", "back"]]
     assert album.work("album", "a-1") == "complete"
-    rows = door("show", "album", "a-1", "--full").rows
+    rows = connection("show", "album", "a-1", "--full").rows
     assert rows[-1] == ["output", '[{"width":1},null,"woken"]']
     assert [row[1:5] for row in rows if row[0] == "audit"] == [
         ["set-result", "cover", "waiting", "eve"],
         ["set-result", "rest", "waiting", "eve"],
         ["skip", "back", "waiting", "eve"],
     ]
-    assert door("skip", "album", "a-1", "back").code == 1
+    assert connection("skip", "album", "a-1", "back").code == 1
 
 
 @pytest.mark.parametrize("failed", ["cover", "rest"])
-def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, door: Any, failed: str) -> None:
+def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, connection: Any, failed: str) -> None:
     @album.durable.workflow(name="single")
     def single(event: WorkflowEvent[str], step: Step) -> Any:
         if event.payload == "rest":
             return step.child("rest", album.durable.workflows["nap"], id="n-2")
         return step.task("cover", "media.resize", timeout="1 hour")
 
-    door("start", "single", "--params", json.dumps(failed), "--id", "s-1")
+    connection("start", "single", "--params", json.dumps(failed), "--id", "s-1")
     album.work("single", "s-1")
     if failed == "rest":
-        door("terminate", "nap", "n-2", "--reason", "enough")
+        connection("terminate", "nap", "n-2", "--reason", "enough")
     else:
         album.clock.advance(hours=1)
     assert album.work("single", "s-1").startswith("errored: ")
     settle = ("set-result", "single", "s-1", failed, '"by hand"', "--by", "eve")
-    assert door(*settle).rows == [["Completed", "single/s-1", "run 2", failed]]
+    assert connection(*settle).rows == [["Completed", "single/s-1", "run 2", failed]]
     assert album.work("single", "s-1", 2) == "complete"
-    assert door("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
+    assert connection("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
 
 
-def test_an_export_is_the_same_at_both_doors(album: Shop, door: Any) -> None:
+def test_an_export_is_the_same_over_both_connections(album: Shop, connection: Any) -> None:
     answer(album, "back", values.encode_answer("7"))
-    told, ours = json.loads(door("export", "album", "a-1").out), json.loads(album.pipe("export", "album", "a-1").out)
+    told, ours = (
+        json.loads(connection("export", "album", "a-1").out),
+        json.loads(album.pipe("export", "album", "a-1").out),
+    )
     assert told["steps"] == ours["steps"]
     ids = [step["task_id"] for step in told["steps"]]
     assert [(step["type"], step["task"], step["child"]) for step in told["steps"]] == [
@@ -187,31 +190,31 @@ def test_an_export_is_the_same_at_both_doors(album: Shop, door: Any) -> None:
     assert ids[2] is None
 
 
-def test_whose_child_an_instance_is_is_shown(album: Shop, door: Any) -> None:
-    assert ["parent", "album", "a-1", "1", "rest"] in door("show", "nap", "n-1").rows
+def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:
+    assert ["parent", "album", "a-1", "1", "rest"] in connection("show", "nap", "n-1").rows
     started = ["run", "active", "run 1 of nap/n-1", "Child of step rest, run 1 of album/a-1"]
-    assert started in [row[1:] for row in door("history", "nap", "n-1").rows]
+    assert started in [row[1:] for row in connection("history", "nap", "n-1").rows]
     parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
-    assert json.loads(door("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
-    told = json.loads(door("export", "nap", "n-1").out)
+    assert json.loads(connection("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
+    told = json.loads(connection("export", "nap", "n-1").out)
     assert told["parent"] == {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
-    assert json.loads(door("export", "album", "a-1").out)["parent"] is None
-    assert not [row for row in door("show", "album", "a-1").rows if row[0] == "parent"]
+    assert json.loads(connection("export", "album", "a-1").out)["parent"] is None
+    assert not [row for row in connection("show", "album", "a-1").rows if row[0] == "parent"]
     said = describe_run(album.durable.internals.operations.history("nap", "n-1"))
     assert said == ["Child of step rest, run 1 of album/a-1"]
 
 
-def test_a_topic_is_the_same_at_both_doors(shop: Shop, door: Any) -> None:
+def test_a_topic_is_the_same_over_both_connections(shop: Shop, connection: Any) -> None:
     @shop.durable.workflow(name="watch")
     def watch(event: WorkflowEvent[None], step: Step) -> Any:
         return step.wait_for_topic("next price", "prices", timeout="1 hour").payload
 
-    door("start", "watch", "--id", "w-1")
+    connection("start", "watch", "--id", "w-1")
     shop.work("watch", "w-1")
     waits = 'topic "prices", times out at 2030-01-01T01:00:00.000Z'
-    assert door("show", "watch", "w-1").rows[1][6] == waits
-    assert door("history", "watch", "w-1").rows[1][4] == waits
-    assert json.loads(door("export", "watch", "w-1").out)["steps"][0]["wait_topic"] == "prices"
+    assert connection("show", "watch", "w-1").rows[1][6] == waits
+    assert connection("history", "watch", "w-1").rows[1][4] == waits
+    assert json.loads(connection("export", "watch", "w-1").out)["steps"][0]["wait_topic"] == "prices"
 
 
 @pytest.fixture(params=["store", "file"])

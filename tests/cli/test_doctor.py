@@ -378,7 +378,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
     ]
 
 
-def test_work_that_nobody_looked_after_is_told(make: Make) -> None:
+def test_due_work_that_no_process_picked_up_is_reported(make: Make) -> None:
     app = make()
     assert one(app, "backlog")[0] == "OK"
     app.durable.internals.operations.create("order", id="o-1")

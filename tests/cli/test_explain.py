@@ -38,7 +38,7 @@ def test_a_program_gets_json(order: Shop) -> None:
     assert said["facts"]["due_at"] == "2030-01-02T00:00:02.012Z"
 
 
-def test_nothing_of_a_workflow_steers_the_terminal(shop: Shop) -> None:
+def test_a_workflow_cannot_send_control_characters_to_the_terminal(shop: Shop) -> None:
     shop.pipe("start", "charge", "--id", "c-1")
     shop.work("charge", "c-1")
     shown = shop.terminal("explain", "charge/c-1")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import celery_durable
 from celery_durable.cli import durable
 
-VERBS = durable.list_commands(click.Context(durable))
+COMMANDS = durable.list_commands(click.Context(durable))
 PROJECT = Path(celery_durable.__file__).parents[1] / "pyproject.toml"
 
 
@@ -30,7 +30,7 @@ def examples_in(text: str) -> list[str]:
     return re.findall(r"^ +(celery .*)$", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", VERBS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_verb_says_what_it_does_when_to_use_it_and_how(command: str) -> None:
     text = help_of(command)
     assert "  Use it " in text
@@ -41,7 +41,7 @@ def test_every_verb_says_what_it_does_when_to_use_it_and_how(command: str) -> No
     assert f"{command:<11} {summary}\n" in help_of()
 
 
-@pytest.mark.parametrize("command", [None, *VERBS])
+@pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_every_example_can_be_typed(command: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "order.json").write_text("{}")

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.app.base import Celery as Default
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.cli import durable as verbs
+from celery_durable.cli import durable as durable_command
 from tests.cli.test_refusals import call
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_what_it_says_to_type_can_be_typed() -> None:
     for line in lines[:-1]:
         *prefix, name = shlex.split(line)[:5]
         assert prefix == ["celery", "-A", "orders", "durable"]
-        command = verbs.get_command(click.Context(verbs), name)
+        command = durable_command.get_command(click.Context(durable_command), name)
         assert command is not None
         command.make_context(name, shlex.split(line)[5:])
 

@@ -1,4 +1,4 @@
-"""Labels at both doors: start with them, find by them, steer what has them, see them."""
+"""Labels over both connections: start with them, find by them, steer what has them, see them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import click
 import pytest
 
 from tests.cli.conftest import Shop
-from tests.cli.doors import remote, served
-from tests.cli.test_both_doors import door
+from tests.cli.connections import remote, served
+from tests.cli.test_both_connections import connection
 
-__all__ = ["door"]
+__all__ = ["connection"]
 
 
-def listed(door: Any, *words: str) -> list[str]:
-    return [row[1] for row in door("ls", "-w", "nap", *words).rows]
+def listed(connection: Any, *words: str) -> list[str]:
+    return [row[1] for row in connection("ls", "-w", "nap", *words).rows]
 
 
 @pytest.fixture
-def naps(shop: Shop, door: Any) -> Any:
+def naps(shop: Shop, connection: Any) -> Any:
     """Four of them, three with labels."""
-    door("start", "nap", "--id", "n-1", "--label", "tenant=acme", "--label", "stage=new")
-    door("start", "nap", "--id", "n-2", "--label", "tenant=acme")
-    door("start", "nap", "--id", "n-3", "--label", "tenant=a=b c")
-    door("start", "nap", "--id", "n-4")
-    return door
+    connection("start", "nap", "--id", "n-1", "--label", "tenant=acme", "--label", "stage=new")
+    connection("start", "nap", "--id", "n-2", "--label", "tenant=acme")
+    connection("start", "nap", "--id", "n-3", "--label", "tenant=a=b c")
+    connection("start", "nap", "--id", "n-4")
+    return connection
 
 
 def test_what_is_started_with_labels_is_listed_by_them(naps: Any) -> None:
@@ -49,7 +49,7 @@ def test_show_and_export_tell_them(shop: Shop, naps: Any) -> None:
     assert json.loads(naps("export", "nap", "n-4").out)["labels"] == {}
 
 
-def test_many_are_steered_by_their_labels(naps: Any) -> None:
+def test_many_instances_are_changed_by_their_labels(naps: Any) -> None:
     where = ("--where", "workflow=nap label.tenant=acme")
     assert naps("terminate", *where).rows == [["Would terminate", "nap/n-2"], ["Would terminate", "nap/n-1"]]
     both = ("--where", "workflow=nap label.tenant=acme label.stage=new")
@@ -75,8 +75,8 @@ def test_many_are_steered_by_their_labels(naps: Any) -> None:
         (("ls", "-w", "nap", "--label", "a=1", "--label", "a=2"), "Label 'a=2' is not allowed: write it as name=value"),
     ],
 )
-def test_labels_that_cannot_be_are_refused(door: Any, words: tuple[str, ...], error: str) -> None:
-    said = door(*words)
+def test_labels_that_cannot_be_are_refused(connection: Any, words: tuple[str, ...], error: str) -> None:
+    said = connection(*words)
     assert said.err.startswith(f"error: {error}")
     assert (said.out, said.code) == ("", 1)
 

@@ -15,7 +15,7 @@ DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariad
 SINCE = "2030-01-01T00:00:00.000Z"
 
 
-class Letters:
+class GivenUpMessages:
     """The shop with an instance that has sent a task and an outbound event, whose handler fails."""
 
     def __init__(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +68,15 @@ class Letters:
 
 
 @pytest.fixture
-def messages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Letters:
-    return Letters(shop, monkeypatch)
+def messages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> GivenUpMessages:
+    return GivenUpMessages(shop, monkeypatch)
 
 
 GIVEN_UP = {"attempts": "1", "next": "", "error": "ValueError: the bus is full"}
 
 
 @DATABASES
-def test_what_is_not_done_with_is_listed(messages: Letters, shop: Shop) -> None:
+def test_what_is_not_done_with_is_listed(messages: GivenUpMessages, shop: Shop) -> None:
     assert shop.pipe("outbox", "--given-up").err == "No events were given up.\n"
     assert messages.give_up() == "given up: ValueError"
     wanted = [messages.row("task"), messages.row("event", **GIVEN_UP)]
@@ -86,7 +86,7 @@ def test_what_is_not_done_with_is_listed(messages: Letters, shop: Shop) -> None:
     assert (len(first.rows), first.err) == (1, "There are more: celery -A <your app> durable outbox --limit 10\n")
 
 
-def test_on_a_terminal_it_is_a_table(messages: Letters, shop: Shop) -> None:
+def test_on_a_terminal_it_is_a_table(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     shop.clock.advance(minutes=3)
     shop.no_color = True
@@ -97,7 +97,7 @@ def test_on_a_terminal_it_is_a_table(messages: Letters, shop: Shop) -> None:
 
 
 @DATABASES
-def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Letters, shop: Shop) -> None:
+def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     messages.fails = False
     assert shop.durable.internals.deliveries.deliver(messages.event).startswith("noop")
@@ -110,7 +110,7 @@ def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Lett
 
 
 @DATABASES
-def test_what_is_dropped_is_gone(messages: Letters, shop: Shop) -> None:
+def test_what_is_dropped_is_gone(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     dropped = [["Dropped", "event", "OrderShipped", messages.event], ["Dropped", "task", "shop.mail", messages.task]]
     assert sorted(shop.pipe("outbox", "--drop", messages.event, messages.task).rows) == dropped
@@ -121,7 +121,7 @@ def test_what_is_dropped_is_gone(messages: Letters, shop: Shop) -> None:
 @pytest.mark.parametrize("unknown", ["nothing", "x" * 300, "\udcff"])
 @DATABASES
 def test_an_id_that_is_not_there_keeps_the_others_from_it(
-    messages: Letters, shop: Shop, action: str, unknown: str
+    messages: GivenUpMessages, shop: Shop, action: str, unknown: str
 ) -> None:
     messages.give_up()
     before = shop.pipe("outbox").rows
@@ -134,7 +134,7 @@ def test_an_id_that_is_not_there_keeps_the_others_from_it(
     assert shop.pipe("outbox").rows == before
 
 
-def test_what_was_not_given_up_needs_no_help(messages: Letters, shop: Shop) -> None:
+def test_what_was_not_given_up_needs_no_help(messages: GivenUpMessages, shop: Shop) -> None:
     for kind, id_, name in (("Task", messages.task, "shop.mail"), ("Outbound event", messages.event, "OrderShipped")):
         said = shop.pipe("outbox", "--retry", id_)
         assert (said.code, said.err) == (
@@ -158,13 +158,13 @@ def test_a_wrong_usage_is_told(shop: Shop, args: list[str], said: str) -> None:
     assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-def test_what_outlives_its_instance_has_no_name_of_it(messages: Letters, shop: Shop) -> None:
+def test_what_outlives_its_instance_has_no_name_of_it(messages: GivenUpMessages, shop: Shop) -> None:
     shop.clock.advance(days=1)
     assert shop.pipe("prune", "--older-than", "1 hour", "--yes").rows == [["Deleted", "1"]]
     assert [row[3:6] for row in shop.pipe("outbox").rows] == [["", "", ""]] * 2
 
 
-def test_doctor_tells_what_was_given_up(messages: Letters, shop: Shop) -> None:
+def test_doctor_tells_what_was_given_up(messages: GivenUpMessages, shop: Shop) -> None:
     def told() -> list[Any]:
         return [row for row in shop.pipe("doctor").rows if row[1] == "outbox"]
 

@@ -1,4 +1,4 @@
-"""What a run publishes, at both doors: a section of `show`, lines of `watch` in a pipe, bars on a terminal."""
+"""What a run publishes, over both connections: a section of `show`, lines of `watch` in a pipe, bars on a terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from celery_durable.cli.console import Bar
 from celery_durable.cli.render import format_progress
 from celery_durable.http import asgi
 from tests.cli.conftest import Shop
-from tests.cli.doors import Direct, OverHttp, served, serving
+from tests.cli.connections import Direct, OverHttp, served, serving
 from tests.cli.test_reading import plain
 
 AT, LATE = "2030-01-01T00:00:02.000Z", "2030-01-01T00:01:02.000Z"
 
 
 @pytest.fixture(params=["direct", "http"])
-def door(request: pytest.FixtureRequest, packing: Shop) -> Iterator[Direct | OverHttp]:
+def connection(request: pytest.FixtureRequest, packing: Shop) -> Iterator[Direct | OverHttp]:
     if request.param == "direct":
         yield Direct(packing)
         return
@@ -52,29 +52,29 @@ def bring_paper(packing: Shop) -> None:
     packing.durable.internals.operations.send_event("pack", "p-1", "paper", id="e-1")
 
 
-def test_show_has_what_is_published(packing: Shop, door: Any) -> None:
-    assert door("show", "pack", "p-1").rows[-2:] == [
+def test_show_has_what_is_published(packing: Shop, connection: Any) -> None:
+    assert connection("show", "pack", "p-1").rows[-2:] == [
         ["published", "boxes", '{"done":1,"total":4}', AT],
         ["published", "phase", '"waits\\nfor \\u001b[31mpaper"', AT],
     ]
     bring_paper(packing)
-    assert door("show", "pack", "p-1").rows[-2:] == [
+    assert connection("show", "pack", "p-1").rows[-2:] == [
         ["published", "boxes", '{"done":4,"total":4}', LATE],
         ["published", "phase", "0.5", LATE],
     ]
     packing.pipe("restart", "pack", "p-1")
-    assert door("show", "pack", "p-1", "--run", "1").rows[-1] == ["published", "phase", "0.5", LATE]
+    assert connection("show", "pack", "p-1", "--run", "1").rows[-1] == ["published", "phase", "0.5", LATE]
 
 
-def test_of_an_instance_that_publishes_nothing_nothing_is_said(packing: Shop, door: Any) -> None:
+def test_of_an_instance_that_publishes_nothing_nothing_is_said(packing: Shop, connection: Any) -> None:
     packing.pipe("start", "echo", "--id", "e-1")
-    assert "published" not in door("show", "echo", "e-1").out
-    assert "published" not in door("watch", "echo", "e-1").out
+    assert "published" not in connection("show", "echo", "e-1").out
+    assert "published" not in connection("watch", "echo", "e-1").out
 
 
-def test_watch_tells_values_as_they_come(packing: Shop, door: Any) -> None:
-    with door.when_it_waits(lambda: bring_paper(packing)):
-        said = door("watch", "pack", "p-1")
+def test_watch_tells_values_as_they_come(packing: Shop, connection: Any) -> None:
+    with connection.when_it_waits(lambda: bring_paper(packing)):
+        said = connection("watch", "pack", "p-1")
     assert said.code == 0, said.err
     assert [row for row in said.rows if row[1] == "published"] == [
         [AT, "published", "boxes", '{"done":1,"total":4}'],

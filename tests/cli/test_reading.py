@@ -283,7 +283,7 @@ def test_a_terminal_gets_colours_unless_celery_is_told_otherwise(order: Shop) ->
     assert "\x1b" not in order.terminal("show", "order", "o-1")
 
 
-def test_what_workflows_say_does_not_steer_the_terminal(shop: Shop) -> None:
+def test_values_and_logs_cannot_send_control_characters_to_the_terminal(shop: Shop) -> None:
     evil = "\x1b]0;title\x07\x1b[2Jwiped\x9b31m \u202erow\r\n[red]not markup[/red]"
     shop.durable.workflow(name="evil")(_say(evil))
     shop.pipe("start", "evil", "--id", "e-1")

@@ -15,14 +15,14 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_durable import Durable
-from celery_durable.cli import durable as verbs
+from celery_durable.cli import durable as durable_command
 from celery_durable.runtime import real_monotonic
 from tests.cli.conftest import Said, Shop
 from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
 def call(app: Celery, *words: str) -> Said:
-    done = CliRunner().invoke(verbs, words, obj=CLIContext(app=app, no_color=False, workdir=None))
+    done = CliRunner().invoke(durable_command, words, obj=CLIContext(app=app, no_color=False, workdir=None))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Said(done.stdout, done.stderr, done.exit_code)
@@ -78,7 +78,7 @@ def test_a_refusal_is_one_error_and_one_hint(
     assert (said.out, said.code) == ("", code)
 
 
-def test_what_has_ended_is_not_steered(order: Shop) -> None:
+def test_an_instance_that_has_ended_refuses_lifecycle_commands(order: Shop) -> None:
     order.pipe("terminate", "order", "o-1")
     for words in (("pause",), ("terminate",), ("send-event", "approval")):
         command, *rest = words
@@ -177,7 +177,7 @@ def test_a_database_that_goes_away_meanwhile_is_no_traceback(proxied: tuple[Shop
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_an_export_takes_as_long_as_it_takes(proxied: tuple[Shop, FaultProxy]) -> None:
-    """Longer than one try of other verbs may take, after which it would find nobody to connect to."""
+    """Longer than one try of other commands may take, after which it would find nobody to connect to."""
     shop, proxy = proxied
     stalls: list[threading.Timer] = []
 

@@ -21,7 +21,7 @@ import pytest
 from celery_durable.cli.client import Client, RetryPolicy, WrongApi
 from celery_durable.cli.remote import InstanceCommands, RemoteCommands, celery_durable
 from tests.cli.conftest import Shop
-from tests.cli.doors import remote, served
+from tests.cli.connections import remote, served
 from tests.cli.test_help import PROJECT
 
 
@@ -89,7 +89,7 @@ def test_the_package_declares_the_script() -> None:
 
 
 def test_it_loads_neither_the_app_nor_celery_nor_a_database(shop: Shop) -> None:
-    """In a process of its own, against a real server, through a verb that reads much."""
+    """In a process of its own, against a real server, through a command that reads much."""
     program = """
 import sys
 from celery_durable.cli.remote import celery_durable

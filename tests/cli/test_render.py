@@ -55,7 +55,7 @@ def test_instants_are_relative_for_people_and_exact_for_programs() -> None:
 
 
 @given(st.text())
-def test_nothing_that_steers_a_terminal_is_left_of_a_text(text: str) -> None:
+def test_control_characters_are_removed_from_a_text(text: str) -> None:
     shown = strip_control_characters(text)
     assert strip_control_characters(shown) == shown
     assert not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or char in "\u2028\u2029\u202e\u2066" for char in shown)

@@ -208,7 +208,7 @@ def test_a_complete_run_has_no_room_for_a_new_step(complete: Shop, replay: Any) 
     assert said.code == 1
 
 
-def test_a_failure_is_handed_out_as_it_was_and_mended_code_may_go_on(shop: Shop, replay: Any) -> None:
+def test_a_recorded_failure_is_raised_again_and_fixed_code_may_continue(shop: Shop, replay: Any) -> None:
     def declined() -> None:
         raise NonRetryableError("no money", name="CardDeclined")
 

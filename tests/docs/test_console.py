@@ -37,25 +37,25 @@ def test_a_command_can_be_typed_like_this(block: Block, line: str) -> None:
         case "celery":
             if args[:2] == ["durable", "init"]:  # which may be there before the app
                 args = ["-A", "proj", *args]
-            option, _, verb, *rest = args
+            option, _, subcommand, *rest = args
             assert option == "-A"
-            check_celery(verb, rest)
+            check_celery(subcommand, rest)
         case "celery-durable":
             parse(line)
         case _:
             pytest.fail(f"{block}: nobody knows {program!r}")
 
 
-def check_celery(verb: str, args: list[str]) -> None:
-    if verb == "durable":
+def check_celery(subcommand: str, args: list[str]) -> None:
+    if subcommand == "durable":
         name, *rest = args
         command = durable.get_command(click.Context(durable), name)
         assert command is not None
         command.make_context(name, rest)
-    elif verb in ("worker", "beat"):
-        celery.commands[verb].make_context(verb, args, resilient_parsing=True)
+    elif subcommand in ("worker", "beat"):
+        celery.commands[subcommand].make_context(subcommand, args, resilient_parsing=True)
     else:
-        assert verb in celery.commands or verb in {each.name for each in entry_points(group="celery.commands")}
+        assert subcommand in celery.commands or subcommand in {each.name for each in entry_points(group="celery.commands")}
 
 
 def test_lines_of_console_blocks_are_commands() -> None:

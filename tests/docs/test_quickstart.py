@@ -30,7 +30,7 @@ def celery(folder: Path, args: list[str]) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(
     "durable" not in {each.name for each in entry_points(group="celery.commands")},
-    reason="celery_durable is on the path, but not installed, so celery does not know its verb",
+    reason="celery_durable is on the path, but not installed, so celery does not know its command",
 )
 def test_the_quickstart_works_as_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(blocks(PAGE, "python")[0].text)

@@ -1,4 +1,4 @@
-"""What the documentation names exists: settings with their defaults, errors, verbs, links, and it builds."""
+"""What the documentation names exists: settings with their defaults, errors, commands, links, and it builds."""
 
 from __future__ import annotations
 

@@ -483,7 +483,7 @@ def test_the_result_of_a_loser_is_refused_on_every_pass(world: World) -> None:
     assert seen == ["Step 'other' was cancelled: another branch of first() ended before it. Use first()'s result."] * 2
 
 
-def test_a_loser_that_has_not_begun_never_begins(world: World) -> None:
+def test_a_loser_that_has_not_started_never_starts(world: World) -> None:
     ran = []
 
     @world.workflow

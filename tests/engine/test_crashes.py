@@ -90,7 +90,7 @@ def test_a_second_worker_that_dies_at_the_same_checkpoint_changes_nothing(world:
     travel(world, instance)
 
 
-def test_what_a_dead_worker_held_is_handed_on_when_its_lease_ends(world: World) -> None:
+def test_a_dead_worker_s_run_is_reclaimed_when_its_lease_ends(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         return step.do("book", world.book, event.instance_id, event.run_number)
@@ -234,7 +234,7 @@ def test_a_step_that_kills_its_worker_uses_up_its_attempts_and_the_workflow_may_
     assert instance.step("deadly").attempts == 3
 
 
-def test_a_worker_that_hands_on_in_between_does_not_clear_the_count_of_deaths(world: World) -> None:
+def test_a_worker_that_releases_the_run_in_between_does_not_clear_the_crash_count(world: World) -> None:
     attempts, leaving = [], []
 
     def die(tx: StepTx) -> None:

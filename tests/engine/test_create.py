@@ -405,7 +405,7 @@ def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> 
 
 @pytest.mark.parametrize("id_", ["", "NUL \x00", "half \ud800", "x" * 300, "no spaces", 5, None])
 def test_an_id_that_no_instance_can_have_is_not_found_on_any_database(world: World, order, id_) -> None:
-    for verb in (
+    for method in (
         world.operations.get,
         world.operations.history,
         world.operations.logs,
@@ -416,9 +416,9 @@ def test_an_id_that_no_instance_can_have_is_not_found_on_any_database(world: Wor
         lambda workflow, id_: world.operations.send_event(workflow, id_, "approval"),
     ):
         with pytest.raises(InstanceNotFound):
-            verb("order", id_)
+            method("order", id_)
         with pytest.raises(InstanceNotFound):
-            verb("NUL \x00", "i-1")
+            method("NUL \x00", "i-1")
 
 
 def test_instances_are_listed_newest_first_a_page_at_a_time(world: World, order) -> None:

@@ -157,8 +157,8 @@ def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, wh
 
 
 @cuts
-@pytest.mark.parametrize("verb", ["retry_outbox", "drop_outbox"])
-def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(world: World, when, verb) -> None:
+@pytest.mark.parametrize("method", ["retry_outbox", "drop_outbox"])
+def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(world: World, when, method) -> None:
     @world.workflow
     def telling(event: WorkflowEvent, step: Step):
         return step.do("tell", lambda tx: tx.send_outbound("OrderShipped"))
@@ -169,9 +169,9 @@ def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(wor
     )
     assert give_up.deliver(sent) == "given up: ValueError"
     with cut_commit(world.store, when=when) as cut:
-        (message,) = getattr(world.operations, verb)([sent])
+        (message,) = getattr(world.operations, method)([sent])
     assert (cut, message.id, message.attempts) == ([when], sent, 1)
-    assert [each.attempts for each in world.operations.outbox()] == ([0] if verb == "retry_outbox" else [])
+    assert [each.attempts for each in world.operations.outbox()] == ([0] if method == "retry_outbox" else [])
 
 
 def refuse(event: OutboundEvent) -> None:

@@ -316,7 +316,7 @@ def test_without_a_hook_the_end_is_one_statement(world: World) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, 900, 700])
-def test_an_output_that_is_too_large_for_the_letter_is_left_out(make_world: Any, size: int) -> None:
+def test_an_output_that_is_too_large_for_the_message_is_left_out(make_world: Any, size: int) -> None:
     world = make_world(max_payload_bytes=1000)
     output = "x" * (size - 2)
     instance = echoing(world).run(output)

@@ -126,7 +126,7 @@ def test_result_of_what_ended_without_one_says_why(durable: Durable, order) -> N
     assert str(caught.value) == "Instance 'b' of workflow 'order' ended terminated"
 
 
-def test_a_handle_reads_and_steers_its_instance(durable: Durable, order) -> None:
+def test_a_handle_reads_and_changes_its_instance(durable: Durable, order) -> None:
     instance = order.create("wait", id="o-1")
     assert repr(instance) == "<WorkflowInstance order/o-1>"
     advance(durable, instance)

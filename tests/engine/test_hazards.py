@@ -275,7 +275,7 @@ def test_an_error_of_the_authors_outside_steps_ends_the_instance_and_a_restart_t
 def test_a_suspension_passes_every_except_exception(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        for n, verb in enumerate(
+        for n, method in enumerate(
             (
                 lambda: step.sleep("a", 10),
                 lambda: step.wait_for_event("b", "go", timeout=10),
@@ -286,7 +286,7 @@ def test_a_suspension_passes_every_except_exception(world: World) -> None:
             )
         ):
             try:
-                verb()
+                method()
             except EventTimeout:
                 pass
             except Exception as exc:

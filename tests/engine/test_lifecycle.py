@@ -63,14 +63,14 @@ def test_pause_stops_an_instance_that_nobody_works_on_at_once(world: World, ever
 
 
 @pytest.mark.parametrize("state", ENDED)
-@pytest.mark.parametrize("verb", ["pause", "terminate"])
-def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everything, state: str, verb: str) -> None:
+@pytest.mark.parametrize("method", ["pause", "terminate"])
+def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everything, state: str, method: str) -> None:
     instance = STATES[state](world, everything)
     before = instance.row
     with pytest.raises(InstanceTerminal) as caught:
-        getattr(instance, verb)()
+        getattr(instance, method)()
     assert str(caught.value) == (
-        f"Cannot {verb} instance 'i-1' of workflow 'everything': it is {state}. restart() begins a new run of it."
+        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. restart() begins a new run of it."
     )
     assert instance.row == before
 
@@ -93,10 +93,10 @@ def test_pausing_twice_is_pausing_once(world: World, everything) -> None:
     assert instance.row == before
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "terminate", "restart"])
-def test_nobody_can_change_what_does_not_exist(world: World, everything, verb: str) -> None:
+@pytest.mark.parametrize("method", ["pause", "resume", "terminate", "restart"])
+def test_nobody_can_change_what_does_not_exist(world: World, everything, method: str) -> None:
     with pytest.raises(InstanceNotFound) as caught:
-        getattr(world.operations, verb)("everything", "nobody")
+        getattr(world.operations, method)("everything", "nobody")
     assert str(caught.value) == (
         "Workflow 'everything' has no instance 'nobody'. "
         "List its instances: celery -A <your app> durable ls --workflow everything"
@@ -294,7 +294,7 @@ def test_a_body_that_runs_when_its_instance_is_terminated_records_nothing(world:
     assert (ran, instance.statuses(), world.booked()) == (["begins", "ends"], {}, [])
 
 
-def test_a_reason_that_no_database_takes_is_mended(world: World, everything) -> None:
+def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything) -> None:
     instance = everything.create()
     instance.terminate("NUL \x00 " + "x" * 3000)
     reason = world.operations.history("everything", "i-1").reason

@@ -452,7 +452,7 @@ def test_a_worker_whose_code_is_a_function_leaves_the_rows_alone(world: World) -
     assert state(instance) == "COMPLETED"
 
 
-# --- steering -----------------------------------------------------------------------------------
+# --- lifecycle ---------------------------------------------------------------------------------
 
 
 @everywhere

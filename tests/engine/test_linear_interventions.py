@@ -173,8 +173,8 @@ def test_a_fork_goes_on_before_its_step_and_leaves_the_other_alone(world: World)
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda verbs: verbs.restart("order", "i-1", from_step="SHIP"),
-        lambda verbs: verbs.fork("order", "i-1", "SHIP", id="i-2"),
+        lambda methods: methods.restart("order", "i-1", from_step="SHIP"),
+        lambda methods: methods.fork("order", "i-1", "SHIP", id="i-2"),
     ],
     ids=["restart", "fork"],
 )

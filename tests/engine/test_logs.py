@@ -192,7 +192,7 @@ def test_lines_are_read_by_level_category_and_from_a_line_on(world: World) -> No
     assert read(after_id=instance.logs()[1].id, limit=2) == ["1", "11"]
 
 
-def test_a_long_message_is_cut_and_an_impossible_one_mended(world: World) -> None:
+def test_a_long_message_is_cut_and_an_impossible_one_is_sanitized(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.log.info("x" * 3000)

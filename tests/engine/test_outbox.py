@@ -284,7 +284,7 @@ def test_a_worker_without_the_handler_leaves_the_event_for_one_that_has_it(world
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: bool) -> None:
+def test_many_messages_are_sent_and_removed_in_batches(world: World, is_lost: bool) -> None:
     """So that a crash repeats some of them, and no sweep takes for lost what is still being sent."""
     world.is_broker_away = True
 
@@ -309,7 +309,7 @@ def test_many_letters_are_sent_and_forgotten_in_parts(world: World, is_lost: boo
         assert (parts, len(outbox(world))) == ([(200, 450), (200, 250), (50, 50)], 0)
 
 
-def test_a_sweep_leaves_many_letters_more_time_to_be_sent(world: World) -> None:
+def test_a_sweep_allows_more_time_to_send_many_messages(world: World) -> None:
     sending(world, lambda tx: [tx.send_task("shop.mail", number) for number in range(300)][:0]).create()
     world.is_broker_away = True
     world.worker.advance(world.messages.pop(0).ref)

@@ -143,7 +143,7 @@ def test_a_handler_that_leaves_by_any_exception_is_a_failed_attempt(
     assert (instance.error, [ctx.attempt for ctx in line.calls]) == (said, [1, 2])
 
 
-def test_an_alarm_of_ours_that_a_body_raises_itself_is_its_failure_too(world: World) -> None:
+def test_an_internal_alarm_that_a_body_raises_itself_is_also_its_failure(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> None:
         raise StepInterrupted

@@ -41,7 +41,7 @@ def test_a_sleeping_instance_costs_nothing(world: World) -> None:
     assert instance.row == before
 
 
-def test_a_sleep_is_not_begun_anew_by_later_passes(world: World) -> None:
+def test_later_passes_do_not_restart_a_sleep(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         step.sleep("rest", 100)

@@ -99,11 +99,11 @@ def test_a_savepoint_may_be_used(world: World) -> None:
     assert world.names() == ["kept"]
 
 
-@pytest.mark.parametrize("verb", ["commit", "rollback", "close", "begin", "reset", "invalidate"])
-def test_ending_the_session_oneself_is_refused(world: World, verb: str) -> None:
+@pytest.mark.parametrize("method", ["commit", "rollback", "close", "begin", "reset", "invalidate"])
+def test_ending_the_session_oneself_is_refused(world: World, method: str) -> None:
     def book(tx: StepTx, instance: str, run: int) -> None:
         world.book(tx, instance, run)
-        getattr(tx.session, verb)()
+        getattr(tx.session, method)()
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
@@ -111,19 +111,19 @@ def test_ending_the_session_oneself_is_refused(world: World, verb: str) -> None:
 
     instance = order.run()
     assert instance.error == (
-        f"StepTxMisuse: tx.session.{verb}() in step 'book': the session commits with the step's record. "
+        f"StepTxMisuse: tx.session.{method}() in step 'book': the session commits with the step's record. "
         "Return to commit, raise to roll back, use tx.session.begin_nested() for a savepoint."
     )
     assert instance.step("book").attempts == 1
     assert world.booked() == []
 
 
-@pytest.mark.parametrize("verb", ["commit", "rollback", "close", "begin"])
+@pytest.mark.parametrize("method", ["commit", "rollback", "close", "begin"])
 @pytest.mark.parametrize("register", ["mutate", "on_terminal_error"])
-def test_ending_it_in_a_write_that_was_put_off_is_refused(world: World, register: str, verb: str) -> None:
+def test_ending_it_in_a_write_that_was_put_off_is_refused(world: World, register: str, method: str) -> None:
     def work(tx: StepTx) -> None:
         tx.mutate(insert_name("written"))
-        getattr(tx, register)(lambda session: getattr(session, verb)())
+        getattr(tx, register)(lambda session: getattr(session, method)())
         if register == "on_terminal_error":
             raise NonRetryableError("the card is stolen")
 
@@ -131,7 +131,7 @@ def test_ending_it_in_a_write_that_was_put_off_is_refused(world: World, register
     def order(event: WorkflowEvent, step: Step):
         step.do("work", work)
 
-    text = f"tx.session.{verb}() in step 'work': the session commits with the step's record. "
+    text = f"tx.session.{method}() in step 'work': the session commits with the step's record. "
     instance = order.run()
     if register == "mutate":
         assert instance.error.startswith(f"StepTxMisuse: {text}")

@@ -479,12 +479,12 @@ def test_a_workflow_can_have_its_own_step_limit(world: World) -> None:
     assert order.run().output == "refused"
 
 
-# --- where verbs may be called ------------------------------------------------------------------
+# --- where methods may be called ------------------------------------------------------------------
 
 
 @on_one_database
 @pytest.mark.parametrize(
-    "verb",
+    "method",
     [
         lambda step: step.do("inner", lambda: 1),
         lambda step: step.sleep("inner", 1),
@@ -500,10 +500,10 @@ def test_a_workflow_can_have_its_own_step_limit(world: World) -> None:
         lambda step: step.uuid(),
     ],
 )
-def test_a_verb_inside_a_body_is_refused(world: World, verb) -> None:
+def test_a_method_inside_a_body_is_refused(world: World, method) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        step.do("outer", verb, step)
+        step.do("outer", method, step)
 
     instance = order.run()
     assert instance.error == (
@@ -513,7 +513,7 @@ def test_a_verb_inside_a_body_is_refused(world: World, verb) -> None:
     assert instance.step("outer").attempts == 1
 
 
-def test_a_verb_on_another_thread_is_refused(world: World) -> None:
+def test_a_method_on_another_thread_is_refused(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         caught = []
@@ -603,7 +603,7 @@ def test_a_nonretryable_error_ends_the_instance_under_the_name_it_gives(world: W
     assert order.run().error == "OutOfStock: out of stock"
 
 
-def test_an_error_message_that_no_database_takes_is_mended(world: World) -> None:
+def test_an_error_message_that_no_database_accepts_is_sanitized(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         raise ValueError("NUL \x00 and half a pair \ud800" + "x" * 20_000)

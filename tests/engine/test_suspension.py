@@ -73,12 +73,12 @@ def test_a_function_that_swallows_its_suspension_ends_errored_and_is_told_why(wo
     assert instance.error == SWALLOWED
 
 
-def test_after_a_suspension_no_verb_runs_anything(world: World) -> None:
+def test_after_a_suspension_no_method_runs_anything(world: World) -> None:
     ran, raised = [], []
 
-    def attempt(verb) -> None:
+    def attempt(method) -> None:
         try:
-            verb()
+            method()
         except BaseException as exc:
             raised.append(type(exc))
             raise
@@ -88,7 +88,7 @@ def test_after_a_suspension_no_verb_runs_anything(world: World) -> None:
         try:
             step.sleep("rest", 60)
         finally:
-            for verb in (
+            for method in (
                 lambda: step.do("a", lambda: ran.append("a")),
                 lambda: step.sleep("b", 1),
                 lambda: step.wait_for_event("c", "c"),
@@ -99,7 +99,7 @@ def test_after_a_suspension_no_verb_runs_anything(world: World) -> None:
                 step.uuid,
             ):
                 try:
-                    attempt(verb)
+                    attempt(method)
                 except Suspend:
                     pass
 

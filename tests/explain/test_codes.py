@@ -127,7 +127,7 @@ def test_a_retry_is_told_with_its_error(world: DurableHarness) -> None:
 def test_a_failure_is_told_with_its_step(world: DurableHarness) -> None:
     found = ran(world, "fail").explain()
     assert found.sentence == 'It failed 0 ms ago with CardDeclined: no money (step "pay", 1 attempt).'
-    again = [f"celery -A <your app> durable {verb} explained e-1" for verb in ("retry", "restart")]
+    again = [f"celery -A <your app> durable {command} explained e-1" for command in ("retry", "restart")]
     assert list(found.actions[-2:]) == again
 
 

@@ -95,13 +95,13 @@ def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     assert [event["payload"] for event in open_][1] == {"output": {"key": "secret"}}
 
 
-@pytest.mark.parametrize(("verb", "more", "result"), [("set-result", {"result": [7]}, [7]), ("skip", {}, None)])
+@pytest.mark.parametrize(("command", "more", "result"), [("set-result", {"result": [7]}, [7]), ("skip", {}, None)])
 def test_they_are_settled_by_hand_while_they_are_out(
-    album: Shop, api: TestClient, verb: str, more: dict[str, Any], result: Any
+    album: Shop, api: TestClient, command: str, more: dict[str, Any], result: Any
 ) -> None:
     answer(album, 2, values.encode_answer("1"))
     for step in ("cover", "print"):
-        said = api.post(f"{ALBUM}/{verb}", json={"step": step, "by": "eve", **more})
+        said = api.post(f"{ALBUM}/{command}", json={"step": step, "by": "eve", **more})
         assert (said.status_code, said.json()) == (200, {"ok": True, "runNumber": 1})
     album.work()
     told = api.get(f"{ALBUM}/history", params={"includeRun": True}).json()

@@ -44,7 +44,7 @@ def test_an_etag_reveals_no_key_and_no_version(shop: Shop, api: TestClient) -> N
 def test_every_state_of_an_instance_has_a_tag_of_its_own(shop: Shop, api: TestClient) -> None:
     order = _made(shop, api)
     tags = [api.get(order).headers["etag"]]
-    for verb, body in (("pause", None), ("resume", None), ("events", {"type": "other"}), ("restart", None)):
-        api.post(f"{order}/{verb}", json=body)
+    for command, body in (("pause", None), ("resume", None), ("events", {"type": "other"}), ("restart", None)):
+        api.post(f"{order}/{command}", json=body)
         tags.append(api.get(order).headers["etag"])
     assert len(set(tags)) == len(tags)

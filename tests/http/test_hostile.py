@@ -51,8 +51,8 @@ def test_hostile_ids_find_nothing(api: TestClient, order: str) -> None:
             for suffix in ("", "/history", "/stream"):
                 answer = api.get(path + suffix)
                 assert answer.status_code in (307, 404), (path + suffix, answer.status_code)
-            for verb in ("pause", "resume", "terminate", "restart"):
-                assert api.post(f"{path}/{verb}").status_code == 404, path
+            for command in ("pause", "resume", "terminate", "restart"):
+                assert api.post(f"{path}/{command}").status_code == 404, path
             assert api.post(f"{path}/events", json={"type": "approval"}).status_code == 404
         assert api.get(f"/workflows/{text}/instances").status_code == 404
         assert api.post(f"/workflows/{text}/instances", json={}).status_code in (404, 405)

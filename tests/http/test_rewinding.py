@@ -147,8 +147,8 @@ def test_a_failed_step_is_skipped_in_a_new_run_which_tells_where_it_comes_from(s
 
 
 def test_what_cannot_be_settled_is_refused(shop: Shop, api: TestClient, order: str) -> None:
-    for verb, more in (("set-result", {"result": 1}), ("skip", {})):
-        path = f"{order}/{verb}"
+    for command, more in (("set-result", {"result": 1}), ("skip", {})):
+        path = f"{order}/{command}"
         refused(api.post(path, json={"step": "charge", "by": "eve", **more}), 409, "STEP_NOT_OPEN")
         refused(api.post(path, json={"step": "none", "by": "eve", **more}), 404, "STEP_NOT_FOUND")
         refused(api.post(path, json={"step": "await approval", "by": "", **more}), 400, "NAME_INVALID")

@@ -183,8 +183,8 @@ def test_a_failed_instance_shows_its_error_and_the_step_that_failed(shop: Shop, 
 def test_what_does_not_exist_is_not_found(api: TestClient) -> None:
     for path in ("", "/history", "/stream"):
         refused(api.get(f"/workflows/order/instances/o-9{path}"), 404, "INSTANCE_NOT_FOUND")
-    for verb in ("pause", "resume", "terminate", "restart"):
-        refused(api.post(f"/workflows/order/instances/o-9/{verb}"), 404, "INSTANCE_NOT_FOUND")
+    for command in ("pause", "resume", "terminate", "restart"):
+        refused(api.post(f"/workflows/order/instances/o-9/{command}"), 404, "INSTANCE_NOT_FOUND")
     refused(api.post("/workflows/order/instances/o-9/events", json={"type": "a"}), 404, "INSTANCE_NOT_FOUND")
     refused(api.get("/nowhere"), 404, "NOT_FOUND")
     refused(api.delete("/workflows"), 405, "METHOD_NOT_ALLOWED")
@@ -205,8 +205,8 @@ def test_an_etag_is_answered_with_304_until_something_changes(shop: Shop, api: T
 
 
 @everywhere
-@pytest.mark.parametrize("verb", ["terminate", "cancel"])
-def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str, verb: str) -> None:
+@pytest.mark.parametrize("command", ["terminate", "cancel"])
+def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str, command: str) -> None:
     def status() -> str:
         return api.get(order).json()["details"]["status"]
 
@@ -217,7 +217,7 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     shop.work()
     assert status() == "waiting"
     assert api.post(f"{order}/resume").json() == {"ok": True}
-    assert api.post(f"{order}/{verb}", json={"reason": "sold twice"}).json() == {"ok": True}
+    assert api.post(f"{order}/{command}", json={"reason": "sold twice"}).json() == {"ok": True}
     assert status() == "terminated"
     assert api.get(order).json()["meta"]["reason"] == "sold twice"
     refused(api.post(f"{order}/pause"), 409, "INSTANCE_TERMINAL")
@@ -227,14 +227,14 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     assert api.get(order).json()["meta"]["runNumber"] == 2
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "terminate", "restart", "events"])
-def test_a_change_is_made_only_to_the_version_it_is_meant_for(api: TestClient, order: str, verb: str) -> None:
+@pytest.mark.parametrize("command", ["pause", "resume", "terminate", "restart", "events"])
+def test_a_change_is_made_only_to_the_version_it_is_meant_for(api: TestClient, order: str, command: str) -> None:
     tag = api.get(order).headers["etag"]
-    body = {"json": {"type": "approval"}} if verb == "events" else {}
+    body = {"json": {"type": "approval"}} if command == "events" else {}
     for header in ('"1"', f"W/{tag}", "nonsense", '""', f'"{"9" * 40}"'):
-        refused(api.post(f"{order}/{verb}", headers={"If-Match": header}, **body), 412, "PRECONDITION_FAILED")
+        refused(api.post(f"{order}/{command}", headers={"If-Match": header}, **body), 412, "PRECONDITION_FAILED")
     assert api.get(order).headers["etag"] == tag
-    assert api.post(f"{order}/{verb}", headers={"If-Match": f'"1", {tag}'}, **body).status_code == 200
+    assert api.post(f"{order}/{command}", headers={"If-Match": f'"1", {tag}'}, **body).status_code == 200
     assert api.post(f"{order}/restart", headers={"If-Match": "*"}).status_code == 200
 
 

@@ -691,7 +691,7 @@ MUTANTS = (
         ),
     ),
     _m(
-        "the letter of a task is not kept with its step",
+        "the message of a task is not committed with its step",
         (
             "runner.remote_steps:RemoteSteps._send_task",
             "step_commit.messages = [message]",
@@ -1017,7 +1017,7 @@ MUTANTS = (
     ),
     # --- the outbox -----------------------------------------------------------------------------
     _m(
-        "a letter is forgotten before it is sent",
+        "an outbox message is removed before it is sent",
         (
             _POST,
             "report = self._send(messages)",
@@ -1027,11 +1027,11 @@ MUTANTS = (
         ),
     ),
     _m(
-        "a letter that the broker refused is forgotten",
+        "an outbox message that the broker refused is removed",
         (_POST, "report.with_state(messages, SendState.SENT)", "messages"),
     ),
     _m(
-        "a letter is sent and not kept with its step",
+        "an outbox message is sent without being committed with its step",
         ("runner.step_commit:Committer._write_in_lock_order", "step_commit.messages,\n        pk=", "(),\n        pk="),
     ),
     _m(
@@ -1058,7 +1058,7 @@ MUTANTS = (
         caught_by=_PAIR + "[mariadb-claim, held at its lock, commits before send_event]",
     ),
     _m(
-        "whoever lets go decides by what it read before whether to pause",
+        "a release decides by an earlier read whether to pause",
         (
             _LET_GO,
             "claims.guard(tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)",
@@ -1112,17 +1112,17 @@ MUTANTS = (
     ),
     # --- outbound events ------------------------------------------------------------------------
     _m(
-        "whoever handled an outbound event forgets it also where another has it by now",
+        "a delivery removes an outbound event that another delivery has taken over",
         ("store.outbox:finish_delivery", ", o.c.claim_token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
     ),
     _m(
-        "whoever had an outbound event gives it back also where another has it by now",
+        "a delivery releases an outbound event that another delivery has taken over",
         ("store.outbox:release_delivery", ", o.c.claim_token == delivery.token", ""),
         caught_by=_OUTBOX + "test_a_worker_that_ends_while_another_takes_over_ends_nothing[give_back-mariadb]",
     ),
     _m(
-        "an outbound event is taken whoever has it",
+        "an outbound event is taken although another delivery has it",
         ("store.outbox:begin_delivery", ", o.c.run_at <= now", ""),
         caught_by=_OUTBOX + "test_of_two_workers_at_once_one_gets_the_event[commits-postgresql]",
     ),
@@ -1289,7 +1289,7 @@ MUTANTS = (
         caught_by="tests/publishing/test_forks.py::test_no_child_is_forked_while_a_connection_is_made[redis]",
     ),
     _m(
-        "whoever publishes waits for the sending thread without a bound",
+        "a publisher waits for the sending thread without a limit",
         ("tasks.publishing.sender:Sender.run", "job.done.wait(seconds)", "job.done.wait()"),
         caught_by=_BOUNDS + "test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing[redis]",
     ),

@@ -74,7 +74,7 @@ class Participant:
         """Whether the operation returned without an error."""
         return self.error is None
 
-    def verb(self, name: str, *args: Any, **options: Any) -> Any:
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
         return getattr(self.process.operations, name)(self.ref.workflow, self.ref.instance_id, *args, **options)
 
     def answer(self, task: str) -> bool:
@@ -89,13 +89,13 @@ class Participant:
 
     def send_event(self) -> bool:
         id_ = f"event of the {self.process.name}"
-        is_new: bool = self.verb("send_event", "ok", "sent", id=id_)
+        is_new: bool = self.call("send_event", "ok", "sent", id=id_)
         self.pair_run.environment.world.accepted_events.append(id_)
         return is_new
 
     def restart(self) -> int:
         """Restart the instance and return the new run's number."""
-        number: int = self.verb("restart")
+        number: int = self.call("restart")
         return number
 
     def end(self) -> None:

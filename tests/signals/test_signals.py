@@ -260,7 +260,7 @@ def test_what_a_step_makes_is_told_with_its_commit(store_url: str, make_harness:
 
 
 @on_sqlite
-def test_a_run_that_is_begun_or_not_is_told_or_not(store_url: str, make_harness: Any, ear: Ear) -> None:
+def test_a_signal_is_sent_only_if_the_run_is_created(store_url: str, make_harness: Any, ear: Ear) -> None:
     harness = make_harness(failing, store_url=store_url, wipe=True)
     begin = harness.durable.internals.operations.restart_or_create
     for _ in range(2):  # created, then left as it is

@@ -43,30 +43,30 @@ class Clients:
             self._story.plans[name, run] = [step for step, _ in self._schedule.plan]
 
     def act(self) -> None:
-        verbs = [self._event, self._pause, self._resume, self._restart, self._terminate]
-        verbs += [self._rewind, self._retry, self._fork, self._emit]
+        actions = [self._event, self._pause, self._resume, self._restart, self._terminate]
+        actions += [self._rewind, self._retry, self._fork, self._emit]
         name, weights = self._dice.choice(self._schedule.names), [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3]
         query = "SELECT instance_id FROM workflow_instance WHERE parent_pk IS NOT NULL ORDER BY id"
         if (made := self._raw.execute(query).fetchall()) and self._dice.random() < 0.25:
             (name,), weights = self._dice.choice(made), [2, 2, 2, 2, 4, 0.7, 0.7, 0.3, 0]
-        self._do(self._dice.choices(verbs, weights)[0], name)
+        self._do(self._dice.choices(actions, weights)[0], name)
 
     def answer(self) -> None:
         """Send or emit something, as clients do also in calm times."""
-        verb = self._dice.choice([self._event, self._event, self._emit])
-        self._do(verb, self._dice.choice(self._schedule.names))
+        action = self._dice.choice([self._event, self._event, self._emit])
+        self._do(action, self._dice.choice(self._schedule.names))
 
-    def _do(self, verb: Callable[[str], str], name: str) -> None:
+    def _do(self, action: Callable[[str], str], name: str) -> None:
         try:
-            said = verb(name)
+            said = action(name)
         except (InstanceTerminal, InstanceNotErrored) as error:
             said = f"refused: it is {error.status}"
         except ValueRefused:
             said = "refused: a linear run has not come to this step"
             if not is_linear(name):
                 raise
-        self._schedule.tell(f"{verb.__name__[1:]} {name}: {said}")
-        self._story.stats[verb.__name__[1:]] += 1
+        self._schedule.tell(f"{action.__name__[1:]} {name}: {said}")
+        self._story.stats[action.__name__[1:]] += 1
 
     def _event(self, name: str) -> str:
         if self._sent and self._dice.random() < 0.2:
@@ -139,7 +139,7 @@ class Clients:
         return f"{payload} to {topic} under {id_}: {self._schedule.errands.emit(topic, payload, id_)}"
 
     def _restart(self, name: str) -> str:
-        said = self._begun(name, lambda: self._operations.restart(workflow_of(name), name))
+        said = self._run_started(name, lambda: self._operations.restart(workflow_of(name), name))
         self._has_plan(name, self._run_of(name))
         return said
 
@@ -147,11 +147,11 @@ class Clients:
         step = self._some_step(name)
         if step is None:
             return "refused: it has no steps"
-        said = self._begun(name, lambda: self._operations.restart(workflow_of(name), name, from_step=step))
+        said = self._run_started(name, lambda: self._operations.restart(workflow_of(name), name, from_step=step))
         return f"from {step}: {said}"
 
     def _retry(self, name: str) -> str:
-        return self._begun(name, lambda: self._operations.retry(workflow_of(name), name))
+        return self._run_started(name, lambda: self._operations.retry(workflow_of(name), name))
 
     def _fork(self, name: str) -> str:
         step = self._some_step(name)
@@ -185,7 +185,7 @@ class Clients:
             WHERE i.instance_id = ? AND e.run_number = ? AND e.event_id LIKE '%-event-%'"""
         self._story.accepted_events |= {(event, run) for (event,) in self._raw.execute(query, (name, run))}
 
-    def _begun(self, name: str, begin: Callable[[], int]) -> str:
+    def _run_started(self, name: str, begin: Callable[[], int]) -> str:
         before = self._run_of(name)
         number = begin()
         if number != before + 1:

@@ -32,13 +32,13 @@ QUERIES = {
         UNION ALL
         SELECT pk, run, step_key, seq, count(*), asks, NULL, NULL FROM author_attempt
         WHERE new = 'waiting' AND asks IS NOT NULL GROUP BY pk, run, asks HAVING count(*) > 1""",
-    "D6 a letter goes with each attempt of a task": """
+    "D6 a message goes with each attempt of a task": """
         SELECT a.pk, a.run, a.asks FROM author_attempt a
         WHERE a.type = 'task' AND a.new = 'waiting' AND a.asks IS NOT NULL AND 1 <> (
-          SELECT count(*) FROM author_letter l
+          SELECT count(*) FROM author_message l
           WHERE l.pk = a.pk AND l.run = a.run AND l.step_key = a.step_key AND l.asks = a.asks)
         UNION ALL
-        SELECT l.pk, l.run, l.asks FROM author_letter l
+        SELECT l.pk, l.run, l.asks FROM author_message l
         WHERE l.asks NOT LIKE 'item:%' AND NOT EXISTS (
           SELECT 1 FROM author_attempt a WHERE a.pk = l.pk AND a.run = l.run AND a.asks = l.asks)""",
     "D7 a child is there for each step that asks for one": """

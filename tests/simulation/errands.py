@@ -1,4 +1,4 @@
-"""Errands of a schedule: emissions that take several turns, letters of the outbox, and who delivers them."""
+"""Errands of a schedule: emissions that take several turns, messages of the outbox, and who delivers them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Errands:
         self._dice, self._story = schedule.dice, schedule.story
         self._emitting: list[Emitter] = []
         self._sending: list[Sender] = []
-        self._letters: list[str] = []
+        self._messages: list[str] = []
 
     def calm_down(self) -> None:
         """Who emits comes to an end, or dies."""
@@ -39,16 +39,16 @@ class Errands:
         self._emitting.clear()
         self._sending.clear()
 
-    # --- letters --------------------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------------------
 
     def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         """A broker for what was in the outbox: at times away, at times it refuses some."""
-        committed = {id_ for (id_,) in self._world.raw.execute("SELECT id FROM author_letter")}
+        committed = {id_ for (id_,) in self._world.raw.execute("SELECT id FROM author_message")}
         early = [each for each in messages if each.id not in committed]
         self._story.wrongs += [f"O2 {each} is sent, and was not committed" for each in early]
         is_calm = self._schedule.is_calm
         if not is_calm and self._dice.random() < 0.2:
-            self._story.stats["letters lost"] += len(messages)
+            self._story.stats["messages lost"] += len(messages)
             return PublishReport.of(len(messages), SendState.UNSENT)
         refused = [each for each in messages if not is_calm and self._dice.random() < 0.1]
         for each in messages:
@@ -56,8 +56,8 @@ class Errands:
                 self._story.sent[each.id] += 1
                 self._schedule.foreign.sent(each)
                 if each.kind is OutboxKind.EVENT and (is_calm or self._dice.random() >= self._schedule.losses):
-                    self._letters.append(each.id)
-        self._story.stats["letters sent"] += len(messages) - len(refused)
+                    self._messages.append(each.id)
+        self._story.stats["messages sent"] += len(messages) - len(refused)
         return PublishReport([SendState.REFUSED if each in refused else SendState.SENT for each in messages])
 
     def sweep_outbox(self) -> None:
@@ -85,21 +85,21 @@ class Errands:
             sender.begin(self._schedule.next_seed())
 
     def hand_all_over(self) -> None:
-        while self._letters:
+        while self._messages:
             self.hand_over()
 
     def hand_over(self) -> None:
         """An outbound event comes to a worker that has its handler."""
-        if not self._letters:
+        if not self._messages:
             return
-        index = self._dice.randrange(len(self._letters))
-        id_ = self._letters[index]
+        index = self._dice.randrange(len(self._messages))
+        id_ = self._messages[index]
         if self._schedule.is_calm or self._dice.random() >= 0.1:  # else the message comes again
-            del self._letters[index]
+            del self._messages[index]
         postman = self._world.postman
         said = postman.deliver(id_)
-        self._schedule.tell(f"letter {id_}: {said}")
-        self._story.stats[f"letter {said.partition(':')[0]}"] += 1
+        self._schedule.tell(f"message {id_}: {said}")
+        self._story.stats[f"message {said.partition(':')[0]}"] += 1
         if postman.runtime.is_dead:
             postman.begin(self._schedule.next_seed())
 

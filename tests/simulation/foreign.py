@@ -25,7 +25,7 @@ class Foreign:
         self._numbers = 0
 
     def sent(self, message: OutboxMessage) -> None:
-        """The broker has a letter."""
+        """The broker has a message."""
         if "reference" in message.content:
             self._tasks.append(message)
 

@@ -52,10 +52,10 @@ QUERIES = {
     "M13 a message goes with each attempt at an item": f"""
         SELECT a.pk, a.run, a.step_key, a.position, a.attempts FROM author_item a
         WHERE a.old = 'pending' AND a.new = 'sent' AND 1 <> (
-          SELECT count(*) FROM author_letter l
+          SELECT count(*) FROM author_message l
           WHERE l.pk = a.pk AND l.run = a.run AND l.step_key = a.step_key AND l.asks = {_TYPE.format("a")})
         UNION ALL
-        SELECT l.pk, l.run, l.step_key, l.asks, NULL FROM author_letter l
+        SELECT l.pk, l.run, l.step_key, l.asks, NULL FROM author_message l
         WHERE l.asks LIKE 'item:%' AND NOT EXISTS (
           SELECT 1 FROM author_item a WHERE a.pk = l.pk AND a.run = l.run AND l.asks = {_TYPE.format("a")})""",
     "M14 no item has more attempts than it may": """
@@ -84,7 +84,7 @@ COUNTS = """
 IS_OVERTAKEN = f"""EXISTS (
     SELECT 1 FROM author_item a WHERE a.pk = l.pk AND a.run = l.run AND l.asks = {_TYPE.format("a")}
       AND a.old = 'sent' AND a.new IN ('pending', 'dead') AND {_IS_LATE})"""
-"""Whether letter ``l`` was too late before it left."""
+"""Whether message ``l`` was too late before it left."""
 
 
 def is_awaited(database: sqlite3.Connection, instance: str, run: int, type_: str) -> bool:

@@ -24,7 +24,7 @@ _WANTED = {
     "_event": "i.status = 'waiting'",
     "_restart_or_create": "i.status IN ('complete', 'errored', 'terminated')",
 }
-"""What an instance is like with which a verb can do something."""
+"""What an instance is like with which a action can do something."""
 
 
 class Operators:
@@ -45,22 +45,22 @@ class Operators:
         self._do(self._batch, "")
 
     def act(self) -> None:
-        verbs = [self._batch, self._restart_or_create, self._settle, self._restart, self._retry]
-        verbs += [self._terminate, self._prune, self._pause, self._event]
-        verb = self._dice.choices(verbs, [1, 3, 6, 0.5, 2, 0.7, 1.5, 0.3, 3])[0]
-        self._do(verb, self._some_name(_WANTED.get(verb.__name__)))
+        actions = [self._batch, self._restart_or_create, self._settle, self._restart, self._retry]
+        actions += [self._terminate, self._prune, self._pause, self._event]
+        action = self._dice.choices(actions, [1, 3, 6, 0.5, 2, 0.7, 1.5, 0.3, 3])[0]
+        self._do(action, self._some_name(_WANTED.get(action.__name__)))
 
-    def _do(self, verb: Callable[[str], str], name: str) -> None:
+    def _do(self, action: Callable[[str], str], name: str) -> None:
         try:
-            said = verb(name)
+            said = action(name)
         except (InstanceNotFound, InstanceTerminal, InstanceNotErrored, StepNotOpen, ValueRefused) as error:
             said = f"refused: {type(error).__name__}"
-        what = verb.__name__.strip("_").replace("_", " ")
+        what = action.__name__.strip("_").replace("_", " ")
         self._act.tell(f"{what} {name}: {said}")
         self._story.stats[f"{what} {said.partition(' ')[0].rstrip(':')}"] += 1
 
     def _some_name(self, wanted: str | None) -> str:
-        """Mostly of an instance with which the verb can do something."""
+        """Mostly of an instance with which the action can do something."""
         if wanted is not None and self._dice.random() < 0.8:
             query = f"SELECT i.instance_id FROM workflow_instance i WHERE {wanted} ORDER BY i.id"
             if found := self._raw.execute(query).fetchall():
@@ -135,17 +135,17 @@ class Operators:
     def _keep_run(self, name: str, run: int) -> None:
         self._story.prior_runs[name, run] = invariants.of_run(self._raw, name, run)
 
-    # --- steering -------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------
 
     def _restart(self, name: str) -> str:
         _, run, status = self._must_stand(name)
-        return self._begun(name, run, status, self._operations.restart(KEPT, name))
+        return self._run_started(name, run, status, self._operations.restart(KEPT, name))
 
     def _retry(self, name: str) -> str:
         _, run, status = self._must_stand(name)
-        return self._begun(name, run, status, self._operations.retry(KEPT, name))
+        return self._run_started(name, run, status, self._operations.retry(KEPT, name))
 
-    def _begun(self, name: str, run: int, status: str, number: int) -> str:
+    def _run_started(self, name: str, run: int, status: str, number: int) -> str:
         if number != run + 1:
             self._wrong(f"I12c the restart of {name} led from run {run} to {number}")
         self._keep_run(name, run)

@@ -24,7 +24,7 @@ class Story:
     """What was answered to an attempt of a task step: instance, run and event type."""
     sent: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
-    """Letters, by their ids: how often each was sent, and how often its handler has returned."""
+    """Messages, by their ids: how often each was sent, and how often its handler has returned."""
     failures: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     faults: Counter[tuple[str, int]] = field(default_factory=Counter)
     cuts: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -104,6 +104,6 @@ def test_the_storms_have_every_fault_in_them() -> None:
         *("batch created", "restart or create created", "restart or create restarted", "restart or create unchanged"),
         *("settle accepted", "settle refused", "prune deleted", "deleted after its retention"),
         *(f"heard of {what}" for what in ("complete", "errored", "terminated", "steps")),
-        *("letters sent", "letters lost", "letter delivered", "letter crashed", "letter tried again"),
+        *("messages sent", "messages lost", "message delivered", "message crashed", "message tried again"),
     }
     assert expected <= {name for name, count in stats.items() if count}, stats

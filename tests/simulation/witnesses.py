@@ -5,7 +5,7 @@ author_emission  each emission that was begun; ``over``: when its row was remove
 author_meant     the waits that were open when it began, and had got nothing yet
 author_missed    those of them that were open still when it was over, and had got nothing
 author_emitted   each step that emits, when it was recorded, and how many waited then
-author_letter    each letter that was put into the outbox; ``asks``: the event type of the answer that it asks for
+author_message    each message that was put into the outbox; ``asks``: the event type of the answer that it asks for
 author_attempt   each change of a step that others do; ``payload``: of the answer that it consumed, ``in_time``: how
                  many answers had come by its deadline that nobody had consumed
 author_answer    each answer; ``asking``: how many steps waited for it
@@ -75,10 +75,10 @@ SCRIPT = f"""
     {_emitted("author_emits", "INSERT ON workflow_step WHEN NEW.status IS NOT NULL")}
     {_emitted("author_emits_later", "UPDATE ON workflow_step WHEN OLD.status <> NEW.status")}
 
-    CREATE TABLE author_letter (id, kind, pk, run, step_key, asks);
+    CREATE TABLE author_message (id, kind, pk, run, step_key, asks);
     CREATE TRIGGER author_writes AFTER INSERT ON workflow_outbox
     BEGIN
-        INSERT INTO author_letter VALUES (
+        INSERT INTO author_message VALUES (
             NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.payload, '$.answers[4]'));
     END;
 

@@ -284,10 +284,10 @@ class PostgresqlCluster:
             self.stop()
         shutil.rmtree(self.folder)
 
-    def _control(self, verb: str, *options: str) -> None:
+    def _control(self, command: str, *options: str) -> None:
         own = ("listen_addresses=127.0.0.1", "max_connections=200", *self._settings)
         settings = f"-p {self.port} -k {self.folder} " + " ".join(f"-c {each}" for each in own)
-        self._run("pg_ctl", verb, *options, "-w", "-t", "30", "-o", settings, "-l", f"{self.folder}/log", "-D")
+        self._run("pg_ctl", command, *options, "-w", "-t", "30", "-o", settings, "-l", f"{self.folder}/log", "-D")
 
     def _run(self, program: str, *options: Any) -> None:
         argv = [*self._as_user, str(self._programs / program), *options, str(self.folder / "data")]

@@ -14,7 +14,7 @@ PAIRS = pytest.mark.parametrize(
 
 
 @PAIRS
-def test_whoever_does_a_task_its_step_gets_the_result_or_the_error(site: Site) -> None:
+def test_whichever_worker_runs_a_task_its_step_gets_the_result_or_the_error(site: Site) -> None:
     site.beat(wait=False)
     site.foreign()
     worker = site.worker()

@@ -73,9 +73,9 @@ class Shop:
             for table in ("orders", "payment", "payment_request"):
                 tx.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
 
-    def clerk(self, verb: str, order_id: str) -> None:
+    def clerk(self, command: str, order_id: str) -> None:
         """Use the example's command line; it talks to the broker through the proxy, and to the database directly."""
-        argv = python("-m", "examples.order_approval", verb, order_id)
+        argv = python("-m", "examples.order_approval", command, order_id)
         done = subprocess.run(argv, cwd=ROOT, env=self._direct, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -88,10 +88,10 @@ class PublicApi(RuleBasedStateMachine):
     def resume(self, id: str) -> None:
         self.both(lambda: self.api.resume("order", id), lambda: self.model.resume(id))
 
-    @rule(id=ids, verb=st.sampled_from(["terminate", "restart"]))
-    def end(self, id: str, verb: str) -> None:
+    @rule(id=ids, method=st.sampled_from(["terminate", "restart"]))
+    def end(self, id: str, method: str) -> None:
         """One rule for both: most sequences should come further than these let them."""
-        self.both(lambda: getattr(self.api, verb)("order", id), lambda: getattr(self.model, verb)(id))
+        self.both(lambda: getattr(self.api, method)("order", id), lambda: getattr(self.model, method)(id))
 
     @rule(seconds=st.sampled_from([1, 29, 30, SLEEP, WAIT - 1, WAIT]))
     def advance(self, seconds: int) -> None:

@@ -60,7 +60,7 @@ def test_a_sample_of_schedules_says_that_it_is_one() -> None:
 
 # --- mocks ------------------------------------------------------------------------------------
 
-DOUBLES: dict[str, Callable[[DurableHarness], Any]] = {
+MOCKS: dict[str, Callable[[DurableHarness], Any]] = {
     "result": lambda harness: harness.mocks.mock_step_result("hotle", "H1"),
     "error": lambda harness: harness.mocks.mock_step_error("hotle", ValueError),
     "task": lambda harness: harness.mocks.mock_task("hotle", len),
@@ -74,11 +74,11 @@ DOUBLES: dict[str, Callable[[DurableHarness], Any]] = {
 MISNAMED = "Mocks name step 'hotle', to which no workflow came. Steps that were met: 'hotel', 'pay', 'think about it'."
 
 
-@pytest.mark.parametrize("mock", DOUBLES)
+@pytest.mark.parametrize("mock", MOCKS)
 def test_a_double_that_names_no_step_is_an_error(mock: str) -> None:
     def run(*, unused_mocks: bool) -> None:
         with DurableHarness([trip], unused_mocks=unused_mocks) as harness:
-            DOUBLES[mock](harness)
+            MOCKS[mock](harness)
             harness.create(trip)
             harness.advance("3 days")
 
@@ -90,7 +90,7 @@ def test_a_double_that_names_no_step_is_an_error(mock: str) -> None:
 
 def test_it_is_one_in_the_setup_of_assert_crash_safe_too() -> None:
     with pytest.raises(HarnessMisuse) as caught:
-        assert_crash_safe(trip, setup=DOUBLES["result"])
+        assert_crash_safe(trip, setup=MOCKS["result"])
     assert str(caught.value) == f"{MISNAMED} Correct the names in setup=."
 
 
@@ -125,7 +125,7 @@ def test_a_naive_instant_explains_itself() -> None:
             harness.advance_to(datetime(2031, 1, 1))  # it is what is refused
 
 
-def test_durable_tick_runs_what_is_due_with_the_harness_s_runners_and_doubles() -> None:
+def test_durable_tick_runs_what_is_due_with_the_harness_s_runners_and_mocks() -> None:
     with DurableHarness([trip]) as harness:
         harness.mocks.mock_step_result("hotel", "H2")
         handle = harness.create(trip)

@@ -141,7 +141,7 @@ def waits(event, step):
         return "expired"
 
 
-def test_an_event_is_sent_to_whoever_comes_to_wait_for_it(make_harness) -> None:
+def test_a_mocked_event_is_sent_to_each_instance_that_waits_for_it(make_harness) -> None:
     harness = make_harness(waits)
     first = harness.create(waits, id="before")
     harness.run_until_idle()

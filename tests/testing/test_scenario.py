@@ -1,4 +1,4 @@
-"""Scenarios: verbs, arguments from the context, failures that say where, cleanup."""
+"""Scenarios: actions, arguments from the context, failures that say where, cleanup."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_the_cause_of_a_failure_is_the_error_itself() -> None:
     with pytest.raises(ScenarioFailed) as caught:
         run_scenario(scenario(initialize_and_run_until_idle(buy), terminate(), terminate()))
     assert isinstance(caught.value.__cause__, InstanceTerminal)
-    assert (caught.value.scenario, caught.value.number, caught.value.verb) == ("buying", 3, "terminate")
+    assert (caught.value.scenario, caught.value.number, caught.value.action) == ("buying", 3, "terminate")
     with pytest.raises(ScenarioFailed, match=r"^Scenario 'buying', step 0 \(setup\): ZeroDivisionError"):
         run_scenario(scenario(setup=lambda ctx: 1 / 0))
 
@@ -194,7 +194,7 @@ def test_a_verb_that_is_given_too_much_or_too_little_is_refused_at_once() -> Non
 def test_steps_are_data() -> None:
     step = event("approval", 1, id="b-1")
     assert step == event("approval", 1, id="b-1")
-    assert step.verb == "event"
+    assert step.action == "event"
     assert dict(step.given) == {"type": "approval", "payload": 1, "id": "b-1", "event_id": None}
     with pytest.raises(FrozenInstanceError):
-        step.verb = "other"
+        step.action = "other"

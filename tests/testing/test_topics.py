@@ -21,7 +21,7 @@ def test_an_emission_is_answered_with_how_many_waited() -> None:
         assert handle.step("price 1").wait_topic == "prices"
 
 
-def test_a_mocked_topic_serves_whoever_waits() -> None:
+def test_a_mocked_topic_serves_each_waiting_instance() -> None:
     with DurableHarness([watch]) as harness:
         mock = harness.mocks.mock_topic("prices", 7, times=3)
         one, two = harness.create(watch, id="one"), harness.create(watch, id="two")

@@ -386,7 +386,7 @@ class BrokenValidator(BaseModel):
         return {}[value]
 
 
-def test_a_validator_that_breaks_is_a_failure_and_no_error_of_ours() -> None:
+def test_a_validator_that_raises_is_a_validation_failure_and_no_internal_error() -> None:
     with pytest.raises(ValidationFailed) as on_decode:
         codec(BrokenValidator).decode('{"x":1}')
     with pytest.raises(ValidationFailed) as on_check:
@@ -694,7 +694,7 @@ def test_an_orm_object_is_refused_where_it_is_returned() -> None:
     assert message == f"Result cannot be stored as JSON: $ is a Account, which has no JSON form. {REMEDY}"
 
 
-def test_a_codec_of_ours_looks_for_its_type_when_it_is_first_needed() -> None:
+def test_a_codec_resolves_its_type_when_it_is_first_needed() -> None:
     asked: list[int] = []
 
     def find() -> Any:

@@ -16,7 +16,7 @@ from tests.cli.conftest import Said, Shop
 
 
 class Connection(Protocol):
-    """Calls a verb."""
+    """Calls a command."""
 
     name: str
 
@@ -34,7 +34,7 @@ class Direct:
 
     @contextmanager
     def when_it_waits(self, do: Callable[[], object]) -> Iterator[None]:
-        """Do something once a verb has nothing to tell for the moment."""
+        """Do something once a command has nothing to tell for the moment."""
         todo = [do]
         self._shop.clock.meanwhile = lambda: todo.pop()() if todo else None
         yield

@@ -1,4 +1,4 @@
-"""Replaying a record with every verb: none may look like a difference, and what open steps wait for is compared."""
+"""Replaying a record with every method: none may look like a difference, and what open steps wait for is compared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _raced(step: Step) -> Any:
     return step.first("race", step.submit_sleep("slow", 50), step.submit_sleep("fast", 5))
 
 
-VERBS: dict[str, Callable[[Step], Any]] = {
+STEP_METHODS: dict[str, Callable[[Step], Any]] = {
     "do": lambda step: step.do("work", lambda: {"a": 1}),
     "sleep": lambda step: step.sleep("rest", 5),
     "sleep_until": lambda step: step.sleep_until("rest", THEN),
@@ -86,10 +86,10 @@ def workflow(code: Callable[..., Any]) -> Any:
     return durable_workflow(name="kid" if code is kid else "trip")(code)
 
 
-def made_of(*verbs: Callable[[Step], Any]) -> Code:
+def made_of(*methods: Callable[[Step], Any]) -> Code:
     def trip(event: WorkflowEvent[Any], step: Step) -> Any:
         step.do("first of all", lambda: None)
-        return [verb(step) for verb in verbs]
+        return [method(step) for method in methods]
 
     return workflow(trip)
 
@@ -101,8 +101,8 @@ def records(code: Code) -> list[Any]:
         handle = harness.create(code, id="t-1")
         harness.run_until_idle()
         found.append(handle.history())
-        for verb in ("branch", "task", "map"):
-            harness.mocks.mock_step_result(verb, 1)
+        for method in ("branch", "task", "map"):
+            harness.mocks.mock_step_result(method, 1)
         harness.mocks.mock_event("paid", 5)
         harness.mocks.mock_topic("price:eur", 6)
         harness.emit("price:eur", 6)
@@ -122,13 +122,13 @@ def exported(told: Any) -> Any:
     return json.loads(json.dumps(said, default=encode_json))
 
 
-def test_every_verb_of_a_step_is_replayed_here() -> None:
-    assert set(VERBS) == {name for name in dir(Step(None)) if not name.startswith("_")}  # type: ignore[arg-type]
+def test_every_method_of_a_step_is_replayed_here() -> None:
+    assert set(STEP_METHODS) == {name for name in dir(Step(None)) if not name.startswith("_")}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_workflow_with_each_verb_follows_its_own_record(verb: str) -> None:
-    code = made_of(VERBS[verb])
+@pytest.mark.parametrize("method", STEP_METHODS)
+def test_a_workflow_with_each_method_follows_its_own_record(method: str) -> None:
+    code = made_of(STEP_METHODS[method])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for told in records(code):

@@ -1,4 +1,4 @@
-"""The same scenarios over the store and over HTTP: the same verbs say the same of the same instances."""
+"""The same scenarios over the store and over HTTP: the same commands say the same of the same instances."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from celery_durable import Completed, Dead, LinearStep
 from celery_durable.cli import api
 from celery_durable.definitions import define_linear
 from tests.cli.conftest import Shop
-from tests.cli.doors import Direct, OverHttp, served
+from tests.cli.connections import Direct, OverHttp, served
 
 AT = "2030-01-01T00:00:02.012Z"
 
 
 @pytest.fixture(params=["direct", "http"])
-def door(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
+def connection(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
     if request.param == "direct":
         yield Direct(shop)
         return
@@ -26,23 +26,23 @@ def door(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHt
         yield found
 
 
-def test_an_order_from_its_start_to_its_end(shop: Shop, door: Any) -> None:
-    assert door("start", "order", "-P", "order_id=42", "--id", "o-1").rows == [["o-1"]]
+def test_an_order_from_its_start_to_its_end(shop: Shop, connection: Any) -> None:
+    assert connection("start", "order", "-P", "order_id=42", "--id", "o-1").rows == [["o-1"]]
     shop.clock.advance(seconds=2)
     shop.work("order", "o-1")
-    assert door("ls", "-w", "order").rows[0][:5] == ["order", "o-1", "waiting", "1", "2030-01-01T00:00:00.000Z"]
-    assert door("show", "order", "o-1", "--full").rows[:3] == [
+    assert connection("ls", "-w", "order").rows[0][:5] == ["order", "o-1", "waiting", "1", "2030-01-01T00:00:00.000Z"]
+    assert connection("show", "order", "o-1", "--full").rows[:3] == [
         ["instance", "order", "o-1", "waiting", "1", "2030-01-01T00:00:00.000Z", ""],
         ["params", '{"order_id":"42","cents":500}'],
         ["step", "count", "do", "completed", "1/6", "12 ms", "", "", "2030-01-01T00:00:02.000Z", AT, '{"cents":500}'],
     ]
     send = ("send-event", "order", "o-1", "approval", "--payload", '{"by": "eve"}', "--event-id", "mail-7")
-    assert door(*send).rows == [["Sent", "approval", "order/o-1"]]
-    assert door(*send).rows == [["Repeated", "approval", "order/o-1"]]
+    assert connection(*send).rows == [["Sent", "approval", "order/o-1"]]
+    assert connection(*send).rows == [["Repeated", "approval", "order/o-1"]]
     shop.clock.advance(minutes=1)
     assert shop.work("order", "o-1") == "complete"
     late = "2030-01-01T00:01:02.012Z"
-    assert door("history", "order", "o-1", "--include-logs").rows == [
+    assert connection("history", "order", "o-1", "--include-logs").rows == [
         ["2030-01-01T00:00:00.000Z", "run", "active", "run 1 of order/o-1"],
         [AT, "event", "approval", "mail-7", "consumed by await approval"],
         [AT, "step", "completed", "count", "12 ms", "", ""],
@@ -51,21 +51,21 @@ def test_an_order_from_its_start_to_its_end(shop: Shop, door: Any) -> None:
         [late, "run", "complete", ""],
         [late, "log", "warn", "workflow", 'decided by={"by":"eve"}'],
     ]
-    assert [row[0] for row in door("watch", "order", "o-1").rows] == [AT, AT, late, late, late]
-    assert door("logs", "order", "o-1", "--level", "warn").rows == [
+    assert [row[0] for row in connection("watch", "order", "o-1").rows] == [AT, AT, late, late, late]
+    assert connection("logs", "order", "o-1", "--level", "warn").rows == [
         [late, "warn", "workflow", 'decided by={"by":"eve"}']
     ]
-    assert door("logs", "order", "o-1", "--category", "none").err == "No log lines.\n"
+    assert connection("logs", "order", "o-1", "--category", "none").err == "No log lines.\n"
 
 
-def test_what_is_steered_says_what_became_of_it(order: Shop, door: Any) -> None:
-    assert door("resume", "order", "o-1").rows == [["Was not paused", "order/o-1"]]
-    assert door("pause", "order", "o-1").rows == [["Paused", "order/o-1"]]
-    assert door("resume", "order", "o-1").rows == [["Resumed", "order/o-1"]]
-    assert door("terminate", "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
-    assert door("restart", "order", "o-1", "--reason", "a mistake").rows == [["Restarted", "order/o-1", "run 2"]]
-    assert door("show", "order", "o-1").rows[1] == ["reason", "a mistake"]
-    first = door("show", "order", "o-1", "--run", "1").rows
+def test_lifecycle_commands_print_the_new_state(order: Shop, connection: Any) -> None:
+    assert connection("resume", "order", "o-1").rows == [["Was not paused", "order/o-1"]]
+    assert connection("pause", "order", "o-1").rows == [["Paused", "order/o-1"]]
+    assert connection("resume", "order", "o-1").rows == [["Resumed", "order/o-1"]]
+    assert connection("terminate", "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
+    assert connection("restart", "order", "o-1", "--reason", "a mistake").rows == [["Restarted", "order/o-1", "run 2"]]
+    assert connection("show", "order", "o-1").rows[1] == ["reason", "a mistake"]
+    first = connection("show", "order", "o-1", "--run", "1").rows
     assert first[0][3:5] == ["terminated", "1"]
     assert first[1] == ["reason", "sold twice"]
 
@@ -86,32 +86,32 @@ def test_what_is_steered_says_what_became_of_it(order: Shop, door: Any) -> None:
         (("send-event", "order", "o-1", "no good"), "Event type 'no good'", 1),
     ],
 )
-def test_refusals_are_the_same(order: Shop, door: Any, words: tuple[str, ...], error: str, code: int) -> None:
-    said = door(*words)
+def test_refusals_are_the_same(order: Shop, connection: Any, words: tuple[str, ...], error: str, code: int) -> None:
+    said = connection(*words)
     assert said.err.startswith(f"error: {error}")
     assert (said.out, said.code) == ("", code)
 
 
-def test_advice_is_what_can_be_typed_at_this_door(order: Shop, door: Any) -> None:
+def test_advice_is_what_can_be_typed_on_this_connection(order: Shop, connection: Any) -> None:
     order.pipe("terminate", "order", "o-1")
-    said = door("send-event", "order", "o-1", "approval")
+    said = connection("send-event", "order", "o-1", "approval")
     assert said.err.splitlines() == [
         "error: Cannot send an event to instance 'o-1' of workflow 'order': it is terminated.",
-        f"hint: To start a new run: {door.name} restart order o-1",
+        f"hint: To start a new run: {connection.name} restart order o-1",
     ]
-    assert door("show", "order", "none").err.splitlines()[1] == (
-        f"hint: List its instances: {door.name} ls --workflow order"
+    assert connection("show", "order", "none").err.splitlines()[1] == (
+        f"hint: List its instances: {connection.name} ls --workflow order"
     )
 
 
-def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, door: Any) -> None:
+def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, connection: Any) -> None:
     shop.work_at_once()
-    said = door("start", "echo", "--params", '{"a": "é"}', "--id", "e-1", "--wait")
+    said = connection("start", "echo", "--params", '{"a": "é"}', "--id", "e-1", "--wait")
     assert (said.rows, said.code) == ([["e-1"], ["complete", '{"a":"é"}']], 0)
-    said = door("start", "bad", "--id", "b-1", "--follow")
+    said = connection("start", "bad", "--id", "b-1", "--follow")
     assert (said.rows[0], said.code) == (["b-1"], 1)
     assert said.err == "error: Instance 'b-1' of workflow 'bad' ended errored: NoPaper: out of paper\n"
-    said = door("start", "nap", "--id", "n-1", "--wait", "--timeout", "0.2")
+    said = connection("start", "nap", "--id", "n-1", "--wait", "--timeout", "0.2")
     assert (said.code, said.err.splitlines()[0]) == (
         4,
         "error: Instance 'n-1' of workflow 'nap' is still waiting after 0.2 s.",
@@ -119,10 +119,12 @@ def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, doo
 
 
 @pytest.mark.parametrize("command", [("watch",), ("logs", "-f")])
-def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, command: tuple[str, ...]) -> None:
+def test_what_is_followed_is_told_until_it_ends(order: Shop, connection: Any, command: tuple[str, ...]) -> None:
     order.work_at_once()
-    with door.when_it_waits(lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")):
-        said = door(command[0], "order", "o-1", *command[1:])
+    with connection.when_it_waits(
+        lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")
+    ):
+        said = connection(command[0], "order", "o-1", *command[1:])
     assert said.code == 0, said.err
     told = ["order received", "decided by=eve"]
     lines = [line for line in said.out.splitlines() if any(each in line for each in told)]
@@ -130,7 +132,7 @@ def test_what_is_followed_is_told_until_it_ends(order: Shop, door: Any, command:
     assert "decided by=eve" in (said.out.splitlines()[-1] if command[0] == "logs" else said.out.splitlines()[-3])
 
 
-def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_history_comes_in_pages(shop: Shop, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     @shop.durable.workflow(name="long")
     def long(event: Any, step: Any) -> int:
         for number in range(7):
@@ -144,7 +146,7 @@ def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytes
     for number in range(4):
         shop.durable.internals.operations.send_event("long", "l-1", "news", number)
     shop.work("long", "l-1")
-    told = json.loads(door("export", "long", "l-1").out)
+    told = json.loads(connection("export", "long", "l-1").out)
     assert [each["name"] for each in told["steps"]] == [f"step {number}" for number in range(7)]
     assert [each["payload"] for each in told["events"]] == [0, 1, 2, 3]
     assert [each["message"] for each in told["logs"]] == [f"line {number}" for number in range(7)]
@@ -155,108 +157,114 @@ def test_a_long_history_comes_in_pages(shop: Shop, door: Any, monkeypatch: pytes
     assert told == ours
 
 
-def test_many_are_steered_at_once_after_a_look(shop: Shop, door: Any) -> None:
+def test_many_instances_are_changed_at_once_after_a_dry_run(shop: Shop, connection: Any) -> None:
     for number in range(3):
         shop.pipe("start", "nap", "--id", f"n-{number}")
         shop.work("nap", f"n-{number}")
     shop.pipe("pause", "nap", "n-1")
     where = ("--where", "workflow=nap status=waiting")
-    dry = door("terminate", *where)
+    dry = connection("terminate", *where)
     assert dry.rows == [["Would terminate", "nap/n-2"], ["Would terminate", "nap/n-0"]]
     assert dry.err == "Would terminate 2 instances; nothing was changed. Add --yes to do it.\n"
-    done = door("terminate", *where, "--yes", "--reason", "enough")
+    done = connection("terminate", *where, "--yes", "--reason", "enough")
     assert (done.rows, done.err) == ([["Terminated", "nap/n-2"], ["Terminated", "nap/n-0"]], "2 instances.\n")
-    assert [row[1:3] for row in door("ls", "-w", "nap").rows] == [
+    assert [row[1:3] for row in connection("ls", "-w", "nap").rows] == [
         ["n-2", "terminated"],
         ["n-1", "paused"],
         ["n-0", "terminated"],
     ]
-    assert door("terminate", *where, "--yes").err == "0 instances.\n"
+    assert connection("terminate", *where, "--yes").err == "0 instances.\n"
 
 
-def test_several_are_named_and_one_that_refuses_stops_nobody(shop: Shop, door: Any) -> None:
+def test_several_are_named_and_one_that_refuses_stops_nobody(shop: Shop, connection: Any) -> None:
     for number in range(2):
         shop.pipe("start", "nap", "--id", f"n-{number}")
-    said = door("terminate", "nap", "n-0", "none", "n-1")
+    said = connection("terminate", "nap", "n-0", "none", "n-1")
     assert said.rows == [["Terminated", "nap/n-0"], ["Terminated", "nap/n-1"]]
     assert said.err.splitlines()[0] == "error: Workflow 'nap' has no instance 'none'."
     assert said.code == 3
 
 
-def test_what_failed_is_tried_again_gone_back_from_or_forked(shop: Shop, door: Any) -> None:
+def test_what_failed_is_tried_again_gone_back_from_or_forked(shop: Shop, connection: Any) -> None:
     shop.pipe("start", "bad", "--id", "b-1")
     shop.work("bad", "b-1")
-    assert door("retry", "bad", "b-1", "--reason", "paper is in").rows == [["Retried", "bad/b-1", "run 2"]]
-    assert door("retry", "bad", "b-1").code == 1
+    assert connection("retry", "bad", "b-1", "--reason", "paper is in").rows == [["Retried", "bad/b-1", "run 2"]]
+    assert connection("retry", "bad", "b-1").code == 1
     shop.work("bad", "b-1", 2)
-    assert door("retry", "--where", "error=NoPaper workflow=bad", "--yes").rows == [["Retried", "bad/b-1", "run 3"]]
+    assert connection("retry", "--where", "error=NoPaper workflow=bad", "--yes").rows == [
+        ["Retried", "bad/b-1", "run 3"]
+    ]
     shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1")
     shop.work("order", "o-1")
-    gone = door("rewind", "order", "o-1", "await approval")
+    gone = connection("rewind", "order", "o-1", "await approval")
     assert gone.rows == [["Rewound", "order/o-1", "run 2", "from await approval"]]
-    assert door("fork", "order", "o-1", "count", "--id", "o-2").rows == [["o-2"]]
-    assert door("rewind", "order", "o-1", "none").code == 3
+    assert connection("fork", "order", "o-1", "count", "--id", "o-2").rows == [["o-2"]]
+    assert connection("rewind", "order", "o-1", "none").code == 3
 
 
-def test_steps_are_settled_by_hand(order: Shop, door: Any) -> None:
+def test_steps_are_settled_by_hand(order: Shop, connection: Any) -> None:
     settle = ("set-result", "order", "o-1", "await approval", '{"ok": true}', "--by", "eve", "--reason", "by phone")
-    assert door(*settle).rows == [["Completed", "order/o-1", "run 1", "await approval"]]
+    assert connection(*settle).rows == [["Completed", "order/o-1", "run 1", "await approval"]]
     order.work("order", "o-1")
-    rows = door("show", "order", "o-1", "--full").rows
+    rows = connection("show", "order", "o-1", "--full").rows
     assert [row[1:5] + row[6:] for row in rows if row[0] == "audit"] == [
         ["set-result", "await approval", "waiting", "eve", "by phone"]
     ]
     order.pipe("start", "nap", "--id", "n-1")
     order.work("nap", "n-1")
-    assert door("skip", "nap", "n-1", "cool off", "--by", "eve").rows == [["Skipped", "nap/n-1", "run 1", "cool off"]]
-    assert door("skip", "nap", "n-1", "cool off", "--by", "eve").err.startswith("error: Step 'cool off' of run 1 of")
+    assert connection("skip", "nap", "n-1", "cool off", "--by", "eve").rows == [
+        ["Skipped", "nap/n-1", "run 1", "cool off"]
+    ]
+    assert connection("skip", "nap", "n-1", "cool off", "--by", "eve").err.startswith(
+        "error: Step 'cool off' of run 1 of"
+    )
 
 
-def test_where_a_run_comes_from_is_told(order: Shop, door: Any) -> None:
-    door("fork", "order", "o-1", "await approval", "--id", "o-2")
-    assert ["origin", "o-1", "1", "await approval"] in door("show", "order", "o-2").rows
+def test_where_a_run_comes_from_is_told(order: Shop, connection: Any) -> None:
+    connection("fork", "order", "o-1", "await approval", "--id", "o-2")
+    assert ["origin", "o-1", "1", "await approval"] in connection("show", "order", "o-2").rows
 
 
-def test_start_begins_again_what_has_ended_and_leaves_alone_what_goes_on(shop: Shop, door: Any) -> None:
+def test_start_begins_again_what_has_ended_and_leaves_alone_what_goes_on(shop: Shop, connection: Any) -> None:
     start = ("start", "echo", "--params", "1", "--id", "e-1", "--restart")
-    assert door(*start).rows == [["e-1", "created", "1"]]
-    assert door(*start).rows == [["e-1", "unchanged", "1"]]
+    assert connection(*start).rows == [["e-1", "created", "1"]]
+    assert connection(*start).rows == [["e-1", "unchanged", "1"]]
     shop.work("echo", "e-1")
-    assert door(*start).rows == [["e-1", "restarted", "2"]]
+    assert connection(*start).rows == [["e-1", "restarted", "2"]]
     shop.work_at_once()
     shop.work("echo", "e-1", 2)
-    assert door(*start, "--wait").rows == [["e-1", "restarted", "3"], ["complete", "1"]]
-    assert door("start", "echo", "--restart").code == 2
+    assert connection(*start, "--wait").rows == [["e-1", "restarted", "3"], ["complete", "1"]]
+    assert connection("start", "echo", "--restart").code == 2
 
 
-def test_why_it_waits_is_explained(order: Shop, door: Any) -> None:
-    assert door("explain", "order/o-1").rows == [
+def test_why_it_waits_is_explained(order: Shop, connection: Any) -> None:
+    assert connection("explain", "order/o-1").rows == [
         ["WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],
-        ["action", f"{door.name} send-event order o-1 approval --payload '{{...}}'"],
+        ["action", f"{connection.name} send-event order o-1 approval --payload '{{...}}'"],
     ]
 
 
-def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, door: Any) -> None:
+def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, connection: Any) -> None:
     parcel = define_linear("parcel", module=__name__, version=1, steps=[LinearStep("PACK"), LinearStep("PAY")])
     parcel.handlers["PACK"] = lambda ctx: Completed("packed")
     parcel.handlers["PAY"] = lambda ctx: Dead("the card is blocked")
     shop.durable.internals.registry.add(parcel)
-    door("start", "parcel", "--id", "p-1")
+    connection("start", "parcel", "--id", "p-1")
     assert shop.work("parcel", "p-1") == "errored: Dead"
-    assert ["action", f"{door.name} retry parcel p-1"] in door("explain", "parcel", "p-1").rows
-    assert door("retry", "parcel", "p-1", "--reason", "a new card").rows == [["Retried", "parcel/p-1", "run 2"]]
-    assert ["origin", "p-1", "1", "1"] in door("show", "parcel", "p-1").rows
+    assert ["action", f"{connection.name} retry parcel p-1"] in connection("explain", "parcel", "p-1").rows
+    assert connection("retry", "parcel", "p-1", "--reason", "a new card").rows == [["Retried", "parcel/p-1", "run 2"]]
+    assert ["origin", "p-1", "1", "1"] in connection("show", "parcel", "p-1").rows
     shop.work("parcel", "p-1", 2)
     settle = ("set-result", "parcel", "p-1", "PAY", '"in cash"', "--by", "eve", "--reason", "#42")
-    assert door(*settle).rows == [["Completed", "parcel/p-1", "run 3", "PAY"]]
+    assert connection(*settle).rows == [["Completed", "parcel/p-1", "run 3", "PAY"]]
     assert shop.work("parcel", "p-1", 3) == "complete"
-    rows = door("show", "parcel", "p-1").rows
+    rows = connection("show", "parcel", "p-1").rows
     assert [row[1:4:2] for row in rows if row[0] == "step"] == [["PACK", "DONE"], ["PAY", "DONE"]]
     (audit,) = [row for row in rows if row[0] == "audit"]
     assert (audit[1:5], audit[6]) == (["set-result", "1", "DEAD", "eve"], "#42")
-    assert door("rewind", "parcel", "p-1", "PAY").rows == [["Rewound", "parcel/p-1", "run 4", "from PAY"]]
-    assert door("skip", "parcel", "p-1", "PAY", "--by", "eve").rows == [["Skipped", "parcel/p-1", "run 4", "PAY"]]
+    assert connection("rewind", "parcel", "p-1", "PAY").rows == [["Rewound", "parcel/p-1", "run 4", "from PAY"]]
+    assert connection("skip", "parcel", "p-1", "PAY", "--by", "eve").rows == [["Skipped", "parcel/p-1", "run 4", "PAY"]]
     assert shop.work("parcel", "p-1", 4) == "complete"
-    said = door("skip", "parcel", "p-1", "PAYS", "--by", "eve")
+    said = connection("skip", "parcel", "p-1", "PAYS", "--by", "eve")
     assert said.err.startswith("error: Cannot skip a step of instance 'p-1' of workflow 'parcel': it is complete.")
-    assert door("fork", "parcel", "p-1", "PAY", "--id", "p-2").rows == [["p-2"]]
+    assert connection("fork", "parcel", "p-1", "PAY", "--id", "p-2").rows == [["p-2"]]
