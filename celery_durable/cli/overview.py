@@ -117,10 +117,11 @@ def leases(ctx: click.Context, limit: int) -> None:
         return
     rows = []
     for each in found:
-        task, _, node = each.holder.partition(" ")
         ref = each.ref
-        ends = times.format(each.until)
-        rows.append([ref.workflow, ref.instance_id, str(ref.run_number), node, task, ends, str(each.crash_count)])
+        ends = times.format(each.lease_until)
+        rows.append(
+            [ref.workflow, ref.instance_id, str(ref.run_number), each.node, each.task_id, ends, str(each.crash_count)]
+        )
     console.print_table(_LEASE_COLUMNS, rows)
 
 

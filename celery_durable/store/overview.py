@@ -19,11 +19,12 @@ _SWEPT_WITHIN = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """A claimed run. ``holder`` is the Celery task id and the node."""
+    """A claimed run, with the Celery task and the node of the worker that holds it."""
 
     ref: RunRef
-    holder: str
-    until: datetime
+    task_id: str
+    node: str
+    lease_until: datetime
     crash_count: int
 
 
@@ -76,7 +77,15 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
     ``lease`` is the length of a lease. A claim's ``next_check_at`` is no further ahead than that.
     """
     i = tx.t.instance.c
-    columns = (i.workflow, i.instance_id, i.run_number, i.claimed_by, i.lease_until, i.crash_count)
+    columns = (
+        i.workflow,
+        i.instance_id,
+        i.run_number,
+        i.claim_task_id,
+        i.claimed_by,
+        i.lease_until,
+        i.crash_count,
+    )
     where = (
         *schedule.conditions_due_within(tx, within=lease),
         i.claim_token.is_not(None),
@@ -84,7 +93,8 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
     )
     query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
     return [
-        ClaimedRun(_ref(row), row.claimed_by, from_us(row.lease_until), row.crash_count) for row in tx.execute(query)
+        ClaimedRun(_ref(row), row.claim_task_id, row.claimed_by, from_us(row.lease_until), row.crash_count)
+        for row in tx.execute(query)
     ]
 
 

@@ -55,7 +55,9 @@ def check_celery(subcommand: str, args: list[str]) -> None:
     elif subcommand in ("worker", "beat"):
         celery.commands[subcommand].make_context(subcommand, args, resilient_parsing=True)
     else:
-        assert subcommand in celery.commands or subcommand in {each.name for each in entry_points(group="celery.commands")}
+        assert subcommand in celery.commands or subcommand in {
+            each.name for each in entry_points(group="celery.commands")
+        }
 
 
 def test_lines_of_console_blocks_are_commands() -> None:
