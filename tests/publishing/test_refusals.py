@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import amqp
 import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
 from celery_durable.model import DueRun
 from celery_durable.tasks.publishing import SendState
-from tests.publishing.conftest import Line, instances
+from celery_durable.tasks.publishing.transports import Transport
+from tests.publishing.conftest import HOSTILE, Line, instances
 from tests.services import missing
+from tests.smoke.fault_proxy import Mode
 from tests.smoke.proc import RabbitmqServer, RedisServer, until
 
 
@@ -156,6 +159,39 @@ def test_a_name_too_long_for_amqp_refuses_only_its_own_queue(rabbit: Line) -> No
     due_runs = [DueRun(rabbit.due_runs("ok")[0].ref, "q" * 300), *rabbit.due_runs("ok", 3)]
     states = [state.value for state in rabbit.publisher.publish(due_runs).states]
     assert states == ["refused", "sent", "sent", "sent"]
+
+
+@pytest.fixture
+def generic_rabbit(rabbit: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
+    """RabbitMQ for an application without confirms, with a py-amqp that lacks a private name: the generic transport."""
+    monkeypatch.delattr(amqp.Channel, "_do_revive")
+    rabbit.app.conf.broker_transport_options = dict(HOSTILE["broker_transport_options"])
+    assert rabbit.publisher._kind is Transport
+    return rabbit
+
+
+def test_the_generic_transport_reports_what_rabbitmq_has_not_taken_as_refused(generic_rabbit: Line) -> None:
+    line = generic_rabbit
+    full = line.queue("full")
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    line.app.conf.task_queues = [Queue(full, Exchange(full), routing_key=full, queue_arguments=limits)]
+    states = published(line, line.due_runs("full", 4), line.due_runs("ok", 3))
+    assert states == {"full": ["sent", *["refused"] * 3], "ok": ["sent"] * 3}
+    assert line.taken("full") == ["i-0"]
+    outages = {name: each.error for name, each in line.publisher.outages().items()}
+    assert outages == {full: "basic.nack: the queue is full or not available"}
+
+
+def test_the_generic_transport_waits_a_bounded_time_for_a_confirm(generic_rabbit: Line) -> None:
+    line = generic_rabbit
+    assert line.publish()[0] == ["sent"]
+    line.proxy.set(Mode.STALL)
+    states, waited = line.publish()
+    assert states == ["unknown"]
+    assert waited < 4.5
+    until("the sender has given up", lambda: line.publisher._sender._busy_since is None, 4)
+    line.proxy.set(Mode.PASS)
+    line.until_sent(10)
 
 
 @pytest.mark.slow

@@ -18,10 +18,9 @@ from kombu import Queue
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
-from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolve_address
+from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, NACK, SEND_SECONDS, Transport, resolve_address
 
 _ALARM = "connection.blocked: the broker takes no messages (a memory or disk alarm)"
-_NACK = "basic.nack: the queue is full or not available"
 _PROBE_QUEUE = "celery-durable.probe"
 _MAX_DESTINATIONS = 64
 _MAX_WRITE_BYTES = 131_072
@@ -177,7 +176,7 @@ class AmqpTransport(Transport):
                 if item is not None and item.state is not SendState.REFUSED:
                     item.state = state
             if state is SendState.REFUSED:
-                destination.batch.error = _NACK
+                destination.batch.error = NACK
 
         def record_return(exc: Exception, _exchange: str, _key: str, message: Any) -> None:
             destination.batch.error, destination.was_deleted = f"{type(exc).__name__}: {exc}", True

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu.common import maybe_declare
 
@@ -17,6 +18,8 @@ from celery_durable.tasks.publishing.report import SendState
 logger = logging.getLogger("celery_durable.tasks")
 
 CONNECT_SECONDS = SEND_SECONDS = 2.0
+NACK = "basic.nack: the queue is full or not available"
+"""The error of a queue whose message RabbitMQ did not take."""
 
 
 class Transport:
@@ -33,6 +36,7 @@ class Transport:
 
     def __init__(self, app: Celery, monotonic: Callable[[], float], failure_count: int) -> None:
         self._monotonic, self._failure_count = monotonic, failure_count
+        self._is_py_amqp = app.connection_for_write().transport.driver_name == "py-amqp"
         bounds = {"max_retries": 0, "interval_start": 0, **self._options()}
         self.connection: Any = app.connection_for_write(connect_timeout=CONNECT_SECONDS, transport_options=bounds)
         self.channel: Any = None
@@ -42,10 +46,8 @@ class Transport:
         return True
 
     def _options(self) -> dict[str, Any]:
-        # For AMQP without py-amqp: a message counts as sent when the broker has confirmed it.
-        return {"confirm_publish": True} if self._driver == "amqp" else {}
-
-    _driver: ClassVar[str] = ""
+        # Over py-amqp, `basic_publish` then returns when the broker has confirmed the message, and not before.
+        return {"confirm_publish": True} if self._is_py_amqp else {}
 
     def open(self) -> None:
         """Connect to the broker."""
@@ -69,6 +71,8 @@ class Transport:
                 maybe_declare(entity, self.channel)
             for item in batch.open_items():
                 self._send_one(item)
+        except MessageNacked:
+            batch.refuse(NACK)
         except self.connection.channel_errors as exc:
             batch.refuse(exc)
 
@@ -76,8 +80,9 @@ class Transport:
         recorded = item.recorded
         properties = dict(recorded.properties)
         message = self.channel.prepare_message(*recorded.prepare[:5], properties)
+        bounds = {"timeout": SEND_SECONDS} if self._is_py_amqp else {}  # for the write and for the confirm
         item.state = SendState.UNKNOWN
-        self.channel.basic_publish(message, exchange=recorded.exchange, routing_key=recorded.routing_key)
+        self.channel.basic_publish(message, exchange=recorded.exchange, routing_key=recorded.routing_key, **bounds)
         item.state = SendState.SENT
 
     def probe(self) -> None:
