@@ -21,7 +21,7 @@ from celery_durable.model.records import (
     StepRecord,
     Waiter,
 )
-from celery_durable.model.references import TaskReference
+from celery_durable.model.references import REFERENCE_HEADER, TaskReference
 from celery_durable.model.rows import (
     HEARTBEAT_INTERVAL,
     MAX_SWEEP_AGE,
@@ -86,6 +86,7 @@ __all__ = [
     "OPEN_ITEMS",
     "OPEN_STEPS",
     "PRIVATE_TYPE_PATTERN",
+    "REFERENCE_HEADER",
     "SUPPORTED_POOLS",
     "SWEEP_TASK",
     "TERMINAL",

@@ -12,6 +12,9 @@ from typing import Any
 
 from celery_durable.model.rows import RunRef
 
+REFERENCE_HEADER = "durable"
+"""The header of a Celery message that holds the `TaskReference` of its task in JSON form."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskReference:

@@ -85,7 +85,7 @@ def _register_searcher(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A process according to its row. ``since_seen`` is how long it has been silent.
+    """A process with a heartbeat row, alive or dead. ``since_seen`` is how long it has been silent.
 
     ``inventory`` is None if the process does not search for lost tasks.
     """

@@ -178,7 +178,7 @@ def release_delivery(
 ) -> None:
     """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
 
-    ``counts_as_attempt=False`` means that this was not an attempt.
+    ``counts_as_attempt=False`` takes back the attempt that `begin_delivery` has counted.
     """
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)

@@ -40,7 +40,7 @@ MARKER = "celery_durable.marker"
 _SWEEP_SECONDS = 5
 _ONE_DAY = 86_400
 _MAX_RUN_NUMBER = 2**31 - 1
-_DONE_ARGUMENT_COUNT = 2  # the result and the reference
+_DONE_ARGUMENT_COUNT = 2  # the result, and the `TaskReference` of the waiting step
 _JSON = frozenset({"json", "application/json"})
 
 
@@ -120,7 +120,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
 
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
     def sweep(self: Any) -> str:
-        """Publish due work; for a beat that hosts no dispatcher."""
+        """Publish due work; beat sends this task every few seconds, in case no dispatcher runs."""
         published = (
             dependencies.sweeper.sweep_as_only_sweeper()
             if dependencies.sweep_task_heartbeat.is_only_sweeper()
@@ -188,6 +188,7 @@ def _commit_or_resend(
 ) -> str:
     """Commit an answer; if that fails, wait a second and send the message again.
 
+    ``message``: the arguments of ``task``, which are the result or error, and the reference of the waiting step.
     The message is not returned to the queue: a broker may count the returns of a message and drop it. It is returned
     only if it cannot be sent either. Returns a short text for the log.
     """
@@ -206,6 +207,7 @@ def _commit_or_resend(
 
 
 def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) -> None:
+    """Send an answer as a message; ``message``: the result or error, and the reference of the waiting step."""
     _send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
 
 

@@ -75,7 +75,7 @@ class AnswerCommitter:
         return self._commit(payload, reference, is_direct=is_direct)
 
     def commit_error(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
-        """Record that a task has failed; returns and raises as `done`.
+        """Record that a task has failed; returns and raises as `commit_result`.
 
         ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried.
         """

@@ -87,14 +87,11 @@ class Sweeper:
         for name, queue in agenda.queues.items():
             blocked = max(self._flow.queue_backoff(name), self._flow.broker_backoff)
             if queue.next_at is not None:
-                times.append(_seconds_to_publish((queue.next_at - agenda.now).total_seconds(), blocked))
+                times.append(_seconds_until_allowed((queue.next_at - agenda.now).total_seconds(), blocked))
             if queue.oldest_sent_at is not None:
                 check_due_in = (queue.oldest_sent_at + _UNCLAIMED_CHECK_DELAY - agenda.now).total_seconds()
-                times.append(
-                    _seconds_to_publish(
-                        _seconds_to_publish(check_due_in, self._flow.seconds_to_lost_check(name)), blocked
-                    )
-                )
+                not_before_in = max(self._flow.seconds_to_lost_check(name), blocked)
+                times.append(_seconds_until_allowed(check_due_in, not_before_in))
         return min(times)
 
     def seconds_since_check(self) -> float:
@@ -116,9 +113,10 @@ class Sweeper:
         return published
 
     def sweep_as_only_sweeper(self) -> int:
-        """Sweep as the only sweeper: an empty queue counts at once as proof that earlier dispatch messages are lost.
+        """Sweep for the command `celery durable sweep`, or for the task `sweep` while no dispatcher runs.
 
-        This process checks once or rarely, so it cannot remember an empty queue until that observation is old enough.
+        An empty queue counts at once as proof that earlier dispatch messages are lost. This process checks once or
+        rarely, so it cannot remember an empty queue until that observation is old enough.
         A worker that has just taken a message from the queue therefore gets a superfluous copy.
         """
         self._flow.slack = timedelta(0)
@@ -229,7 +227,11 @@ class Sweeper:
         ]
 
     def _republish_lost(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish lost dispatch messages again; the progress of each queue decides which messages are lost."""
+        """Publish lost dispatch messages again (`redispatch`).
+
+        A message is lost if a later message of its queue was claimed, or if its queue was empty after it was sent. Each
+        message of the maximum age counts as lost, too.
+        """
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
             if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _UNCLAIMED_CHECK_DELAY:
@@ -286,9 +288,12 @@ class Sweeper:
         return len(due_runs) - sum(map(len, unsent_by_delay.values()))
 
 
-def _seconds_to_publish(seconds: float, blocked: float) -> float:
-    """The seconds until work that is due in ``seconds`` can be published, if its queue is blocked for ``blocked``."""
-    return max(seconds, blocked) if blocked > 0 else seconds
+def _seconds_until_allowed(due_in: float, not_before_in: float) -> float:
+    """The seconds until work that is due in ``due_in`` seconds may start.
+
+    It may not start before ``not_before_in`` seconds have passed; 0 or less means that there is no such limit.
+    """
+    return max(due_in, not_before_in) if not_before_in > 0 else due_in
 
 
 class Dispatcher(ForkSafeThread):

@@ -19,7 +19,10 @@ from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import PublishReport, SendState
 
 RECHECK_SECONDS = 1.0
-"""For how long a queue's length is cached; asking Redis for it takes milliseconds."""
+"""How long what is known about a queue or the broker is used before it is checked again.
+
+To ask Redis for the length of a queue takes milliseconds.
+"""
 _MAX_BACKOFF_SECONDS = 60.0
 _PROBE_LIMIT = 10
 """How many rows are offered to a broker or a queue that took no messages the last time."""
@@ -39,19 +42,26 @@ class _QueueState:
     def record_empty(self, at: datetime, slack: timedelta) -> None:
         """Record that the queue was empty at this time of the database."""
         self.empty.append(at)
-        self.empty_times(at, slack)
+        self._drop_old_times(at, slack)
 
     def empty_times(self, now: datetime, slack: timedelta) -> tuple[datetime | None, datetime | None]:
-        """The newest empty time that is ``slack`` old, and the oldest that is younger; None if there is none.
+        """The newest empty time that is ``slack`` old, and the oldest that is younger; None if there is none."""
+        self._drop_old_times(now, slack)
+        old = [at for at in self.empty if at + slack <= now]
+        young = [at for at in self.empty if at + slack > now]
+        return (old[0] if old else None), (young[0] if young else None)
 
-        Older times are dropped. All younger times are kept; they are few, since each needs a request to the broker. If
-        only one were kept, a message that was sent just after it would be checked too late.
+    def _drop_old_times(self, now: datetime, slack: timedelta) -> None:
+        """Drop all times that are ``slack`` old, except for the newest of them.
+
+        All younger times are kept; they are few, since each needs a request to the broker. If only the oldest of them
+        were kept, the loss of a message that was sent just after it would be noticed late: an empty queue proves
+        nothing about messages that are sent later.
         """
-        known = [at for at in self.empty if at <= now]  # a later time remains if the clock was set back
+        known = [at for at in self.empty if at <= now]  # no time may be later, unless the clock was set back
         old = [at for at in known if at + slack <= now][-1:]
         young = [at for at in known if at + slack > now]
         self.empty = old + young
-        return (old[0] if old else None), (young[0] if young else None)
 
 
 @dataclass(slots=True)
@@ -105,7 +115,11 @@ class FlowControl:
         return max(full, queue.backoff_until - now, 0.0)
 
     def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
-        """Combine the times at which a queue was empty with ``claimed``, the send time that its workers report."""
+        """Combine the times at which a queue was empty with ``claimed``.
+
+        ``claimed``: the send time of the newest dispatch message of this queue that was claimed at least `SLACK` ago;
+        None if unknown.
+        """
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         return QueueProgress(claimed, empty, empty_lately)
 

@@ -28,8 +28,9 @@ _WRITES_PER_CLEANUP = 60
 
 
 class ProcessHeartbeat(ForkSafeThread):
-    """The heartbeat of this process. It has no row before `register`, and a forked child has to call `register` again.
+    """The heartbeat row of this process; the dispatcher's thread writes it, or a thread of its own after `start`.
 
+    There is no row before `register`, and a forked child has to call `register` again.
     ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.
     """
 

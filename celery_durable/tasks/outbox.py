@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
@@ -94,7 +93,10 @@ class Outbox:
         return BatchResult(sent, has_more=len(messages) >= limit and not unsent, is_broker_down=bool(unsent))
 
     def _send_in_parts(self, messages: Sequence[OutboxMessage]) -> PublishReport:
-        """Send messages and remove their rows, a part at a time, so that a crash repeats only one part."""
+        """Send messages a part at a time, so that a crash repeats only one part.
+
+        The row of a sent task is removed. The row of an event stays until the event is delivered.
+        """
         states: list[SendState] = []
         for start in range(0, len(messages), _PART_SIZE):
             states += self._send_part(messages[start : start + _PART_SIZE]).states
@@ -150,8 +152,9 @@ class OutboundDeliverer:
 
     def deliver(self, id_: str) -> str:
         """Deliver one event if it is due, and return a short text for the log; a superfluous call changes nothing."""
-        # Two workers race for an event: one UPDATE under the row's lock gives it to the first. `finish` and
-        # `release_delivery` name the token, so a worker that lost the event to another one changes nothing.
+        # Two workers race for an event: one UPDATE under the row's lock gives it to the first. `finish_delivery` and
+        # `release_delivery` have the token in their WHERE clauses (the fence). So a worker that lost the event to
+        # another one changes nothing.
         token = self._runtime.new_token()
         delivery = self._store.transact(
             lambda tx: outbox.begin_delivery(tx, id_, token=token, lease=_LEASE),
@@ -209,9 +212,19 @@ class OutboundDeliverer:
         self._release(delivery, retry_in=delay, counts_as_attempt=False)
         return f"noop: outbound event {delivery.name!r} has no handler in this worker"
 
-    def _release(self, delivery: Delivery, **how: Any) -> None:
-        error = how.pop("error", None)
-        self._store.transact(lambda tx: outbox.release_delivery(tx, delivery, error=error, **how))
+    def _release(
+        self,
+        delivery: Delivery,
+        *,
+        retry_in: timedelta | None,
+        error: str | None = None,
+        counts_as_attempt: bool = True,
+    ) -> None:
+        self._store.transact(
+            lambda tx: outbox.release_delivery(
+                tx, delivery, retry_in=retry_in, error=error, counts_as_attempt=counts_as_attempt
+            )
+        )
 
 
 def _event(delivery: Delivery) -> OutboundEvent:

@@ -25,10 +25,8 @@ def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseEx
         if _has_been_terminated():  # this process ends, even if the code turned the SystemExit into another exception
             return True
         match error:
-            case (
-                WorkerShutdown() | WorkerTerminate()
-            ):  # Celery's signal handlers raise them in the bodies of a solo pool
-                return True
+            case WorkerShutdown() | WorkerTerminate():
+                return True  # on the solo pool, Celery's signal handlers raise them inside the bodies of tasks
             case SoftTimeLimitExceeded():
                 return _is_raised_by_the_limit(error)
             case SystemExit() | KeyboardInterrupt():

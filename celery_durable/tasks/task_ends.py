@@ -1,9 +1,10 @@
 """The ends of Celery tasks that do steps, committed in the process of the task (LAW 1).
 
-Celery calls the internal link or errback in the process of the task. It does so after the body, before the result is
-stored and before a late acknowledgement. Both commit the answer here. A task that ends without these callbacks sends a
-signal of Celery. A retry, a replacement and a chain keep their callbacks; nothing is removed from the tasks. The answer
-is sent as a message if another database waits for it, or if the database of this process fails.
+Each task of a step has a link (`task_done`) and an errback (`task_failed`). Celery calls one of them in the process of
+the task: after the body, before the result is stored and before a late acknowledgement. Both commit the answer here.
+Celery sends a signal for an end without a callback. The link and the errback stay on the task, so its retries and its
+replacements have them too, and so has a chain. The answer is sent as a message if another database waits for it, or if
+the database of this process fails.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from celery.exceptions import Retry, SoftTimeLimitExceeded
 from kombu import serialization
 from kombu.exceptions import ContentDisallowed
 
-from celery_durable.model import TaskReference
+from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.signals import listen
 from celery_durable.tasks.answers import AnswerCommitter, encode_exception
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.lost.held_tasks import HEADER, is_requeued
+from celery_durable.tasks.lost.held_tasks import is_requeued
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -51,7 +52,8 @@ class TaskEndHandler:
     """Commits the ends of the tasks of one app, as results or errors of the waiting steps.
 
     ``send`` sends an answer as a message. ``loss_recorder`` records tasks whose process died, and tasks that were
-    replaced.
+    replaced. A parameter ``raw_reference`` is a `TaskReference` in its JSON form; a forged message may hold any other
+    value.
     """
 
     def __init__(
@@ -73,58 +75,62 @@ class TaskEndHandler:
 
     # --- what Celery calls ----------------------------------------------------------------------
 
-    def commit_result(self, result: Any, reference: Any) -> bool:
+    def commit_result(self, result: Any, raw_reference: Any) -> bool:
         """Commit a task's result; returns False if the caller has to send the answer as a message.
 
         The result passes through kombu's JSON as in a message: an integer key becomes text, a tuple becomes a list.
         Raises EncodeError if kombu cannot encode the result, as sending it would.
         """
-        found = TaskReference.read(reference)
-        if found is None or self._app.conf.task_always_eager:
+        reference = TaskReference.read(raw_reference)
+        if reference is None or self._app.conf.task_always_eager:
             return False
         content_type, encoding, text = serialization.dumps(result, serializer=_SERIALIZER)
         plain = serialization.loads(text, content_type, encoding, accept={content_type})
-        commit = self._make_commit(found, lambda: self._answers().commit_result(plain, reference, is_direct=True))
-        return _call_despite_soft_limit(commit, found)
+        commit = self._make_commit(
+            reference, lambda: self._answers().commit_result(plain, raw_reference, is_direct=True)
+        )
+        return _call_despite_soft_limit(commit, reference)
 
-    def commit_or_send_error(self, error: Mapping[str, Any], reference: Any) -> str:
+    def commit_or_send_error(self, error: Mapping[str, Any], raw_reference: Any) -> str:
         """Commit or send a task's error; returns a short text for the log.
 
         Raises nothing if the database fails: Celery 5.5 would call the errback again.
         """
-        found = TaskReference.read(reference)
-        if found is None:
+        reference = TaskReference.read(raw_reference)
+        if reference is None:
             return "noop: malformed reference"
         if self._main_loop_pid == os.getpid():
-            what = f"The answer of a task of {found.ref}"
-            self._background.submit(lambda: self._commit_or_send(error, found), what=what)
+            what = f"The answer of a task of {reference.ref}"
+            self._background.submit(lambda: self._commit_or_send(error, reference), what=what)
             return "committed in the background"
-        return _call_despite_soft_limit(lambda: self._commit_or_send(error, found), found)
+        return _call_despite_soft_limit(lambda: self._commit_or_send(error, reference), reference)
 
-    def report_lost_task(self, error: Mapping[str, Any], reference: Any) -> str:
+    def report_lost_task(self, error: Mapping[str, Any], raw_reference: Any) -> str:
         """Report in the background that a task is lost: its process died, or the task ended the process.
 
         Returns a short text for the log. A lost task does not count as failed.
         """
-        found = TaskReference.read(reference)
-        if found is None:
+        reference = TaskReference.read(raw_reference)
+        if reference is None:
             return "noop: malformed reference"
 
         def report() -> None:
-            if self._answers().is_awaited_here(found):
-                self._loss_recorder.record_process_death(reference, why=_PROCESS_DIED)
+            if self._answers().is_awaited_here(reference):
+                self._loss_recorder.record_process_death(raw_reference, why=_PROCESS_DIED)
             else:  # the application whose database waits for the answer receives the error
-                self._send(error, reference, is_error=True)
+                self._send(error, raw_reference, is_error=True)
 
-        self._background.submit(report, what=f"A task of {found.ref} whose process died")
+        self._background.submit(report, what=f"A task of {reference.ref} whose process died")
         return "lost"
 
-    def _commit_or_send(self, error: Mapping[str, Any], found: TaskReference) -> str:
-        reference = found.to_json()
-        commit = self._make_commit(found, lambda: self._answers().commit_error(error, reference, is_direct=True))
+    def _commit_or_send(self, error: Mapping[str, Any], reference: TaskReference) -> str:
+        raw_reference = reference.to_json()
+        commit = self._make_commit(
+            reference, lambda: self._answers().commit_error(error, raw_reference, is_direct=True)
+        )
         if commit():
             return "committed"
-        self._send(error, reference, is_error=True)
+        self._send(error, raw_reference, is_error=True)
         return "sent"
 
     def _make_commit(self, reference: TaskReference, take: Callable[[], str]) -> Callable[[], bool]:
@@ -160,42 +166,43 @@ class TaskEndHandler:
         """
         if sender.app is not self._app or state not in (states.IGNORED, states.REJECTED):
             return
-        reference = task.request.get(HEADER)
-        if reference is None or is_requeued(task, state, retval):
+        raw_reference = task.request.get(REFERENCE_HEADER)
+        if raw_reference is None or is_requeued(task, state, retval):
             return
         if str(retval) == _REPLACED:
             self._loss_recorder.record_replacement(task.request)
             return
-        self.commit_or_send_error(encode_exception(retval), reference)
+        self.commit_or_send_error(encode_exception(retval), raw_reference)
 
     def _handle_internal_error(self, sender: Any, request: Any, exception: Any, **_: Any) -> None:
-        """Handle an error inside Celery: it calls no errback if the result backend cannot store a failure."""
-        if sender.app is not self._app or (reference := request.get(HEADER)) is None:
+        """Handle an error of Celery itself: it calls no errback if the result backend cannot store a failure."""
+        if sender.app is not self._app or (raw_reference := request.get(REFERENCE_HEADER)) is None:
             return
         error = _find_task_exception(exception)
         if not isinstance(error, Retry):  # Celery sends a retry's message before it stores the state
-            self.commit_or_send_error(encode_exception(error), reference)
+            self.commit_or_send_error(encode_exception(error), raw_reference)
 
     def _handle_revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
-        if sender.app is not self._app or (reference := request.get(HEADER)) is None:
+        if sender.app is not self._app or (raw_reference := request.get(REFERENCE_HEADER)) is None:
             return
         why = "terminated" if terminated else "not run: it had expired" if expired else "revoked"
         text = f"Celery task {request.task!r} ({request.id}) was {why}"
-        self._commit_or_send_in_background({"name": "TaskRevoked", "message": text}, reference)
+        self._commit_or_send_in_background({"name": "TaskRevoked", "message": text}, raw_reference)
 
     def _handle_rejected(self, sender: Any, message: Any, exc: Any, **_: Any) -> None:
         """Handle a message that the worker has discarded because ``accept_content`` forbids its content type."""
-        reference = (message.headers or {}).get(HEADER)
-        if sender.app is self._app and reference is not None and isinstance(exc, ContentDisallowed):
+        raw_reference = (message.headers or {}).get(REFERENCE_HEADER)
+        if sender.app is self._app and raw_reference is not None and isinstance(exc, ContentDisallowed):
             self._commit_or_send_in_background(
-                {"name": "ContentDisallowed", "message": str(exc), "final": True}, reference
+                {"name": "ContentDisallowed", "message": str(exc), "final": True}, raw_reference
             )
 
-    def _commit_or_send_in_background(self, error: Mapping[str, Any], reference: Any) -> None:
+    def _commit_or_send_in_background(self, error: Mapping[str, Any], raw_reference: Any) -> None:
         """Commit or send an error in the background: Celery's main loop calls this on every pool."""
-        if (found := TaskReference.read(reference)) is not None:
-            what = f"The answer for a task of {found.ref}, which does not run,"
-            self._background.submit(lambda: self._commit_or_send(error, found), what=what)
+        reference = TaskReference.read(raw_reference)
+        if reference is not None:
+            what = f"The answer for a task of {reference.ref}, which does not run,"
+            self._background.submit(lambda: self._commit_or_send(error, reference), what=what)
 
 
 def _find_task_exception(exception: BaseException) -> BaseException:

@@ -1,5 +1,6 @@
-"""The bootstep of a Celery worker, which starts and stops the internal parts and finds dead pool processes.
+"""The bootstep of a Celery worker: it starts and stops this library's threads, and finds dead pool processes early.
 
+The threads are those of the heartbeat and of the dispatcher. If a pool process dies, Celery notices it at once.
 A flag in shared memory, made before the pool forks, tells the pool processes that the worker shuts down. They release
 their runs at the next step boundary.
 """
@@ -13,7 +14,7 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
 from celery_durable.errors import DurableError
-from celery_durable.tasks.lost.held_tasks import HEADER
+from celery_durable.model import REFERENCE_HEADER
 from celery_durable.tasks.pools import pool_name, runs_workflows, stop_consuming
 from celery_durable.tasks.redis_watchdog import RedisWatchdog
 
@@ -38,7 +39,7 @@ class StopFlag:
 
 
 class DurableStep(bootsteps.StartStopStep):
-    """Keeps a worker off the workflow queue if its pool runs no workflows, and starts the internal parts."""
+    """Keeps a worker off the workflow queue if its pool runs no workflows, and starts this library's threads."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -98,4 +99,4 @@ def check_for_dead_processes(pool: Any) -> None:
 
 def _is_internal_or_step_task(request: Any) -> bool:
     """Whether a request is for an internal task, or for a task that does a step."""
-    return request.name.startswith(_INTERNAL_PREFIX) or HEADER in request.request_dict
+    return request.name.startswith(_INTERNAL_PREFIX) or REFERENCE_HEADER in request.request_dict

@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     _m(
         "only one sight of an empty queue is remembered until it counts",
-        ("tasks.flow_control:_QueueState.empty_times", "at + slack > now]", "at + slack > now][:1]"),
+        ("tasks.flow_control:_QueueState._drop_old_times", "at + slack > now]", "at + slack > now][:1]"),
         caught_by="tests/engine/test_workers.py::"
         "test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance[sqlite]",
     ),
@@ -1001,7 +1001,7 @@ MUTANTS = (
         "a task that ends without a callback answers nobody",
         (
             "tasks.task_ends:TaskEndHandler._handle_postrun",
-            "self.commit_or_send_error(encode_exception(retval), reference)",
+            "self.commit_or_send_error(encode_exception(retval), raw_reference)",
             "pass",
         ),
         caught_by=_ANSWERS + "test_ends_that_call_nothing_are_answered_too[sqlite]",
@@ -1010,7 +1010,7 @@ MUTANTS = (
         "a failure that the result backend does not take answers nobody",
         (
             "tasks.task_ends:TaskEndHandler._handle_internal_error",
-            "self.commit_or_send_error(encode_exception(error), reference)",
+            "self.commit_or_send_error(encode_exception(error), raw_reference)",
             "pass",
         ),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing[sqlite]",
@@ -1324,6 +1324,11 @@ MUTANTS = (
             "False",
         ),
         caught_by=_REFUSALS + "test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[queue]",
+    ),
+    _m(
+        "a message over the generic transport counts as sent before RabbitMQ confirms it",
+        ("tasks.publishing.transports.generic:Transport._options", "if self._is_py_amqp else", "if False else"),
+        caught_by=_REFUSALS + "test_the_generic_transport_reports_what_rabbitmq_has_not_taken_as_refused",
     ),
     _m(
         "an error of one channel ends the confirms of all",

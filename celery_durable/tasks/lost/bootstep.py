@@ -1,4 +1,4 @@
-"""The bootstep that answers inventories, from the start of a worker's pool to its end."""
+"""The bootstep that answers inventories, from the start of a worker's pool to its end (see `detection`)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ Action = SendMarker | RequestInventory | Wait | Abandon | ReportLost
 def decide(
     search: Search, observations: Observations, *, next_marker: str, waited_seconds: float = 0.0
 ) -> tuple[Search, Action]:
-    """The search after this step, and the next action.
+    """Decide what a search does next; returns the changed search and the action.
 
     ``next_marker``: an id for a second marker. ``waited_seconds``: the time since the inventory was requested.
     """
@@ -141,7 +141,7 @@ def _evaluate_inventory(
     search: Search, observations: Observations, next_marker: str, waited_seconds: float
 ) -> tuple[Search, Action]:
     if observations.reachable_seconds < MIN_REACHABLE_SECONDS:
-        return search, Wait("the database was away, and heartbeats with it")
+        return search, Wait("the database has been reachable for less than 30 s, so heartbeats may be old")
     reported = [
         worker for worker in observations.workers if worker.answered is not None and worker.answered >= search.inventory
     ]

@@ -2,7 +2,8 @@
 
 A message comes twice in two cases. Redis restores a message after its visibility timeout if a dead worker had not
 acknowledged it. And a dispatcher may send a task again that was not lost after all. So the worker looks up only
-messages that the broker marks as redelivered, and messages with a delivery number.
+messages that the broker marks as redelivered, and messages whose `TaskReference.delivery` is above 0: the task was sent
+again because it was considered lost.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.model import TaskReference
+from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.lost.held_tasks import HEADER
 
 logger = logging.getLogger("celery_durable.lost")
 
@@ -36,7 +36,7 @@ class DuplicateFilter:
 
         If the look-up takes longer, the task runs once more, as any step may.
         """
-        reference = TaskReference.read(request.request_dict.get(HEADER))
+        reference = TaskReference.read(request.request_dict.get(REFERENCE_HEADER))
         if reference is None or not (reference.delivery or request.delivery_info.get("redelivered")):
             return
         is_queued = self._background.submit(

@@ -12,8 +12,8 @@ from typing import Any
 
 from celery import states
 
-HEADER = "durable"
-"""The header of a message whose task does a step; it holds the `TaskReference`."""
+from celery_durable.model import REFERENCE_HEADER
+
 _MAX_MARKERS = 50
 
 
@@ -38,7 +38,7 @@ class HeldTasks:
         if request.name == self._marker_task:
             self._received_markers.append(str(request.id))
             return True
-        if HEADER in request.request_dict:
+        if REFERENCE_HEADER in request.request_dict:
             self._requests.add(request)
         return False
 

@@ -1,6 +1,6 @@
-"""A worker's answers to inventories, and its short heartbeat, from which the dispatchers detect its death.
+"""A worker's answers to inventories, and the renewal of its heartbeat row, from which dispatchers detect its death.
 
-Every two seconds, one UPDATE renews the heartbeat and one SELECT reads whether an inventory was requested. This happens
+Every two seconds, one UPDATE renews the row and one SELECT reads whether an inventory was requested. This happens
 on a thread of its own (LAW 8); Celery's main loop only makes the list of held tasks. A loop that does not answer is
 stuck, and nothing else in the worker shows that. Then the log shows the stack of the loop.
 """
@@ -89,7 +89,7 @@ class InventoryReporter(ForkSafeThread):
             return
         try:
             self._report(heartbeat_id)
-        except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next beat tries again
+        except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next renewal tries again
             if not self._is_failing:
                 logger.warning("This worker cannot report its tasks and will retry: %s", exc)
             self._is_failing = True

@@ -198,11 +198,16 @@ class LostTaskSearch:
     # --- start a search -------------------------------------------------------------------------
 
     def _start_searches(self, scan: _Scan, now: float, repeat_seconds: float) -> None:
-        """Read a page of sent tasks, and start a search for each destination of these tasks."""
+        """Read a page of sent tasks, and start a search for each destination of these tasks.
+
+        ``repeat_seconds``: when a periodic scan is due again; infinite for a full scan.
+        """
         age = timedelta(seconds=scan.age_seconds)
         page = self._store.read(lambda tx: lost_tasks.read_sent(tx, age=age, after=scan.after, limit=_PAGE_SIZE))
         scan.after = page.next
-        scan.due_at = now + (repeat_seconds if page.next is None or repeat_seconds < math.inf else _CHECK_SECONDS)
+        # A periodic scan reads one page each time. A full scan reads the next page soon, and none after the last one.
+        is_periodic = repeat_seconds < math.inf
+        scan.due_at = now + (repeat_seconds if is_periodic or page.next is None else _CHECK_SECONDS)
         candidates = self._store.read(lambda tx: lost_tasks.exclude_unsent(tx, page.tasks)) if page.tasks else []
         for destination, tasks in self._group_by_destination(candidates).items():
             if (active := self._state.searches.get(destination)) is not None:
@@ -312,7 +317,10 @@ class LostTaskSearch:
 
 
 def _is_dead(process: ProcessRow, processes: Sequence[ProcessRow]) -> bool:
-    """Whether a process was silent for too long, or a newer process with its node name is more recently seen."""
+    """Whether a process is dead: silent for `SILENT_AFTER`, or for `REPLACED_AFTER` if it has a successor.
+
+    A successor is a process that started later under the same node name and was seen more recently.
+    """
     if process.since_seen >= SILENT_AFTER:
         return True
     successors = [other for other in processes if other.node == process.node and other.started_at > process.started_at]

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from celery import signals
 
-from celery_durable.model import TaskReference
+from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
 from celery_durable.store.database_identity import store_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.duplicates import DuplicateFilter
-from celery_durable.tasks.lost.held_tasks import HEADER, HeldTasks, is_requeued
+from celery_durable.tasks.lost.held_tasks import HeldTasks, is_requeued
 from celery_durable.tasks.lost.inventory import InventoryReporter
 
 logger = logging.getLogger("celery_durable.lost")
@@ -86,12 +86,13 @@ class WorkerLossTracker:
     def record_replacement(self, request: Any) -> None:
         """Record that a task has replaced itself.
 
-        Its successors, or only the last of them, have its links. They may all have other ids.
+        The tasks that replace it carry its callbacks (of a chain, only the last task does) and may have other ids. So
+        the search no longer looks for this task.
         """
         self._record(request, lost_tasks.record_replacement)
 
     def _record(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:
-        reference = TaskReference.read(request.get(HEADER))
+        reference = TaskReference.read(request.get(REFERENCE_HEADER))
         if reference is None:
             return
         try:

@@ -34,16 +34,16 @@ class EagerTasks:
 
     def _run_in_order(self, jobs: Sequence[Callable[[], object]]) -> None:
         """Run jobs one after another; jobs that a job adds run after it, not inside it."""
-        waiting: deque[Callable[[], object]] | None = getattr(self._local, "queue", None)
+        waiting: deque[Callable[[], object]] | None = getattr(self._local, "waiting", None)
         if waiting is not None:
             waiting.extend(jobs)
             return
-        waiting = self._local.queue = deque(jobs)
+        waiting = self._local.waiting = deque(jobs)
         try:
             while waiting:
                 waiting.popleft()()
         finally:
-            del self._local.queue
+            del self._local.waiting
 
     def _run_due(self, due: DueRun) -> None:
         ref = due.ref

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 from celery.app.routes import Router
 
-from celery_durable.model import DueRun, OutboxKind, OutboxMessage, TaskReference
+from celery_durable.model import REFERENCE_HEADER, DueRun, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing.recorder import (
     RecordedMessage,
@@ -19,8 +19,6 @@ from celery_durable.tasks.publishing.recorder import (
 )
 from celery_durable.tasks.publishing.templates import FilledTemplate, Templates
 
-HEADER = "durable"
-"""The header of a task's message that carries its `TaskReference`."""
 Message = RecordedMessage | FilledTemplate
 _MAX_NAME_LENGTH = 240
 
@@ -93,16 +91,16 @@ class MessageBuilder:
         Celery calls no callback if the message is unreadable or its task unknown. Then a worker reads the header, which
         has the same reference.
         """
-        reference_to_step = TaskReference.read(body.get("reference"))
-        if reference_to_step is None:
+        reference = TaskReference.read(body.get("reference"))
+        if reference is None:
             return {}
         queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue
-        reference = reference_to_step.with_queue(queue).to_json()
+        raw_reference = reference.with_queue(queue).to_json()
         options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
         done, failed = (
-            self._app.signature(name, args=(reference,), options=options) for name in self._answer_task_names
+            self._app.signature(name, args=(raw_reference,), options=options) for name in self._answer_task_names
         )
-        headers = {**(body["options"].get("headers") or {}), HEADER: reference}
+        headers = {**(body["options"].get("headers") or {}), REFERENCE_HEADER: raw_reference}
         return {"link": done, "link_error": failed, "headers": headers}
 
     def _record_internal(

@@ -158,7 +158,8 @@ class Publisher:
         job = Job(batches)
         if not self._sender.run(job, seconds):
             self._record_timeout(job)
-            # The race between the timeout and the thread: `do` has removed the job unless the thread had started it.
+            # The race between the timeout and the thread: `Sender.run` has removed the job, unless the thread had
+            # started it.
             if job.is_started:  # the thread may still send these messages
                 return [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
             return list(states)

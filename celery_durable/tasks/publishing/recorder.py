@@ -122,8 +122,8 @@ class _SubscribeUnlessRecorder:
 def is_publish_observed(app: Celery) -> bool:
     """Whether other code observes or changes published messages; then no templates are used.
 
-    Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. Only the file of its code
-    shows a patch: functools.wraps copies the other attributes.
+    Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. A patch is
+    recognized by the file of the function's code: functools.wraps copies the other attributes.
     """
     is_patched = _is_patched(type(app).send_task, "celery/app/base.py")
     is_patched = is_patched or _is_patched(Producer.publish, "kombu/messaging.py")

@@ -16,7 +16,9 @@ from celery_durable.tasks.publishing.recorder import RecordedMessage
 
 PLACEHOLDER_PREFIX = "@durable."
 ID, ARGS, ROOT, PARENT, REPLY = (f"{PLACEHOLDER_PREFIX}{name}@" for name in ("id", "args", "root", "parent", "reply"))
-_INSTANCE_PLACEHOLDER, _RUN_PLACEHOLDER = f"{PLACEHOLDER_PREFIX}instance@", 8388607123
+_INSTANCE_PLACEHOLDER = f"{PLACEHOLDER_PREFIX}instance@"
+_RUN_PLACEHOLDER = 8_388_607_123
+"""The placeholder of a number must be a number; this one is above every run number."""
 _MAX_TEMPLATES = 1000
 
 

@@ -29,4 +29,4 @@ def make_transport_factory(
     return functools.partial(kind, app, monotonic)
 
 
-__all__ = ["Transport", "maker", "transport_kind"]
+__all__ = ["Transport", "find_transport_class", "make_transport_factory"]

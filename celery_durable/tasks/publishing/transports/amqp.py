@@ -18,7 +18,13 @@ from kombu import Queue
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.report import SendState
 from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
-from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, NACK, SEND_SECONDS, Transport, resolve_address
+from celery_durable.tasks.publishing.transports.generic import (
+    CONNECT_SECONDS,
+    NACK,
+    SEND_SECONDS,
+    Transport,
+    resolve_address,
+)
 
 _ALARM = "connection.blocked: the broker takes no messages (a memory or disk alarm)"
 _PROBE_QUEUE = "celery-durable.probe"
@@ -38,6 +44,7 @@ class _Destination:
     unconfirmed: dict[int, BatchItem] = field(default_factory=dict)
     """Written and not confirmed, by delivery tag."""
     was_declared_earlier: bool = False
+    """Entities were declared on this channel for an earlier batch; so a missing one was deleted since."""
     was_deleted: bool = False
     """The exchange or queue was deleted after it was declared."""
 
