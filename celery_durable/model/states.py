@@ -132,7 +132,7 @@ _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
 PRIVATE_TYPE_PATTERN = "%:%"
 """All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
-_TASK_IDS = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
+_ID_NAMESPACE = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
 def topic_event_type(topic: str, seq: int) -> str:
@@ -163,9 +163,14 @@ def is_task_event_type(event_type: str) -> bool:
     return _TASK_PATTERN.fullmatch(event_type) is not None
 
 
+def derive_id(subject: str, pk: int, run_number: int) -> str:
+    """Return the id for ``subject`` in this run of the instance ``pk``: a UUID, the same at every call."""
+    return str(uuid.uuid5(_ID_NAMESPACE, f"{pk}/{run_number}/{subject}"))
+
+
 def task_id(event_type: str, pk: int, run_number: int) -> str:
     """The id under which the task is sent that answers with such an event to this run of the instance ``pk``."""
-    return str(uuid.uuid5(_TASK_IDS, f"{pk}/{run_number}/{event_type}"))
+    return derive_id(event_type, pk, run_number)
 
 
 def child_event_type(workflow: str, instance_id: str, seq: int) -> str:

@@ -48,7 +48,7 @@ class BodyRunner:
         ``is_only_open``: no other step is open. ``may_suspend``: the pass waits for nothing else, so
         the commit of a failed attempt may also suspend the instance until the retry.
         """
-        runs: list[tuple[StepExecution, RunAttempt]] = []
+        due_attempts: list[tuple[StepExecution, RunAttempt]] = []
         for execution in executions:
             decision = self._pass.replay_state.decide_do(
                 self._pass.replay_state.row(execution.key),
@@ -68,40 +68,42 @@ class BodyRunner:
                         self._pass.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts),
                     )
                 case RunAttempt():
-                    runs.append((execution, decision))
+                    due_attempts.append((execution, decision))
                 case _:
                     assert_never(decision)
-        if runs:
-            self._run_attempts(runs, may_suspend=may_suspend)
+        if due_attempts:
+            self._run_attempts(due_attempts, may_suspend=may_suspend)
 
     def _build_exhausted_error(self, execution: StepExecution, attempts: int) -> tuple[str, str]:
         """The error of a step with no attempts left.
 
-        This is its recorded error if the last attempt failed: then a deploy lowered the limit. Otherwise the worker of
-        the last attempt died.
+        If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
+        lowered the limit since. Otherwise the worker of the last attempt died.
         """
         row = self._pass.replay_state.row(execution.key)
         if row is not None and row.error_name is not None and row.attempts == attempts:
             return row.error_name, row.error_message or ""
         max_attempts = execution.policy.max_attempts
-        text = f"{attempts} of {max_attempts} attempts are used up, and the last ended with its worker"
+        text = f"{attempts} of {max_attempts} attempts are used up, and the worker of the last one died"
         return "StepMaxAttemptsExceeded", text
 
-    def _run_attempts(self, runs: list[tuple[StepExecution, RunAttempt]], *, may_suspend: bool) -> None:
+    def _run_attempts(self, due_attempts: list[tuple[StepExecution, RunAttempt]], *, may_suspend: bool) -> None:
         # With several open steps, a crash cannot be attributed to one of them. So a commit counts an attempt of each
         # before the bodies run.
         count_writes = [
-            self._pass.build_write(execution, StepStatus.PENDING, attempts=run.attempt)
-            for execution, run in runs
-            if run.count_in_advance
+            self._pass.build_write(execution, StepStatus.PENDING, attempts=decision.attempt)
+            for execution, decision in due_attempts
+            if decision.count_in_advance
         ]
         if count_writes:
             committed = self._pass.run_or_interrupt(
                 lambda: self._pass.committer.commit(StepCommit(count_writes, self._pass.drain_logs()))
             )
             self._pass.apply(committed)
-            self._pass.counted_in_advance += [execution for execution, run in runs if run.count_in_advance]
-        remaining = [(execution, run.attempt) for execution, run in runs]
+            self._pass.counted_in_advance += [
+                execution for execution, decision in due_attempts if decision.count_in_advance
+            ]
+        remaining = [(execution, decision.attempt) for execution, decision in due_attempts]
         for rerun in range(MAX_BODY_RERUNS + 1):
             self._lost_attempts.clear()
             self._pass.run_or_interrupt(lambda: self._pass.lease.ensure_held(self._pass.env.store))
@@ -351,23 +353,22 @@ class BodyRunner:
     ) -> None:
         """Record a failed attempt: fail the step, or record the time of its next attempt."""
         policy = execution.policy
-        is_non_retryable = is_non_retryable or (
-            policy.max_attempts is not None and step_attempt.number >= policy.max_attempts
-        )
+        is_used_up = policy.max_attempts is not None and step_attempt.number >= policy.max_attempts
+        is_final = is_non_retryable or is_used_up
         write = self._pass.build_write(
             execution,
-            StepStatus.ERRORED if is_non_retryable else StepStatus.WAITING,
+            StepStatus.ERRORED if is_final else StepStatus.WAITING,
             attempts=step_attempt.number,
             error=values.sanitize_error(*error_text),
-            retry_in=None if is_non_retryable else self._get_retry_delay(execution, step_attempt.number),
+            retry_in=None if is_final else self._get_retry_delay(execution, step_attempt.number),
             ran_for=step_attempt.duration,
         )
         execution.cause = error
         step_commit = StepCommit(
-            [write, *(self._pass.build_race_writes(execution, write.commit_id) if is_non_retryable else ())],
+            [write, *(self._pass.build_race_writes(execution, write.commit_id) if is_final else ())],
             self._pass.drain_logs(step_attempt),
-            user_writes=step_attempt.buffer.on_terminal_error if is_non_retryable else (),
-            waits_after_commit=_retry_waits if may_suspend and not is_non_retryable else None,
+            user_writes=step_attempt.buffer.on_terminal_error if is_final else (),
+            waits_after_commit=_retry_waits if may_suspend and not is_final else None,
         )
         if step_commit.waits_after_commit is not None:
             self._pass.defer_suspension(step_commit)

@@ -1,4 +1,7 @@
-"""The messages at the end of a run: to the workflow's completion task, and to the parent step that waits for it."""
+"""What a run sends when it ends.
+
+It sends a message to its workflow's `on_complete` or `on_failure` task, and the answer to the parent step.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,21 @@ _NAMESPACE = uuid.UUID("0d9a0f0e-52a5-5d0b-8c36-7f0c1f2c6b1e")
 
 
 class CompletionMessages:
-    """The messages to send when one run ends."""
+    """Builds the message to the `on_complete` or `on_failure` task of one run."""
 
     def __init__(self, definition: Definition, claim: Claim, limits: PayloadLimits) -> None:
         self._hooks, self._claim, self._limits = definition.hooks, claim, limits
 
     def build(self, run_outcome: RunOutcome, *, reason: str | None = None) -> list[OutboxMessage]:
-        """Build the messages for this outcome: one if the workflow has a hook for it, else none.
+        """Build the messages for this outcome: one if the workflow has a task for it, else none.
 
         The message has the same id on every call.
         """
-        hook = self._hooks.on_complete if run_outcome.status is Status.COMPLETE else self._hooks.on_failure
-        if hook is None:
+        task = self._hooks.on_complete if run_outcome.status is Status.COMPLETE else self._hooks.on_failure
+        if task is None:
             return []
         try:
-            name = hook.name
+            name = task.name
         except Exception:  # Celery creates a lazy task here, which may fail; the run must end nevertheless
             logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
             return []

@@ -71,7 +71,7 @@ class Handlers:
     def build_tx(self, row: StepRow, step_attempt: StepAttempt) -> StepTx:
         """Build the `StepTx` of this attempt."""
         # A handler that returns Waiting is called again and commits again. The suffix gives each commit its own
-        # message ids.
+        # idempotency key, from which `StepTx` derives the ids of messages, events and instances.
         suffix = ""
         if row.event_seq is not None:
             suffix = f"/event {row.event_seq}"

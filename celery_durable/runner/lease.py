@@ -2,8 +2,8 @@
 
 A lost lease may repeat a body, but it never corrupts data: only the claim with the current token can write. The renewer
 renews a lease while user code or its transaction runs, however long that takes. In engine code it renews the lease only
-while the pass makes progress (LAW 7). Otherwise a pass that hangs would keep its claim forever, although other workers
-could take the run. The renewer revokes the claim of such a pass.
+while the pass makes progress (LAW 7 of docs/design.md). Otherwise a pass that hangs would keep its claim forever,
+although other workers could take the run. The renewer revokes the claim of such a pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ logger = logging.getLogger("celery_durable.runner")
 
 _COOLDOWN_RATIO = 1 / 3
 """How long an instance is not due after its pass stalled, as a fraction of the lease. The pause limits how often a pass
-that always stalls is repeated. Yet the next pass starts within two lease lengths of the stall."""
+that always stalls is repeated. With the default ``durable_stall_seconds``, a stall is detected at most 4/3 lease
+lengths after the last progress. So the run is due again within two."""
 
 
 class Lease:
@@ -201,7 +202,10 @@ class LeaseRenewer:
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
-    """Release the claim of a stalled pass. It counts as no crash, since no worker died."""
+    """Release the claim of a stalled pass. It counts as no crash, since no worker died.
+
+    No process publishes the run afterwards, so ``grace`` is 0: the sweep publishes it right after the cooldown.
+    """
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     step_rows.write_logs(tx, lease.claim, guard_result, [line], limit=1)

@@ -48,7 +48,8 @@ from celery_durable.store.step_rows import RunState, StepWrite
 logger = logging.getLogger("celery_durable.runner")
 
 _SHORTEST_WAIT = timedelta(seconds=1)
-_NOW = timedelta(0)
+_AT_ONCE = timedelta(0)
+"""As ``retry_in`` of a READY row: the row may run from the time of the commit on, for the first time or again."""
 
 
 class LinearPass:
@@ -147,15 +148,16 @@ class LinearPass:
         )
 
     def _build_running_write(self, row: StepRow) -> StepWrite:
-        return self._build_write(row, StepStatus.RUNNING, ran_for=_NOW)
+        # The row's `started_at` is the time of the commit minus `ran_for`.
+        return self._build_write(row, StepStatus.RUNNING, ran_for=timedelta(0))
 
     def _recover_step(self, row: StepRow) -> None:
         """Record that the worker of the step's attempt died: retry the step, or fail the run."""
         if self._is_last_attempt(row):
-            self._fail_run(row, (LEASE_EXPIRED, "the last attempt ended with its worker"))
+            self._fail_run(row, (LEASE_EXPIRED, "the worker of the last attempt died"))
         else:
-            text = "the attempt ended with its worker"
-            next_attempt: dict[str, Any] = {"attempts": row.attempts + 1, "retry_in": _NOW}
+            text = "the worker of the attempt died"
+            next_attempt: dict[str, Any] = {"attempts": row.attempts + 1, "retry_in": _AT_ONCE}
             write = self._build_write(
                 row, StepStatus.READY, **next_attempt, error_name=LEASE_EXPIRED, error_message=text
             )
@@ -194,7 +196,7 @@ class LinearPass:
             event_seq=event_seq,
             event_type=None,
             wake_at=None,
-            retry_in=_NOW,
+            retry_in=_AT_ONCE,
             error_name=None,
             error_message=None,
         )
@@ -333,7 +335,7 @@ class LinearPass:
             )
         else:
             step_commit = self._build_handler_commit(
-                [done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)], step_attempt
+                [done, self._build_write(next_row, StepStatus.READY, retry_in=_AT_ONCE)], step_attempt
             )
         self._commit(step_commit, step_attempt)
 
@@ -438,6 +440,8 @@ class LinearPass:
         self._rows = [by_key.get(row.step_key, row) for row in self._rows]
         self._pause_requested = self._pause_requested or committed.pause_requested
         for write, row in zip(step_commit.writes, committed.rows, strict=False):
+            # `next_retry_at` is when a READY row may run, also for the first time. Without a delay, it is the database's
+            # time of this commit.
             if row.status is StepStatus.READY and not write.retry_in and row.next_retry_at is not None:
                 self._now = max(self._now, row.next_retry_at)
         self._notify(committed, step_commit.run_outcome)
@@ -484,7 +488,7 @@ class LinearPass:
         It counts neither as an attempt nor as a crash.
         """
         try:
-            self._release([], (self._build_write(row, StepStatus.READY, retry_in=_NOW),))
+            self._release([], (self._build_write(row, StepStatus.READY, retry_in=_AT_ONCE),))
         except Superseded:
             logger.info("%s was taken over before this worker could release it", self._lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire

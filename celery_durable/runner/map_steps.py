@@ -138,7 +138,10 @@ class MapSteps:
         self._commit(execution, remote_step, step_commit)
 
     def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
-        """Decide about an item whose attempt failed: retry it by the policy, like a body, or fail it."""
+        """Decide about an item whose attempt failed.
+
+        The step's policy decides, as for the body of `step.do`: the item is retried, or it fails.
+        """
         policy, answer = execution.policy, item.answer
         if answer is None:
             answer = values.encode_error_answer("StepTimeout", f"no answer within {policy.timeout}")

@@ -23,7 +23,10 @@ _TOLERANCE = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference between the code and the recorded run: a sentence that names both, and the remedy."""
+    """A difference between the code and the recorded run: ``sentence`` names both.
+
+    ``advice``: what to do about it, or what happens in the next pass.
+    """
 
     sentence: str
     advice: str
@@ -53,7 +56,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
                 yield (
                     f"task {task!r}",
                     f"task {name!r}",
-                    "What is out still counts; only what is sent anew is the new one.",
+                    "Tasks that were already sent still count. Tasks that are sent from now on are the new task.",
                 )
             yield from _compare_timeout(execution, row)
         case ChildCall():

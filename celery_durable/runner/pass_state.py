@@ -1,7 +1,7 @@
 """The state of one pass: what it has read and recorded, and the commits by which it advances.
 
 Only the thread of the pass commits steps. If a commit fails for a reason outside user code, such as a database outage,
-it ends the pass. It must never look like a failed step (hazard "outage blamed on the author", docs/design.md).
+it ends the pass. An outage must never look like a failed step (a hazard in docs/design.md).
 """
 
 from __future__ import annotations
@@ -84,11 +84,15 @@ class PassState:
         self.ancestry = ancestry
         self.now = lease.claim.claimed_at  # never ahead of the database's time
         self.race: Race | None = None
+        """The call of `Step.first` that is executed now, if any: the branch that finishes first wins."""
         self.logs: list[LogLine] = []
         self.interruption: Interruption | None = None
         """The first interruption of this pass. After it, no further step may run."""
         self.pending_suspension: Callable[[], Committed] | None = None
-        """Commits the last wait and releases the instance. It runs after `Suspend` has left the workflow function."""
+        """Commits the wait or retry of the only open step, and releases the instance.
+
+        It runs after `Suspend` has left the workflow function.
+        """
         self.counted_in_advance: list[StepExecution] = []
         """The steps whose attempts this pass counted before their bodies started."""
         self._thread = threading.get_ident()
@@ -176,7 +180,10 @@ class PassState:
         )
 
     def commit_step(self, execution: StepExecution, write: StepWrite) -> None:
-        """Commit the row of a step, and the race that it decides; raises RaceWon if the step finished inside a race."""
+        """Commit the row of a step.
+
+        If the step finishes inside a race, the same commit records the winner, and this raises RaceWon.
+        """
         race_writes = self.build_race_writes(execution, write.commit_id) if write.is_finished else []
         step_commit = StepCommit([write, *race_writes], self.drain_logs())
         self.apply_to(execution, self.run_or_interrupt(lambda: self.committer.commit(step_commit)))
@@ -205,7 +212,10 @@ class PassState:
         return committed
 
     def build_uncounting_writes(self) -> list[StepWrite]:
-        """Build the rows that undo the counting in advance of attempts that stopped without a crash."""
+        """Build the rows that take back the attempts that were counted before their bodies started.
+
+        The pass writes them when it ends without a crash, so these attempts do not count.
+        """
         rows = [(execution, self.replay_state.row(execution.key)) for execution in self.counted_in_advance]
         return [
             self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1)
@@ -258,38 +268,40 @@ class PassState:
 
     def add_log(self, level: LogLevel, message: str, category: str, data: str | None = None) -> None:
         """Keep a log line until the next commit: that of the body on this thread, else the next commit of the pass."""
-        attempt = current_attempt.get()
+        step_attempt = current_attempt.get()
         line = LogLine(
             level=level,
             category=category,
             message=values.sanitize_text(message, self.env.settings.max_log_message),
             data=data,
-            step_key=None if attempt is None else attempt.step_key,
-            attempt=None if attempt is None else attempt.number,
-            is_replay=attempt is None and self.replay_state.is_replaying,
+            step_key=None if step_attempt is None else step_attempt.step_key,
+            attempt=None if step_attempt is None else step_attempt.number,
+            is_replay=step_attempt is None and self.replay_state.is_replaying,
         )
-        (self.logs if attempt is None else attempt.logs).append(line)
+        (self.logs if step_attempt is None else step_attempt.logs).append(line)
 
     def publish(self, key: str, value: Any) -> None:
         """Publish a value, unless the function is replaying steps of an earlier pass."""
-        published, attempt = self.committer.published, current_attempt.get()
+        published, step_attempt = self.committer.published, current_attempt.get()
         text = published.encode_value(key, value)
-        if attempt is not None:
-            attempt.check_not_abandoned()
+        if step_attempt is not None:
+            step_attempt.check_not_abandoned()
             published.publish(key, text)
         elif self.interruption is not None:
             raise self.interruption
         elif not self.replay_state.is_replaying:
             self.run_or_interrupt(lambda: published.publish(key, text))
 
-    def drain_logs(self, attempt: StepAttempt | None = None) -> list[LogLine]:
-        """Remove and return the log lines of the workflow function, followed by those of ``attempt``."""
-        lines = [*self.logs, *(attempt.logs if attempt is not None else ())]
+    def drain_logs(self, step_attempt: StepAttempt | None = None) -> list[LogLine]:
+        """Remove and return the log lines of the workflow function, followed by those of ``step_attempt``."""
+        lines = [*self.logs, *(step_attempt.logs if step_attempt is not None else ())]
         self.logs.clear()
         return lines
 
     def build_race_writes(self, winner: StepExecution, commit_id: str) -> list[StepWrite]:
-        """Build the rows that decide the current race: one with the winner's key, and each open loser as cancelled.
+        """Build the rows that end the race of the current `Step.first` call.
+
+        One row has the winner's key. Each branch that is still open is recorded as cancelled.
 
         The commit that finishes the winner writes them, with its ``commit_id``. A rewound or forked run finds the
         branches of the race by that id (see `ancestry`).

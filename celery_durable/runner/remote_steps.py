@@ -1,4 +1,4 @@
-"""Remote steps: steps whose work a Celery task or a child workflow does.
+"""Task steps and child steps: remote steps, whose work a Celery task or a child workflow does.
 
 The answer of the task or child arrives as an event that only this step waits for. So deadlines, races, gathers and
 rewinds work as for every wait. The commit that records the step also writes the task's message or creates the child.
@@ -7,7 +7,6 @@ rewinds work as for every wait. The commit that records the step also writes the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from celery_durable import values
@@ -15,6 +14,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     child_event_type,
+    derive_id,
     parse_child_event_type,
     parse_task_event_type,
     task_event_type,
@@ -40,7 +40,7 @@ _GENERATED_ID_PREFIX = "child:"
 
 
 class RemoteSteps:
-    """Sends tasks and creates children, and records their answers."""
+    """Advances the task steps and child steps of a pass. `MapSteps` advances the map steps."""
 
     def __init__(self, pass_state: PassState, waits: WaitSteps) -> None:
         self._pass, self._waits = pass_state, waits
@@ -95,7 +95,10 @@ class RemoteSteps:
         assert row.wait_event_type is not None
 
         def build_failure(build_write: BuildWrite, error: AnswerError) -> StepWrite:
-            """Build the row of a failed attempt: a retry by the policy, like a body, or the step's failure."""
+            """Build the row after a failed attempt.
+
+            The step's policy decides, as for the body of `step.do`: the row records a retry or the step's failure.
+            """
             policy, error_text = execution.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
             if is_used_up or error.is_non_retryable:
@@ -123,7 +126,7 @@ class RemoteSteps:
 
         claim = self._pass.lease.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
-        return WaitSpec(row.wait_event_type, timedelta(0), on_event, on_timeout, message_id_to_cancel=message_id)
+        return WaitSpec(row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id)
 
     # --- child workflows ------------------------------------------------------------------------
 
@@ -144,7 +147,7 @@ class RemoteSteps:
         # The generated id is unique to this run: an earlier run, or a deleted instance with the same id, may have left
         # its own child.
         if instance_id is None:
-            instance_id = task_id(f"{_GENERATED_ID_PREFIX}{execution.key}", claim.pk, claim.ref.run_number)
+            instance_id = derive_id(f"{_GENERATED_ID_PREFIX}{execution.key}", claim.pk, claim.ref.run_number)
         timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
         write = self._pass.build_write(
             execution,
@@ -181,7 +184,7 @@ def _build_child_wait(row: StepRow) -> WaitSpec:
         text = f"Instance {instance_id!r} of workflow {workflow!r} did not end in time; it goes on"
         return build_write(StepStatus.ERRORED, error=("StepTimeout", text), attempts=1)
 
-    return WaitSpec(row.wait_event_type, timedelta(0), on_event, on_timeout)
+    return WaitSpec(row.wait_event_type, on_event, on_timeout)
 
 
 def find_task_name(signature: Any) -> str:

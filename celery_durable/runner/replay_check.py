@@ -37,7 +37,7 @@ class ReplayResult:
     Attributes:
         replayed: The steps that returned their recorded result.
         next_steps: The names of the steps that the code calls next, and would run or wait for.
-        uncalled: The recorded steps that the code did not call.
+        uncalled: The recorded steps that the code did not call, without those that ``differences`` has already.
         end: A sentence that says where the replay ended.
         differences: Where the code does not follow the record.
         open_step_changes: Changes of open steps. The run can continue with them.
@@ -104,7 +104,7 @@ class ReplayCheck(StepCalls):
         try:
             return super()._decode_result(execution, failed)
         except StepResultInvalid as exc:
-            advice = "Let the annotation take what is recorded until no run with it is left."
+            advice = "Keep an annotation that accepts the recorded value until no run with such a value is left."
             self.differences.setdefault(execution.name, Difference(str(exc), advice))
             raise
 
@@ -136,18 +136,18 @@ def compare(
     recorded: RecordedRun, replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None
 ) -> ReplayResult:
     """Compare the recorded run with its replay, which has ended."""
-    not_called = replay_state.uncalled
-    uncalled = [row for row in not_called if row.name not in replay.differences]
-    replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in not_called]
+    all_uncalled = replay_state.uncalled
+    unexplained = [row for row in all_uncalled if row.name not in replay.differences]
+    replayed = [row for row in recorded.run_state.steps if row.is_finished and row not in all_uncalled]
     differences = list(replay.differences.values())
     if not differences:
-        difference = _find_difference(recorded, replay_state, replay, run_outcome, uncalled)
+        difference = _find_difference(recorded, replay_state, replay, run_outcome, unexplained)
         differences += [] if difference is None else [difference]
     return ReplayResult(
         ref=recorded.ref,
         replayed=tuple(replayed),
         next_steps=tuple(execution.name for execution in replay.next_steps),
-        uncalled=tuple(uncalled),
+        uncalled=tuple(unexplained),
         end=_describe_end(replay_state, replay, run_outcome),
         differences=tuple(differences),
         open_step_changes=tuple(replay.open_step_changes),
@@ -159,12 +159,12 @@ def _find_difference(
     replay_state: ReplayState,
     replay: ReplayCheck,
     run_outcome: RunOutcome | None,
-    uncalled: Sequence[StepRow],
+    unexplained: Sequence[StepRow],
 ) -> Difference | None:
     does = _describe_behavior(replay_state, replay, run_outcome)
-    if uncalled:
-        others = f", and {len(uncalled) - 1} more" if len(uncalled) > 1 else ""
-        return Difference(f"The code {does}, where the record has {_format_step(uncalled[0])}{others}.", _KEEP_STEPS)
+    if unexplained:
+        others = f", and {len(unexplained) - 1} more" if len(unexplained) > 1 else ""
+        return Difference(f"The code {does}, where the record has {_format_step(unexplained[0])}{others}.", _KEEP_STEPS)
     fails = run_outcome is not None and run_outcome.status is Status.ERRORED
     match recorded.status:
         case Status.COMPLETE if run_outcome is None or fails:

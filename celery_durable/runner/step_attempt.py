@@ -37,7 +37,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class PassOver:
-    """The attempt ended because the process stops or the claim is lost. This is not a failure of the step."""
+    """The pass is over, because the process stops or the claim is lost. This is not a failure of the step."""
 
     error: BaseException
 
@@ -97,7 +97,7 @@ class StepAttempt:
             outcome = TimedOut()
         except Superseded as exc:
             outcome = PassOver(exc)
-        except BaseException as exc:  # noqa: BLE001  # whatever user code raises is the step's failure (LAW 9)
+        except BaseException as exc:  # noqa: BLE001  # user code's error fails the step (LAW 9 of docs/design.md)
             outcome = PassOver(exc) if self._stops_process(exc) else Raised(exc)
         finally:
             self._duration = timedelta(seconds=self._monotonic() - self._started_at)

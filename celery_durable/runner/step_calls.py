@@ -169,6 +169,7 @@ class StepCalls:
         return max(self._last_finished_at, self._pass.current_ancestor.created_at)
 
     def random_source(self) -> random.Random:
+        """Return a random generator for one number, seeded with the run and with how many were returned before it."""
         self._pass.check_running()
         self._random_calls += 1
         return random.Random(f"{self._pass.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
@@ -316,7 +317,7 @@ class StepCalls:
                 continue
             error_class = _FAILURES.get(error.name, StepFailed)
             failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
-            if not call.return_exceptions:  # it returned them when the step was recorded: the code has changed
+            if not call.return_exceptions:  # the step was completed with it, and the code has changed since
                 failure.failed_keys, failure.failed_at_seq = (execution.key,), self._pass.replay_state.last_seq
                 raise failure
             results.append(failure)
@@ -325,7 +326,8 @@ class StepCalls:
     def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each step until it has finished or waits."""
         may_suspend = len(executions) == 1
-        # Steps that only wait are counted too: the commits that check them reset the crash count.
+        # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the count
+        # no longer says how often the body's worker died.
         is_only_open = sum(execution.finished_row is None for execution in executions) == 1
         ready: list[StepExecution] = []
         for execution in executions:

@@ -1,4 +1,4 @@
-"""Step commits: one transaction with the writes of user code, the guard, then the engine's rows (LAW 3).
+"""Step commits: the writes of user code, the guard and the engine's rows in one transaction (LAW 3 of docs/design.md).
 
 A commit without the body's session is *retryable*: it is repeated after a deadlock. It is also repeated after a commit
 in doubt, such as after a lost connection, if the database shows that the commit did not happen. A commit in the body's
@@ -65,6 +65,7 @@ class StepCommit:
 
     @property
     def resets_crash_count(self) -> bool:
+        """Whether the commit advances the run, which shows that its crashes are over."""
         return any(write.resets_crash_count for write in self.writes)
 
     @property
@@ -145,6 +146,7 @@ class Committer:
         self._stops_process = stops_process
         self._is_start_recorded, self._remaining_logs = is_start_recorded, remaining_logs
         self._grace = timedelta(seconds=settings.grace_seconds)
+        """How long a sweep leaves a message to this process, which publishes it after the commit."""
         self._effects = StepEffects(settings, store.runtime, lease.claim)
 
     @property
@@ -445,7 +447,10 @@ class Committer:
         *,
         resets_crash_count: bool | None = None,
     ) -> ReleaseOutcome:
-        """Release the instance: suspended until one of ``waits``, or due at once if there are none."""
+        """Release the instance: suspended until one of ``waits``, or due at once if there are none.
+
+        ``resets_crash_count``: whether the pass made progress; by default, if there are ``waits``.
+        """
         must_reset = bool(waits) if resets_crash_count is None else resets_crash_count
 
         def work(tx: Tx) -> ReleaseOutcome:
@@ -491,11 +496,11 @@ class Committer:
     def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
         """End the run with ``run_outcome``, and send its completion messages."""
         messages = self._completion_messages.build(run_outcome)
-        is_single_write = not (logs or self.published.has_pending)
+        needs_guard = bool(logs or self.published.has_pending)  # otherwise `claims.end_run` checks the token
 
         def work(tx: Tx) -> _EndResult:
             answers.lock_parent(tx, self.claim.parent)
-            if not is_single_write:
+            if needs_guard:
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
                 step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
                 self.published.flush(tx)
@@ -503,11 +508,11 @@ class Committer:
             self._insert_messages(tx, messages)
             return _EndResult(self._answer_parent(tx, run_outcome))
 
-        is_single = is_single_write and not messages and self.claim.parent is None
+        is_single_statement = not needs_guard and not messages and self.claim.parent is None
         notify_end = functools.partial(
             notify.send_run_ended, self.claim, run_outcome, lambda: self._lease.now - self._run_created_at
         )
-        self._commit_end(work, messages, notify_end, is_single_statement=is_single)
+        self._commit_end(work, messages, notify_end, is_single_statement=is_single_statement)
 
     def _commit_end(
         self,

@@ -59,6 +59,7 @@ class StepEffects:
     def __init__(self, settings: Settings, runtime: Runtime, claim: Claim) -> None:
         self._settings, self._runtime, self._claim = settings, runtime, claim
         self._grace = timedelta(seconds=settings.grace_seconds)
+        """How long a sweep leaves a new due run to this process, which publishes it after the commit."""
 
     def create(self, tx: Tx, requests: Sequence[NewInstance], *, by_step: str) -> list[DueRun]:
         """Create instances, and return them as due runs: they start after the commit."""

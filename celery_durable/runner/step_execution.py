@@ -26,8 +26,8 @@ logger = logging.getLogger("celery_durable.runner")
 class StepExecution:
     """One step call in this pass.
 
-    ``row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass has set
-    `PassState.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
+    ``finished_row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass
+    has set `PassState.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
     """
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
@@ -46,7 +46,10 @@ class StepExecution:
 
 
 class PassInterrupted(Interruption):
-    """The process is stopping: ``error``, such as SystemExit, interrupted the pass or a body. It fails no step."""
+    """``error`` interrupted the pass or a body, and fails no step.
+
+    The process is stopping (SystemExit, for example), or a body found that the claim is lost (Superseded).
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

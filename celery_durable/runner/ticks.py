@@ -1,7 +1,7 @@
 """Ticks: passes in the caller's own process, for deployments that use a scheduler such as cron instead of workers.
 
-The claim makes concurrent ticks safe (LAW 2): a tick never takes a run that another process holds. Ticks and workers
-may run at the same time.
+The claim makes concurrent ticks safe: a tick never takes a run that another process holds (LAW 2 of docs/design.md).
+Ticks and workers may run at the same time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Ticker:
     def tick(self, *, max_instances: int, max_steps: int | None = None) -> int:
         """Advance each due run once, resumed runs first; returns the number of passes.
 
-        It ends when no more runs are due, after ``max_instances`` passes, or at the end of the pass that exceeds
-        ``durable_pass_seconds``.
+        It ends when no more runs are due, or after ``max_instances`` passes. Once it has taken
+        ``durable_pass_seconds``, it ends with the current pass.
         """
         started, passes = self._runtime.monotonic(), 0
         for due in self._take_due_runs():

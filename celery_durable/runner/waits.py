@@ -31,14 +31,15 @@ BuildWrite = functools.partial[StepWrite]
 class WaitSpec:
     """What a step waits for, and the row to record for its event (``on_event``) or its timeout (``on_timeout``).
 
+    ``timeout``: the length of a wait that has no row yet. A recorded wait keeps the deadline in its row.
     ``has_same_type``: the recorded row waits for this event type. ``topic``: the topic that the step waits on, if any.
     ``message_id_to_cancel``: the outbox message of the task that sends the event; it is deleted at the timeout.
     """
 
     event_type: str
-    timeout: timedelta
     on_event: Callable[[PendingEvent, BuildWrite], StepWrite]
     on_timeout: Callable[[BuildWrite], StepWrite]
+    timeout: timedelta = timedelta(0)
     has_same_type: bool = True
     topic: str | None = None
     message_id_to_cancel: str | None = None
@@ -97,9 +98,9 @@ class WaitSteps:
 
         wait = WaitSpec(
             event_type,
-            self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
             on_event=lambda event, build_write: _build_event_write(build_write, execution.name, call, event, schema),
             on_timeout=on_timeout,
+            timeout=self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
             # A deploy may have changed the type. Then the row must change: `send_event` finds the wait by its row.
             has_same_type=row is not None and row.wait_event_type == event_type,
             topic=call.event_type if call.is_topic else None,

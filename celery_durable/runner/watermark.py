@@ -23,9 +23,11 @@ logger = logging.getLogger("celery_durable.runner")
 
 @dataclass(slots=True)
 class _QueueWatermark:
+    """``write_at``: the monotonic time before which nothing is written. ``has_row``: the database has this queue."""
+
     sent_at: datetime
     write_at: float = -math.inf
-    is_known: bool = False
+    has_row: bool = False
 
 
 class Watermark:
@@ -44,14 +46,17 @@ class Watermark:
         now = self._runtime.monotonic()
         if now < watermark.write_at:
             return
-        watermark.write_at = now + SLACK.total_seconds()  # set first, so that other threads do not write too
+        # `queues.record_claimed` does nothing if the row is younger than `SLACK`. The time is set first, so that other
+        # threads do not write too.
+        watermark.write_at = now + SLACK.total_seconds()
         try:
             self._write(claim.queue, watermark)
         except Exception as exc:  # noqa: BLE001  # the pass does not depend on this write
             logger.info("The watermark of queue %r could not be written: %s", claim.queue, exc)
 
     def _write(self, queue: str, watermark: _QueueWatermark) -> None:
-        sent_at, write = watermark.sent_at, queues.record_claimed if watermark.is_known else queues.insert
+        sent_at, write = watermark.sent_at, queues.record_claimed if watermark.has_row else queues.insert
         self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
-        if not watermark.is_known:
-            watermark.is_known, watermark.write_at = True, -math.inf
+        if not watermark.has_row:
+            # `queues.insert` changes nothing if the row exists, so the next claim writes the watermark into the row.
+            watermark.has_row, watermark.write_at = True, -math.inf

@@ -47,7 +47,7 @@ class RunState:
 
     @property
     def is_start_recorded(self) -> bool:
-        """Whether an earlier pass has recorded anything."""
+        """Whether an earlier pass has recorded the start of the run, as the first pass that releases it does."""
         return self.started_at is not None
 
 
@@ -164,7 +164,7 @@ class StepWrite:
 
     @property
     def resets_crash_count(self) -> bool:
-        """Whether this write is progress of the run.
+        """Whether this write advances the run, which shows that its crashes are over.
 
         The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
         expired lease.

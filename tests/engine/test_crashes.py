@@ -228,7 +228,7 @@ def test_a_step_that_kills_its_worker_uses_up_its_attempts_and_the_workflow_may_
     let_workers_die(world, instance)
     assert instance.output == (
         "Step 'deadly' failed after 3 attempts: StepMaxAttemptsExceeded: "
-        "3 of 3 attempts are used up, and the last ended with its worker"
+        "3 of 3 attempts are used up, and the worker of the last one died"
     )
     assert attempts == [1, 2, 3]
     assert instance.step("deadly").attempts == 3

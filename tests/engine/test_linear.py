@@ -78,7 +78,7 @@ def test_a_step_whose_workers_die_is_dead_when_its_attempts_are_used_up(world: W
         world.new_worker().runtime.crash_at = "before-body"
         world.run_after(100)
     assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
-    assert instance.error == "LEASE_EXPIRED: the last attempt ended with its worker"
+    assert instance.error == "LEASE_EXPIRED: the worker of the last attempt died"
     assert instance.steps()[0].attempts == 3
     assert line.calls == []
 

@@ -528,8 +528,9 @@ MUTANTS = (
         "all linear steps are made ready at once",
         (
             "runner.linear_pass:LinearPass._complete_step",
-            "[done, self._build_write(next_row, StepStatus.READY, retry_in=_NOW)]",
-            "[done, *(self._build_write(each, StepStatus.READY, retry_in=_NOW) for each in self._rows[row.seq + 1 :])]",
+            "[done, self._build_write(next_row, StepStatus.READY, retry_in=_AT_ONCE)]",
+            "[done, *(self._build_write(each, StepStatus.READY, retry_in=_AT_ONCE) "
+            "for each in self._rows[row.seq + 1 :])]",
         ),
     ),
     _m(
@@ -707,8 +708,8 @@ MUTANTS = (
         (_SETTLE, "return _EndResult(self._answer_parent(tx, run_outcome))", "return _EndResult([])"),
         (
             _SETTLE,
-            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single)",
-            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single)\n"
+            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single_statement)",
+            "    self._commit_end(work, messages, notify_end, is_single_statement=is_single_statement)\n"
             "    self._store.transact(lambda tx: self._answer_parent(tx, run_outcome))",
         ),
         # Seen by the simulation too, but in one schedule of a thousand.

@@ -167,7 +167,7 @@ OPEN: dict[str, tuple[Callable[[Step], Any], Callable[[Step], Any], str, str]] =
         lambda step: step.task("task", "media.resize"),
         lambda step: step.task("task", "media.crop"),
         "step 'task' (task) was recorded with task 'media.resize', and the code has task 'media.crop'.",
-        "What is out still counts; only what is sent anew is the new one.",
+        "Tasks that were already sent still count. Tasks that are sent from now on are the new task.",
     ),
     "task's timeout": (
         lambda step: step.task("task", "media.resize", timeout=5),
@@ -179,7 +179,7 @@ OPEN: dict[str, tuple[Callable[[Step], Any], Callable[[Step], Any], str, str]] =
         lambda step: step.map("map", "media.resize", [1]),
         lambda step: step.map("map", "media.crop", [1]),
         "step 'map' (map) was recorded with task 'media.resize', and the code has task 'media.crop'.",
-        "What is out still counts; only what is sent anew is the new one.",
+        "Tasks that were already sent still count. Tasks that are sent from now on are the new task.",
     ),
     "child": (
         lambda step: step.child("child", KID, id="k-1"),
