@@ -440,8 +440,8 @@ class LinearPass:
         self._rows = [by_key.get(row.step_key, row) for row in self._rows]
         self._pause_requested = self._pause_requested or committed.pause_requested
         for write, row in zip(step_commit.writes, committed.rows, strict=False):
-            # `next_retry_at` is when a READY row may run, also for the first time. Without a delay, it is the database's
-            # time of this commit.
+            # `next_retry_at` is when a READY row may run, also for the first time. Without a delay, it is the time of
+            # this commit.
             if row.status is StepStatus.READY and not write.retry_in and row.next_retry_at is not None:
                 self._now = max(self._now, row.next_retry_at)
         self._notify(committed, step_commit.run_outcome)
