@@ -110,8 +110,8 @@ def read_waits(
         s.status.in_([each.value for each in statuses]),
         s.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
     )
-    # a linear step waits since its handler was called
-    since = sa.func.coalesce(s.finished_at, s.created_at).label("created_at")
+    # The row of a linear step exists since the run started; the step waits since its handler was called.
+    since = sa.func.coalesce(s.started_at, s.created_at).label("created_at")
     query = (
         sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
         .join_from(tx.t.instance, tx.t.step, sa.and_(*current))

@@ -12,7 +12,7 @@ from celery_durable import Completed, Dead, LinearContext, LinearStep, NonRetrya
 from celery_durable.definitions import define_linear
 from celery_durable.errors import DefinitionInvalid, InstanceTerminal, WorkflowNotFound
 from tests.engine.lines import Line, done, rows, state, waits_for
-from tests.engine.world import World, ledger, names
+from tests.engine.world import World, ledger, names, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -547,6 +547,17 @@ def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(wo
     world.run_after(100)
     assert (rows(instance)[0], state(instance), line.calls) == ("DEAD", "FAILED", [])
     assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row died")
+
+
+@on_one_database
+def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: world.advance(60) or done(ctx), PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.create()
+    begun_at = world.now + timedelta(seconds=60)
+    world.run_until_idle()
+    assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], begun_at)
+    (wait,) = world.operations.waits()
+    assert (wait.step, wait.since, wait.until) == ("PAY", begun_at, begun_at + timedelta(hours=1))
 
 
 # --- definitions --------------------------------------------------------------------------------
