@@ -67,7 +67,9 @@ class RunLimits:
 
 
 def find_waiting_start(row: StepRow) -> datetime:
-    """Return when an open step started to wait: when its last attempt ended, or when it was recorded."""
-    since = row.finished_at or row.created_at
-    assert since is not None
-    return since
+    """Return when an open step started to wait: when it was recorded, or when its last attempt started if that is later.
+
+    The end of an attempt that is retried is not stored. Its start is the nearest time before it.
+    """
+    times = [at for at in (row.created_at, row.started_at) if at is not None]
+    return max(times)

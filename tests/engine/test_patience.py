@@ -174,6 +174,28 @@ def test_each_retry_is_a_suspension_of_its_own(world: World) -> None:
 
 
 @on_one_database
+def test_a_pass_between_two_attempts_measures_the_suspension_from_the_last_attempt(world: World) -> None:
+    @world.workflow(max_suspend_duration="30 s")
+    def order(event: WorkflowEvent, step: Step):
+        def work() -> None:
+            raise ValueError("not yet")
+
+        step.do("work", work)
+
+    instance = order.run()
+    world.run_after(10)
+    world.run_after(20)
+    assert [step.attempts for step in instance.steps()] == [3]
+    world.advance(15)
+    instance.pause()
+    instance.resume()
+    world.run_until_idle()
+    assert instance.status == "waiting"
+    world.run_after(15)
+    assert ([step.attempts for step in instance.steps()], instance.status) == ([3], "terminated")
+
+
+@on_one_database
 def test_what_fails_in_time_fails_under_its_own_name(world: World) -> None:
     @world.workflow(max_run_duration="1 minute", max_suspend_duration="1 minute")
     def order(event: WorkflowEvent, step: Step):
