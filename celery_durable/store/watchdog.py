@@ -77,8 +77,8 @@ def limit_database_time(seconds: float | None) -> Iterator[CallerDeadline]:
 
 
 @contextlib.contextmanager
-def own_bounds() -> Iterator[None]:
-    """Restore the operations' own timeouts inside the block, for a pass that runs eagerly in a request."""
+def restore_own_timeouts() -> Iterator[None]:
+    """Give operations inside the block their own timeouts again, for a task that runs eagerly in a request."""
     token = _limit.set(None)
     try:
         yield

@@ -11,6 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent
+from celery_durable.store.watchdog import limit_database_time
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import worker
 
@@ -26,6 +27,18 @@ def test_an_instance_has_ended_when_create_returns(durable: Durable) -> None:
         return step.do("double", lambda: event.payload * 2)
 
     assert order.create(21).status().output == 42
+
+
+def test_a_run_has_its_own_time_if_the_request_that_creates_it_has_used_up_its_time(durable: Durable) -> None:
+    with limit_database_time(60) as limit:
+
+        @durable.workflow
+        def order(event: WorkflowEvent[Any], step: Step) -> int:
+            step.do("slow", lambda: setattr(limit, "until", 0.0))
+            return step.do("next", lambda: 42)
+
+        order.create(id="o-1")
+    assert order.get("o-1").status().output == 42
 
 
 def test_many_self_wakes_do_not_recurse(make_app: MakeApp) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from celery import Celery
 
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage
+from celery_durable.store.watchdog import restore_own_timeouts
 from celery_durable.tasks.publishing.message_builder import MessageBuilder
 
 logger = logging.getLogger("celery_durable.tasks")
@@ -40,8 +41,9 @@ class EagerTasks:
             return
         waiting = self._local.waiting = deque(jobs)
         try:
-            while waiting:
-                waiting.popleft()()
+            with restore_own_timeouts():  # an HTTP request limits only its own operations, not the tasks that it starts
+                while waiting:
+                    waiting.popleft()()
         finally:
             del self._local.waiting
 
