@@ -67,9 +67,9 @@ class RunLimits:
 
 
 def find_waiting_start(row: StepRow) -> datetime:
-    """Return when an open step started to wait: when it was recorded, or when its last attempt started if that is later.
+    """Return when an open step started to wait: when it was recorded, or when its last attempt started.
 
-    The end of an attempt that is retried is not stored. Its start is the nearest time before it.
+    The later of the two counts. The end of an attempt that is retried is not stored, only its start.
     """
     times = [at for at in (row.created_at, row.started_at) if at is not None]
     return max(times)
