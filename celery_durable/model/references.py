@@ -20,13 +20,13 @@ REFERENCE_HEADER = "durable"
 class TaskReference:
     """One attempt of a task, and one of its deliveries.
 
-    ``store_id``: of the database that waits for the answer. ``event_type``: names the step or item, and the attempt.
+    ``database_id``: of the database that waits for the answer. ``event_type``: names the step or item, and the attempt.
     ``token``: random for each attempt, and known to nobody but the row and its messages. ``queue``: where an answer
     goes that comes as a message; None before it is published. ``delivery``: 0, then one more for each time that the
     same attempt is sent again because its task was lost.
     """
 
-    store_id: str
+    database_id: str
     ref: RunRef
     event_type: str
     token: str = field(repr=False)
@@ -41,7 +41,7 @@ class TaskReference:
         """As it travels."""
         ref = self.ref
         fields = (ref.workflow, ref.instance_id, ref.run_number, self.event_type)
-        return [self.store_id, *fields, self.token, self.queue, self.delivery]
+        return [self.database_id, *fields, self.token, self.queue, self.delivery]
 
     @classmethod
     def read(cls, value: object) -> TaskReference | None:
@@ -53,14 +53,14 @@ class TaskReference:
         """
         match value:
             case [
-                str(store_id), str(workflow), str(instance_id), int(run_number), str(event_type), str(token),
+                str(database_id), str(workflow), str(instance_id), int(run_number), str(event_type), str(token),
                 (str() | None) as queue, int(delivery), *_,
             ] if (
-                max(map(len, (store_id, workflow, instance_id, token, queue or ""))) <= _MAX_NAME_LENGTH
+                max(map(len, (database_id, workflow, instance_id, token, queue or ""))) <= _MAX_NAME_LENGTH
                 and len(event_type) <= _MAX_TYPE_LENGTH
                 and max(abs(run_number), abs(delivery)) <= _MAX_INTEGER
             ):  # fmt: skip
-                return cls(store_id, RunRef(workflow, instance_id, run_number), event_type, token, queue, delivery)
+                return cls(database_id, RunRef(workflow, instance_id, run_number), event_type, token, queue, delivery)
             case _:
                 return None
 

@@ -85,9 +85,9 @@ class ItemStatus(StrEnum):
 
     PENDING = "pending"  # to be sent, perhaps not before a time
     SENT = "sent"
-    FAILED = "failed"  # to be judged: is it tried again?
+    FAILED = "failed"  # a pass decides whether to retry it
     DONE = "done"
-    DEAD = "dead"
+    DEAD = "dead"  # failed permanently
 
 
 OPEN_ITEMS = (ItemStatus.PENDING, ItemStatus.SENT, ItemStatus.FAILED)

@@ -24,7 +24,7 @@ from celery_durable.model import (
 )
 from celery_durable.runtime import Runtime
 from celery_durable.store import instances, scopes
-from celery_durable.store.database_identity import store_id
+from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.values import UNSET
 
@@ -76,7 +76,7 @@ class OperationsBase:
 
     def _cursors(self, *of: object) -> values.Cursors:
         """Return the cursors of this list. They are valid only for callers with the same scope."""
-        return values.Cursors(self._store.id or self._store.read(store_id), (*of, self.scope_text))
+        return values.Cursors(self._store.database_id or self._store.read(read_database_id), (*of, self.scope_text))
 
     def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
         """Lock and return the instance's row; raises InstanceNotFound, VersionMismatch."""

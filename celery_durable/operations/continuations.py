@@ -62,7 +62,7 @@ def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow)
             continuation, retried=tuple(each for each in continuation.retried if each != step.step_key)
         )
     return dataclasses.replace(
-        continuation, keys=(*continuation.keys, step.step_key), resumed=(), planned=_plan_steps(source, step.seq + 1)
+        continuation, keys=(*continuation.keys, step.step_key), reopened=(), planned=_plan_steps(source, step.seq + 1)
     )
 
 
@@ -109,14 +109,14 @@ def _build_linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuat
     if step is None:
         return _build_linear(row, source, len(source.steps), key=None)
     continuation = _build_linear(row, source, step.seq, key=step.step_key, retried=[step.step_key])
-    resumed = dataclasses.replace(
+    reopened = dataclasses.replace(
         _reset_step(step, StepStatus.READY if step.wait_event_type is None else StepStatus.LINEAR_WAITING),
         wake_at=step.wake_at,
         wait_event_type=step.wait_event_type,
         event_seq=step.event_seq,
     )
     return dataclasses.replace(
-        continuation, resumed=(resumed,), planned=_plan_steps(source, step.seq + 1, is_first_ready=False)
+        continuation, reopened=(reopened,), planned=_plan_steps(source, step.seq + 1, is_first_ready=False)
     )
 
 
@@ -125,7 +125,7 @@ def _build_linear(
 ) -> Continuation:
     kept = [step for step in source.steps if step.seq < seq]
     continuation = _build_continuation(row, kept, key, source.ancestry.for_continuation(0, retried=retried))
-    return dataclasses.replace(continuation, plan=RunPlan(WorkflowKind.LINEAR, version=source.version))
+    return dataclasses.replace(continuation, plan=RunPlan(WorkflowKind.LINEAR, version=source.definition_version))
 
 
 def _plan_steps(source: SourceRun, seq: int, *, is_first_ready: bool = True) -> tuple[StepRow, ...]:

@@ -19,7 +19,7 @@ from celery_durable.operations.continuations import (
 )
 from celery_durable.store import instances, interventions, items, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import PendingEvent
+from celery_durable.store.step_rows import StoredEvent
 
 _MAX_ACTOR_LENGTH = 255
 
@@ -137,7 +137,7 @@ class InterventionOperations(OperationsBase):
         if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
             raise _not_open(row, steps, step)
         if row.claim_token is not None:
-            interventions.uncount_attempts(tx, row, excluding=step.step_key)
+            interventions.subtract_started_attempts(tx, row, excluding=step.step_key)
         due = instances.reclaim(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 
@@ -209,7 +209,7 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
             type_, payload = step.wait_event_type or "", intervention.result or "null"
             sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=intervention.event_id)
             assert sent is not None
-            event = PendingEvent(sent.seq, type_, payload, sent.created_at)
+            event = StoredEvent(sent.seq, type_, payload, sent.created_at)
     interventions.complete_step(tx, row, step, event=event, result=result, commit_id=intervention.commit_id)
 
 

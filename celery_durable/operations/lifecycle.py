@@ -24,7 +24,7 @@ from celery_durable.model import (
 )
 from celery_durable.operations.base import OperationsBase, Versions, require_possible_id
 from celery_durable.store import answers, instances, task_answers
-from celery_durable.store.database_identity import store_id
+from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.task_answers import AnswerOutcome
 from celery_durable.store.watchdog import DIRECT
@@ -110,9 +110,9 @@ class LifecycleOperations(OperationsBase):
             notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
         self._publish_runs(due_runs)
 
-    def store_id(self) -> str:
+    def read_database_id(self) -> str:
         """Return the id of the database, by which messages name it."""
-        return self._store.id or self._store.transact_once(store_id, timeouts=DIRECT)
+        return self._store.database_id or self._store.transact_once(read_database_id, timeouts=DIRECT)
 
     def answer(self, reference: TaskReference, payload: str, *, may_retry: bool = True) -> AnswerResult:
         """Accept the answer of a Celery task to the step or map item that waits for it, once.

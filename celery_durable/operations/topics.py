@@ -50,15 +50,15 @@ class TopicOperations(OperationsBase):
             begin, find_committed=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
         ):
             return 0
-        resumed, is_over = 0, False
+        delivered_count, is_over = 0, False
         while not is_over:
             progress = self._deliver_batch(emission_id)
             if progress is None:  # another process has finished it
-                return resumed
+                return delivered_count
             _notify_received(progress)
             self._publish_runs(progress.due_runs)
-            resumed, is_over = progress.resumed, progress.is_over
-        return resumed
+            delivered_count, is_over = progress.delivered_count, progress.is_over
+        return delivered_count
 
     def _deliver_batch(self, emission_id: str) -> EmissionProgress | None:
         """Deliver one batch."""

@@ -380,7 +380,7 @@ def _build_error_outcome(error: BaseException) -> RunOutcome:
     name, message = values.sanitize_error(name, message)
     failure = _find_step_failure(error)
     return RunOutcome(
-        Status.ERRORED, error_name=name, error_message=message, failure=None if failure is None else failure.text
+        Status.ERRORED, error_name=name, error_message=message, failed_steps=None if failure is None else failure.text
     )
 
 

@@ -120,7 +120,7 @@ class Handlers:
             workflow=ref.workflow,
             instance_id=ref.instance_id,
             run_number=ref.run_number,
-            version=self._run_state.version or 0,
+            version=self._run_state.definition_version or 0,
             tx=self.build_tx(row, step_attempt),
             log=StepLog(_HandlerLog(self._env.settings, step_attempt)),
             publish=functools.partial(self._publish, step_attempt),

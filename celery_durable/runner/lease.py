@@ -208,5 +208,5 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
     """
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
-    step_rows.write_logs(tx, lease.claim, guard_result, [line], limit=1)
+    step_rows.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
     claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

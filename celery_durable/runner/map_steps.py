@@ -23,7 +23,7 @@ from celery_durable.step import MapCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult, OpenWait
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import FailedItem, RemoteStep, RetryDecision
+from celery_durable.store.items import FailedItem, RetryDecision, TaskSendingStep
 from celery_durable.store.step_rows import StepWrite
 
 
@@ -55,17 +55,17 @@ class MapSteps:
         )
         return answers
 
-    def _build_remote_step(self, execution: StepExecution, call: MapCall) -> RemoteStep:
+    def _build_map_step(self, execution: StepExecution, call: MapCall) -> TaskSendingStep:
         claim = self._pass.lease.claim
         assert execution.policy.timeout is not None
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
         on_lost = call.on_lost or self._pass.env.settings.task_on_lost
-        return RemoteStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
+        return TaskSendingStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
     def _start(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
         """Record all items, and send the first ones, up to ``max_concurrency``."""
-        remote_step, limits = self._build_remote_step(execution, call), self._pass.env.settings.limits
+        map_step, limits = self._build_map_step(execution, call), self._pass.env.settings.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
             self._pass.commit_step(execution, self._pass.build_write(execution, StepStatus.COMPLETED, attempts=1))
@@ -74,17 +74,17 @@ class MapSteps:
             execution,
             StepStatus.WAITING,
             attempts=1,
-            wake_in=remote_step.timeout,
-            event_type=task_event_type(find_task_name(call.task), remote_step.pk, execution.entry.seq, 0),
+            wake_in=map_step.timeout,
+            event_type=task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0),
         )
 
         def send(tx: Tx, _: GuardResult) -> list[StepWrite]:
-            items.insert(tx, remote_step, bodies)
-            step_commit.messages = items.mark_ready_as_sent(tx, remote_step, limit=remote_step.max_concurrency)
+            items.insert(tx, map_step, bodies)
+            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=map_step.max_concurrency)
             return [write]
 
         def item_waits(rows: list[StepRow]) -> list[OpenWait]:
-            return [_wait_for_items(remote_step, row.wake_at) for row in rows if row.wake_at is not None]
+            return [_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None]
 
         step_commit = StepCommit(
             [write], self._pass.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
@@ -92,7 +92,7 @@ class MapSteps:
         if may_suspend:
             self._pass.defer_suspension(step_commit)
             return
-        self._commit(execution, remote_step, step_commit)
+        self._commit(execution, map_step, step_commit)
 
     def _check_items(self, execution: StepExecution, call: MapCall, row: StepRow) -> None:
         """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
@@ -100,12 +100,12 @@ class MapSteps:
         `items.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
         suspends the instance checks it again under the lock.
         """
-        remote_step = self._build_remote_step(execution, call)
+        map_step = self._build_map_step(execution, call)
         assert row.wake_at is not None
         if row.wake_at > self._pass.now and not self._pass.run_or_interrupt(
-            lambda: self._pass.env.store.read(lambda tx: items.needs_pass(tx, remote_step, now=self._pass.now))
+            lambda: self._pass.env.store.read(lambda tx: items.needs_pass(tx, map_step, now=self._pass.now))
         ):
-            execution.wait = _wait_for_items(remote_step, row.wake_at)
+            execution.wait = _wait_for_items(map_step, row.wake_at)
             return
         commit_id = self._pass.env.runtime.new_token()
         build_write = functools.partial(
@@ -113,18 +113,18 @@ class MapSteps:
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            failed_items = items.lock_failed_items(tx, remote_step, now=guard_result.now)
+            failed_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
             items.apply_decisions(
-                tx, remote_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
+                tx, map_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
             )
-            state = items.read_map_state(tx, remote_step, now=guard_result.now)
-            room = None if remote_step.max_concurrency is None else remote_step.max_concurrency - state.sent
-            step_commit.messages = items.mark_ready_as_sent(tx, remote_step, limit=room)
-            state = items.read_map_state(tx, remote_step, now=guard_result.now)
+            state = items.read_map_state(tx, map_step, now=guard_result.now)
+            room = None if map_step.max_concurrency is None else map_step.max_concurrency - state.sent
+            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=room)
+            state = items.read_map_state(tx, map_step, now=guard_result.now)
             if state.open:
                 assert state.next_at is not None
                 return [build_write(StepStatus.WAITING, wake_at=state.next_at)]
-            first_error = None if call.return_exceptions else items.find_first_error(tx, remote_step)
+            first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)
             end = (
                 build_write(StepStatus.COMPLETED)
                 if first_error is None
@@ -135,7 +135,7 @@ class MapSteps:
         step_commit = StepCommit(
             [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._pass.drain_logs(), decide=decide
         )
-        self._commit(execution, remote_step, step_commit)
+        self._commit(execution, map_step, step_commit)
 
     def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
         """Decide about an item whose attempt failed.
@@ -152,10 +152,10 @@ class MapSteps:
         pause = self._waits.wait_duration(execution, policy.delay_after(item.attempts), "retry")
         return RetryDecision(item, answer, now + pause)
 
-    def _commit(self, execution: StepExecution, remote_step: RemoteStep, step_commit: StepCommit) -> None:
+    def _commit(self, execution: StepExecution, map_step: TaskSendingStep, step_commit: StepCommit) -> None:
         self._pass.apply_to(execution, self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit)))
         if execution.wait is not None:
-            execution.wait = _wait_for_items(remote_step, execution.wait.due_at)
+            execution.wait = _wait_for_items(map_step, execution.wait.due_at)
 
 
 def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]:
@@ -166,5 +166,5 @@ def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]
     return {"error": values.sanitize_error(error.name, f"item {position}: {error.message}"), "attempts": attempts}
 
 
-def _wait_for_items(remote_step: RemoteStep, due_at: datetime) -> OpenWait:
-    return OpenWait(due_at, is_satisfied=lambda tx, now: items.needs_pass(tx, remote_step, now=now))
+def _wait_for_items(map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
+    return OpenWait(due_at, is_satisfied=lambda tx, now: items.needs_pass(tx, map_step, now=now))

@@ -30,8 +30,8 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult, OpenWait
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import RemoteStep
-from celery_durable.store.step_rows import PendingEvent, StepWrite
+from celery_durable.store.items import TaskSendingStep
+from celery_durable.store.step_rows import StepWrite, StoredEvent
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)
@@ -70,7 +70,7 @@ class RemoteSteps:
             execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type
         )
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
-        step = RemoteStep(
+        step = TaskSendingStep(
             *instance_fields, execution.key, timeout, on_lost=call.on_lost or self._pass.env.settings.task_on_lost
         )
 
@@ -114,7 +114,7 @@ class RemoteSteps:
                 event_type=None,
             )
 
-        def on_event(event: PendingEvent, build_write: BuildWrite) -> StepWrite:
+        def on_event(event: StoredEvent, build_write: BuildWrite) -> StepWrite:
             if (error := values.read_answer_error(event.payload)) is not None:
                 return build_failure(build_write, error)
             return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=row.attempts)
@@ -174,7 +174,7 @@ class RemoteSteps:
 def _build_child_wait(row: StepRow) -> WaitSpec:
     assert row.wait_event_type is not None
 
-    def on_event(event: PendingEvent, build_write: BuildWrite) -> StepWrite:
+    def on_event(event: StoredEvent, build_write: BuildWrite) -> StepWrite:
         if (error := values.read_answer_error(event.payload)) is not None:
             return build_write(StepStatus.ERRORED, error=(error.name, error.message), attempts=1)
         return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=1)
@@ -194,6 +194,6 @@ def find_task_name(signature: Any) -> str:
     return signature if isinstance(signature, str) else str(getattr(signature, "name", signature))
 
 
-def _encode_output(event: PendingEvent) -> str:
+def _encode_output(event: StoredEvent) -> str:
     """Encode the output of an answer. It was checked when the answer was accepted, or when the child ended."""
     return values.encode(values.read_answer_output(event.payload), what="Answer", limits=values.ALREADY_CHECKED_LIMITS)

@@ -188,7 +188,9 @@ class Committer:
     def _commit_single(self, step_commit: StepCommit) -> Committed:
         def work(tx: Tx) -> Committed:
             with self._store.conflict_as_superseded():
-                written = step_rows.commit_step(tx, self.claim, step_commit.writes[0], lease=self._lease.length)
+                written = step_rows.guard_and_write_step(
+                    tx, self.claim, step_commit.writes[0], lease=self._lease.length
+                )
             return Committed([written.row], pause_requested=written.pause_requested, writes=step_commit.writes)
 
         find_committed = self._build_find_committed(step_commit)
@@ -223,7 +225,7 @@ class Committer:
             writes = step_commit.writes if step_commit.decide is None else step_commit.decide(tx, guard_result)
             rows = [self._write_row(tx, guard_result, write) for write in writes]
         self._merge_labels(tx, step_commit)
-        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, limit=self._remaining_logs)
+        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, remaining=self._remaining_logs)
         self.published.flush(tx)
         outbox.insert(
             tx,
@@ -361,7 +363,7 @@ class Committer:
         event_type: str,
         topic: str | None,
         deadline: Callable[[GuardResult], datetime],
-        write: Callable[[GuardResult, step_rows.PendingEvent | None], list[StepWrite]],
+        write: Callable[[GuardResult, step_rows.StoredEvent | None], list[StepWrite]],
         logs: list[LogLine],
         key: str,
         commit_id: str,
@@ -397,7 +399,7 @@ class Committer:
                     topic_waits.open_wait(tx, self.claim, guard_result, key=key, topic=topic)
                 elif topic is not None and writes:
                     topic_waits.close_wait(tx, self.claim, key=key)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
@@ -457,7 +459,7 @@ class Committer:
             guard_result = claims.guard(tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)
             for write in writes:
                 step_rows.write_step(tx, self.claim, guard_result, write)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
+            step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
             self.published.flush(tx)
             return self._suspend(tx, guard_result, waits)
 
@@ -502,7 +504,7 @@ class Committer:
             answers.lock_parent(tx, self.claim.parent)
             if needs_guard:
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
-                step_rows.write_logs(tx, self.claim, guard_result, logs, limit=self._remaining_logs)
+                step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
                 self.published.flush(tx)
             claims.end_run(tx, self.claim, run_outcome)
             self._insert_messages(tx, messages)

@@ -17,7 +17,7 @@ from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
 from celery_durable.store import step_rows
 from celery_durable.store.claims import GuardResult, OpenWait
-from celery_durable.store.step_rows import PendingEvent, StepWrite
+from celery_durable.store.step_rows import StepWrite, StoredEvent
 from celery_durable.values import Codec, ValidationFailed
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
@@ -37,7 +37,7 @@ class WaitSpec:
     """
 
     event_type: str
-    on_event: Callable[[PendingEvent, BuildWrite], StepWrite]
+    on_event: Callable[[StoredEvent, BuildWrite], StepWrite]
     on_timeout: Callable[[BuildWrite], StepWrite]
     timeout: timedelta = timedelta(0)
     has_same_type: bool = True
@@ -114,7 +114,7 @@ class WaitSteps:
         def deadline(guard_result: GuardResult) -> datetime:
             return row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
 
-        def write(guard_result: GuardResult, event: PendingEvent | None) -> list[StepWrite]:
+        def write(guard_result: GuardResult, event: StoredEvent | None) -> list[StepWrite]:
             until = deadline(guard_result)
             build_write = functools.partial(
                 self._pass.build_write, execution, wake_at=until, event_type=event_type, commit_id=commit_id
@@ -182,7 +182,7 @@ def _timeout_reason(call: WaitCall) -> str:
 
 
 def _build_event_write(
-    build_write: BuildWrite, name: str, call: WaitCall, event: PendingEvent, schema: Codec
+    build_write: BuildWrite, name: str, call: WaitCall, event: StoredEvent, schema: Codec
 ) -> StepWrite:
     try:
         schema.decode(event.payload)

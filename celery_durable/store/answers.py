@@ -48,14 +48,14 @@ def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerWait:
-    """A locked instance, and the event type for which its step waits."""
+class WaitingStep:
+    """A step that waits for an answer: its locked instance, and the event type of the answer."""
 
     row: InstanceRow
     event_type: str
 
 
-def lock_parent(tx: Tx, parent: Parent | None) -> AnswerWait | None:
+def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
     """Lock the instance whose step waits for this child's end. Call this before the child is locked.
 
     Returns None if no step waits.
@@ -68,7 +68,7 @@ def lock_parent(tx: Tx, parent: Parent | None) -> AnswerWait | None:
             return None
         # Read again under the lock: the step may have ended after the first read.
         step = _find_waiting_step(tx, parent)
-        return None if step is None else AnswerWait(row, step.wait_event_type)
+        return None if step is None else WaitingStep(row, step.wait_event_type)
     return None
 
 
@@ -88,11 +88,12 @@ def _select_unanswered_step(s: Store) -> Any:
 
 
 def store_answer(
-    tx: Tx, waiting_step: AnswerWait, *, payload: str, event_id: str, grace: timedelta
+    tx: Tx, waiting_step: WaitingStep, *, payload: str, event_id: str, grace: timedelta
 ) -> list[DueRun] | None:
-    """Store an answer for a locked instance, and return the runs it wakes.
+    """Store an answer for a waiting step. Returns the runs that became due.
 
-    Returns None if the step does not wait for this answer any more, or has one already.
+    Returns None if the step does not wait for this answer any more, or has one already. If the caller fails to publish
+    the runs, a sweep publishes them after ``grace``.
     """
     row = waiting_step.row
     is_unanswered = (
@@ -101,12 +102,16 @@ def store_answer(
     if row.status.is_terminal or not is_unanswered:
         return None
     instances.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
-    is_awaited = instances.is_awaited(tx, row, waiting_step.event_type)
-    return [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_awaited else []
+    # If a worker holds the claim, it finds the event itself. Only a suspended run must be made due.
+    is_suspended = instances.is_awaited(tx, row, waiting_step.event_type)
+    return [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_suspended else []
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
-    """Answer the step whose child has ended in this transaction, which has locked both. Returns the runs it wakes."""
+    """Answer the step of a child's parent, in the transaction that ends the child. Returns the runs that became due.
+
+    The caller has called `lock_parent` before it locked the child. So locking the parent again does not block.
+    """
     waiting_step = lock_parent(tx, parent)
     return (
         []

@@ -147,7 +147,10 @@ def claim(
 
 
 def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
-    """Return the claim with this token, or None. It locks the row, so it waits until a commit in doubt is decided."""
+    """Return the claim with this token, or None.
+
+    It locks the row. So if the commit of this claim is in doubt, it waits until the database has decided it.
+    """
     row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
     return None if row is None or row.claim_token != token else _make_claim(row, ref, token, lease)
 
@@ -287,7 +290,10 @@ def guard_without_renewal(tx: Tx, claim: Claim) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The result of `renew`, as tokens. A token in ``held`` that is not in ``renewed`` is of a row that was locked."""
+    """The tokens of the claims that `renew` has renewed, and of all those that still hold.
+
+    If a token is in ``held`` only, another transaction had locked its row.
+    """
 
     renewed: frozenset[str]
     held: frozenset[str]
@@ -525,8 +531,8 @@ class RunOutcome:
     output: str | None = None
     error_name: str | None = None
     error_message: str | None = None
-    failure: str | None = None
-    """The steps that caused the failure, as `ancestry.RunFailure.text`."""
+    failed_steps: str | None = None
+    """The steps that caused the failure, as JSON text (`ancestry.RunFailure.text`)."""
 
 
 def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
@@ -535,7 +541,7 @@ def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
         "output": run_outcome.output,
         "error_name": run_outcome.error_name,
         "error_message": run_outcome.error_message,
-        "failed_steps": run_outcome.failure,
+        "failed_steps": run_outcome.failed_steps,
         "started_us": to_us(claim.claimed_at),
     }
     key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
@@ -571,5 +577,8 @@ def _lock_token(s: Store) -> Any:
 
 
 def is_held(tx: Tx, claim: Claim) -> bool:
-    """Return whether this claim still holds. It locks the row, so it waits until a commit in doubt is decided."""
+    """Return whether this claim still holds.
+
+    It locks the row. So if a commit of this worker is in doubt, it waits until the database has decided it.
+    """
     return bool(tx.run(_lock_token, pk=claim.pk).scalar() == claim.token)

@@ -1,8 +1,8 @@
 """A store's connections: one per thread that advances runs; the others come from the pool while they are needed.
 
 A thread that advances runs keeps a connection for single statements in autocommit, and uses it for transactions too.
-Together with the renewal of leases that makes two connections per pool process (LAW 8). A connection that is idle for
-a minute is closed.
+Together with the renewal of leases that makes two connections per process of a Celery worker's prefork pool (LAW 8). A
+connection that is idle for a minute is closed.
 """
 
 from __future__ import annotations

@@ -21,18 +21,18 @@ def _read(s: Store) -> Any:
     return sa.select(s.tables.database.c.database_id)
 
 
-def store_id(tx: Tx) -> str:
+def read_database_id(tx: Tx) -> str:
     """Return the id of this store's database, which is read once per Store.
 
     If the tables were emptied, there is no id, and this function inserts a new one.
     """
     store = tx.store
-    if store.id is None:
+    if store.database_id is None:
         found = tx.run(_read).scalar()
         if found is None:
             # Several processes may insert at once. One row wins, and all of them read it.
             values = {"singleton": _SINGLETON, "database_id": store.runtime.new_secret()}
             tx.execute(dialects.insert_or_nothing(store.database, tx.t.database, values, ("singleton",)))
             found = tx.run(_read).scalar_one()
-        store.id = str(found)
-    return store.id
+        store.database_id = str(found)
+    return store.database_id

@@ -282,6 +282,9 @@ _LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalive
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
     """Make the store's own engine: READ COMMITTED, lock timeouts, detection of dead connections.
 
+    ``prepared_statements`` is False behind a pooler in transaction mode, which supports neither prepared statements nor
+    settings of a session. The lock timeout is then set in each transaction.
+
     REPEATABLE READ, MariaDB's default, would read outdated rows there (see `bypass_snapshot`). On PostgreSQL it would
     raise an error for each row that a lease renewal changed meanwhile.
     """
@@ -329,7 +332,10 @@ _WATCHED_SOCKET = "celery_durable.watched_socket"
 
 
 def _watch_first_statements(connection: Any, record: Any) -> None:
-    """Watch a new connection while SQLAlchemy reads the server's version and sets the isolation level."""
+    """Let the watchdog cut a new connection if the server does not answer SQLAlchemy's first statements.
+
+    With them SQLAlchemy reads the server's version and sets the isolation level.
+    """
     watched_socket = watch_socket_of(connection, closes_after_cut=True)
     if watched_socket is not None:
         watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
@@ -344,7 +350,7 @@ def _stop_watching_first_statements(_: Any, record: Any) -> None:
 
 
 def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
-    """Connect PyMySQL over a watched socket.
+    """Connect PyMySQL over a socket that the watchdog cuts if the server does not answer.
 
     PyMySQL's connect_timeout covers only the TCP connection. A server that accepts and then sends nothing would block
     the thread. PyMySQL's read_timeout would apply to every later statement too.
@@ -382,7 +388,7 @@ def _set_lock_timeout(connection: sa.Connection) -> None:
 def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine:
     """Return an engine with the transactions that the store needs: READ COMMITTED, or BEGIN IMMEDIATE on SQLite.
 
-    An engine of the application stays unchanged. It gets a copy that shares its pool.
+    An engine of the application stays unchanged: the store uses a copy that shares its pool.
     """
     if database_from_url(engine.url) is SQLITE:
         writing = engine.execution_options()

@@ -35,18 +35,20 @@ from celery_durable.store.instances import RESUMING
 BATCH = 256
 """Instances per transaction."""
 
-# An emission id cannot contain this character. One run with several waits on a topic gets several events.
+# If a run has several waits on the topic, each wait gets an event. The ids of the second and later events are the
+# emission id, this character, and a number. An emission id cannot contain this character.
 _COPY_SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class EmissionProgress:
-    """The progress of an emission: ``resumed`` waits in all, and ``due_runs`` that this batch made due.
+    """The progress of an emission, after a batch.
 
+    ``delivered_count`` is how many waits have their event so far. ``due_runs`` are the runs that this batch made due.
     ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
     """
 
-    resumed: int
+    delivered_count: int
     cursor_pk: int
     is_over: bool
     due_runs: tuple[DueRun, ...] = ()
@@ -93,7 +95,7 @@ def _advance_cursor(s: Store) -> Any:
     e = s.tables.emission
     moved = {
         "cursor_pk": param("after"),
-        "delivered_count": param("resumed"),
+        "delivered_count": param("delivered"),
         "next_check_at": s.clock() + param("next_check_us"),
     }
     return sa.update(e).where(e.c.id == param("id")).values(moved)
@@ -131,7 +133,10 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
 
 
 def read_progress(tx: Tx, emission_id: str) -> EmissionProgress | None:
-    """Return the progress of an emission, or None if it is over. The lock waits until a commit in doubt is decided."""
+    """Return the progress of an emission, or None if it is over.
+
+    It locks the emission. So if the commit of a batch is in doubt, it waits until the database has decided it.
+    """
     row = tx.run(_lock_emission, id=emission_id).first()
     return None if row is None else EmissionProgress(row.delivered_count, row.cursor_pk, is_over=False)
 
@@ -158,12 +163,14 @@ def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelt
         return None
     batch = _read_batch(tx, emission)
     received, due_runs = _deliver(tx, emission, batch, grace=grace) if batch else ((), ())
-    resumed = emission.delivered_count + len(received)
+    delivered_count = emission.delivered_count + len(received)
     if len(batch) < BATCH:
         tx.run(_delete_emission, id=emission_id)
-        return EmissionProgress(resumed, emission.end_pk, is_over=True, due_runs=due_runs, received=received)
-    tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, next_check_us=duration_us(lease))
-    return EmissionProgress(resumed, batch[-1], is_over=False, due_runs=due_runs, received=received)
+        return EmissionProgress(delivered_count, emission.end_pk, is_over=True, due_runs=due_runs, received=received)
+    tx.run(
+        _advance_cursor, id=emission_id, after=batch[-1], delivered=delivered_count, next_check_us=duration_us(lease)
+    )
+    return EmissionProgress(delivered_count, batch[-1], is_over=False, due_runs=due_runs, received=received)
 
 
 def _read_batch(tx: Tx, emission: Any) -> list[int]:

@@ -164,9 +164,10 @@ class Store:
             reuses_kept_connection=self.database.can_combine_writes,
         )
         self._is_server_checked = False
-        self.id: str | None = None
-        """The id of the database, after `database_identity.store_id` has read it."""
-        self._session_threads: set[int] = set()
+        self.database_id: str | None = None
+        """The id of the database, after `database_identity.read_database_id` has read it."""
+        self._threads_with_write_lock: set[int] = set()
+        """The threads whose step session holds SQLite's only write lock; always empty for other databases."""
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Store:
         *,
         is_single_statement: bool,
     ) -> T:
-        if threading.get_ident() in self._session_threads:
+        if threading.get_ident() in self._threads_with_write_lock:
             raise StepTxMisuse(
                 "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
                 "else durable meanwhile. Use tx.create(), tx.send_event() or session=tx.session."
@@ -266,7 +267,7 @@ class Store:
     @property
     def is_write_locked_by_step(self) -> bool:
         """Whether an author's session in this process holds SQLite's only write lock, so that a write would wait."""
-        return bool(self._session_threads)
+        return bool(self._threads_with_write_lock)
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
@@ -375,7 +376,7 @@ class Store:
             dialects.begin_immediate(connection)
             session.info[_DRIVER] = connection.connection.driver_connection
             session.info[_THREAD] = threading.get_ident()
-            self._session_threads.add(threading.get_ident())
+            self._threads_with_write_lock.add(threading.get_ident())
         elif self.session_factory is not None:
             with self._connections.wrap_driver_errors():
                 session.connection(execution_options={"isolation_level": "READ COMMITTED"})
@@ -394,11 +395,13 @@ class Store:
         result = work(Tx(session.connection(), self))
         self.runtime.checkpoint("before-commit")
         try:
-            type(session).commit(session)
+            type(session).commit(session)  # the session's own commit() is blocked for the step's body
         except exc.DBAPIError as error:
             if classify_fault(error) is Fault.CONNECTION_LOST:
                 _log_commit_in_doubt(error)
-                self._session_threads.discard(session.info.pop(_THREAD, 0))  # the lock ended with the connection
+                self._threads_with_write_lock.discard(
+                    session.info.pop(_THREAD, 0)
+                )  # the lock ended with the connection
                 raise _CommitInDoubt(error) from error
             raise
         self.runtime.checkpoint("after-commit")
@@ -416,7 +419,7 @@ class Store:
 
     def close_session(self, session: Session) -> None:
         """Close a step's session, which rolls back what is not committed."""
-        self._session_threads.discard(session.info.pop(_THREAD, 0))
+        self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
         session.info.pop(_DRIVER, None)
         # The session's own close() and invalidate() are blocked for authors, so they are called through its type. A
         # connection whose writes were blocked must not go back to the pool.

@@ -146,7 +146,8 @@ def build_list_query(
     for name, value in (labelled or {}).items():
         its = t.label.alias()
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
-        key = its.c.instance_pk  # order and start of the page by the index that has few rows
+        key = its.c.instance_pk
+        # Order and cut the page by the label's rows: fewer rows have the label than instances match the other filters.
     query = query.order_by(key.desc()).limit(limit)
     query = query.where(*scopes.conditions(t, scope))
     if workflow is not None:
@@ -209,15 +210,18 @@ def _with_items(
 
 
 def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
-    """Return the open step that is due first, else the last step; without its result. None if there is no step."""
+    """Return the open step that is due first, else the last step that has ended, else a planned step.
+
+    The step comes without its result. Returns None if there is no step.
+    """
     st = tx.t.step
     is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
-    open_ = sa.case((is_open, 0), (is_planned, 2), else_=1)
-    due = sa.case((open_ == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
+    rank = sa.case((is_open, 0), (is_planned, 2), else_=1)
+    due = sa.case((rank == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
     query = (
         sa.select(*_without_results(st))
         .where(st.c.instance_pk == pk, st.c.run_number == run_number)
-        .order_by(open_, due, st.c.seq.desc())
+        .order_by(rank, due, st.c.seq.desc())
         .limit(1)
     )
     row = tx.execute(query).first()

@@ -125,7 +125,7 @@ def insert(
         continuation is not None
     ):  # Events are numbered by the version: continue after the events that the run starts with.
         i = tx.t.instance
-        tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.version))
+        tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.source_version))
     return True
 
 
@@ -184,7 +184,10 @@ def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 
 
 def read_with_tag(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
-    """Return an instance's row and its version tag without a lock; raises InstanceNotFound."""
+    """Return an instance's row and its version tag without a lock; raises InstanceNotFound.
+
+    The tag is opaque text that changes with every change of the instance. The HTTP API uses it as the ETag.
+    """
     found = tx.run(_read_with_step_count, workflow=workflow, instance=instance_id).first()
     row = _instance(found, workflow, instance_id)
     return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from celery_durable.model import AuditRecord, ErrorInfo, InstanceRow, StepRow, StepStatus, from_us, iso, to_us
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import PendingEvent
+from celery_durable.store.step_rows import StoredEvent
 
 
 def complete_step(
-    tx: Tx, row: InstanceRow, step: StepRow, *, event: PendingEvent | None, result: str | None, commit_id: str
+    tx: Tx, row: InstanceRow, step: StepRow, *, event: StoredEvent | None, result: str | None, commit_id: str
 ) -> None:
     """Complete a step of a locked instance's run with a given result; a wait with an event."""
     st, now = tx.t.step, tx.store.clock()
@@ -70,8 +70,11 @@ def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str
         )
 
 
-def uncount_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
-    """Uncount the running attempts of all steps but ``excluding``: they did not fail, they only lost their claim."""
+def subtract_started_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
+    """Subtract the attempts that have begun (PENDING) in all steps but ``excluding``.
+
+    An attempt is counted when it begins. These attempts have not failed: their worker only lost its claim.
+    """
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(

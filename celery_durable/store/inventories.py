@@ -2,6 +2,10 @@
 
 One process at a time searches for lost tasks. It starts an inventory by writing a number into its row. Every worker
 answers in its own row, with the number and the ids of the tasks that it holds.
+
+Before the inventory, the searching process sends a marker, a task that does nothing, to the queue that it searches. A
+worker records the markers that it has received in its row. When a marker was received, all earlier messages of its
+queue were received too (`tasks.lost.detection`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ RENEW_INTERVAL = timedelta(seconds=2)
 SILENT_AFTER = timedelta(seconds=10)
 """A worker that is silent for this time counts as dead."""
 REPLACED_AFTER = timedelta(seconds=3)
-"""The same if another process has started since then under the same node name."""
+"""A worker that is silent for this time counts as dead if another process replaced it.
+
+That process has the same node name, started later, and was seen more recently.
+"""
 
 
 @statement
@@ -104,7 +111,7 @@ class ProcessRow:
 
 
 def register_searcher(tx: Tx, id_: str) -> list[ProcessRow]:
-    """Mark the process with this row as a candidate for the search for lost tasks. Returns all processes."""
+    """Mark the process with this row as one that can run the search for lost tasks. Returns all processes."""
     tx.run(_register_searcher, id=id_)
     h = tx.t.heartbeat.c
     columns = (h.id, h.kind, h.pool, h.node, h.queues, h.started_at, h.seen_at)

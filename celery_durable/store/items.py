@@ -1,8 +1,10 @@
 """The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
 
 The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
-answered or a pass decides on it. Every change of an item except a loss happens under the lock of the instance's row,
-see `task_answers`. A loss, which adds 1 to ``loss_count``, locks the item's row alone. So a pass locks the items
+answered or a pass decides on it.
+
+Changes happen under the lock of the instance's row (see `task_answers`), except those of `lost_tasks`. A loss, a retry
+and a replacement change only ``loss_count`` and ``sent_at``, and lock the item's row alone. So a pass locks the items
 that it decides on.
 """
 
@@ -29,7 +31,7 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import dialects, outbox
-from celery_durable.store.database_identity import store_id
+from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.values import build_replying_task_message, read_task_route
 
@@ -37,8 +39,8 @@ _OPEN = [status.value for status in OPEN_ITEMS]
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteStep:
-    """A map or task step of a run.
+class TaskSendingStep:
+    """A map or task step of a run: a step that sends Celery tasks.
 
     ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
     """
@@ -62,7 +64,7 @@ class RemoteStep:
 
 
 def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Conditions for the items of the step that `RemoteStep.key_parameters` names."""
+    """Conditions for the items of the step that `TaskSendingStep.key_parameters` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -94,7 +96,7 @@ def _insert(s: Store) -> Any:
     return sa.insert(s.tables.item).values(values).inline()
 
 
-def insert(tx: Tx, step: RemoteStep, bodies: Sequence[str]) -> None:
+def insert(tx: Tx, step: TaskSendingStep, bodies: Sequence[str]) -> None:
     """Insert all items of a map that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
 
     A retried run finds its items already inserted. It keeps them and their results, unless the bodies have changed.
@@ -166,7 +168,7 @@ def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
 _MAX_INTEGER = 2**31 - 1
 
 
-def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[OutboxMessage]:
+def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
     """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
     limit = _MAX_INTEGER if limit is None else max(limit, 0)
     found = tx.run(_select_ready, **step.key_parameters, limit=limit).all() if limit else []
@@ -174,7 +176,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
         event_type = ItemRef(step.pk, step.step_key, row.position, attempt).type
-        reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+        reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
         messages.append(
             build_replying_task_message(
                 row.task, id_=task_id(event_type, step.pk, step.run_number), reference=reference
@@ -190,7 +192,7 @@ def mark_ready_as_sent(tx: Tx, step: RemoteStep, *, limit: int | None) -> list[O
 
 
 def _attempt_values(
-    body: str, reference: TaskReference, attempt: int, *, now: datetime, step: RemoteStep
+    body: str, reference: TaskReference, attempt: int, *, now: datetime, step: TaskSendingStep
 ) -> dict[str, Any]:
     queue, priority = read_task_route(body)
     return {
@@ -204,13 +206,13 @@ def _attempt_values(
 
 
 def mark_task_as_sent(
-    tx: Tx, step: RemoteStep, body: str, *, event_type: str, attempt: int, now: datetime
+    tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, now: datetime
 ) -> OutboxMessage:
     """Record that this attempt of a task step is out. Returns its message, for the outbox.
 
     ``body`` comes from `values.encode_step_task`.
     """
-    reference = TaskReference(store_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "position": 0}
     values = (
         key
@@ -233,7 +235,7 @@ def _delete_task_item(s: Store) -> Any:
 
 
 def _update_parameters(
-    step: RemoteStep,
+    step: TaskSendingStep,
     position: int,
     status: ItemStatus,
     *,
@@ -246,7 +248,7 @@ def _update_parameters(
     return step.key_parameters | {"position": position} | new
 
 
-# --- judge, in a pass ---------------------------------------------------------------------------
+# --- decide on failed items, in a pass ----------------------------------------------------------
 
 
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
@@ -298,7 +300,7 @@ class MapState:
     next_at: datetime | None
 
 
-def read_map_state(tx: Tx, step: RemoteStep, *, now: datetime) -> MapState:
+def read_map_state(tx: Tx, step: TaskSendingStep, *, now: datetime) -> MapState:
     """Count the items of a map, and find its next timer."""
     rows = {row.status: row for row in tx.run(_count_by_status, **step.key_parameters, now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
@@ -318,7 +320,7 @@ class FailedItem:
     answer: str | None
 
 
-def lock_failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[FailedItem]:
+def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
     """Lock and return the items that have failed or timed out."""
     rows = tx.run(_select_failed_items, **step.key_parameters, now_us=to_us(now))
     return [
@@ -329,14 +331,14 @@ def lock_failed_items(tx: Tx, step: RemoteStep, *, now: datetime) -> list[Failed
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """The decision on a failed item: retry it at ``next_retry_at``, or end it as failed if that is None."""
+    """The decision on a failed item: retry it at ``next_retry_at``, or give it up (DEAD) if that is None."""
 
     item: FailedItem
     answer: str
     next_retry_at: datetime | None
 
 
-def apply_decisions(tx: Tx, step: RemoteStep, decisions: Sequence[RetryDecision]) -> None:
+def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
     """Write these decisions. If a timed out task is still in the outbox, its message is deleted."""
     marks = []
     for each in decisions:
@@ -350,10 +352,10 @@ def apply_decisions(tx: Tx, step: RemoteStep, decisions: Sequence[RetryDecision]
     tx.run_many(_update_item, marks)
     late = [each.item for each in decisions if each.item.answer is None]
     refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
-    outbox.delete_unsent(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
+    outbox.delete(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
 
 
-def needs_pass(tx: Tx, step: RemoteStep, *, now: datetime) -> bool:
+def needs_pass(tx: Tx, step: TaskSendingStep, *, now: datetime) -> bool:
     """Return whether the map needs a pass now, without waiting for an answer."""
     if tx.run(_select_any_failed, **step.key_parameters, now_us=to_us(now)).first() is not None:
         return True
@@ -385,7 +387,7 @@ def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[
     return [(row.answer, row.attempts) for row in rows]
 
 
-def find_first_error(tx: Tx, step: RemoteStep) -> tuple[int, str, int] | None:
+def find_first_error(tx: Tx, step: TaskSendingStep) -> tuple[int, str, int] | None:
     """Return position, answer and attempts of the first item that has failed permanently, or None."""
     item = tx.t.item.c
     mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)

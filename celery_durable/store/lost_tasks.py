@@ -1,8 +1,9 @@
 """Lost tasks: which tasks are out, and what happens if a worker, a machine or a queue loses one.
 
-A lost task is sent again under the same task id and attempt, with the next delivery number. A report of a loss names
-the delivery that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss
-locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
+A lost task is sent again under the same task id and attempt, with the next delivery number. This number is the item's
+``loss_count``: 0 for the first message of an attempt, and 1 more for each loss. A report of a loss names the delivery
+that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss locks the item's
+row alone, not the instance's. It may race with an answer: the first write wins.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from celery_durable.model import (
     task_id,
 )
 from celery_durable.store import outbox, sent_attempts
-from celery_durable.store.database_identity import store_id
+from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.values import build_replying_task_message
 
@@ -78,7 +79,8 @@ class SentPage:
 def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -> SentPage:
     """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
 
-    ``limit`` also counts rows of runs that have ended, whose rows never change. They are left out of the page.
+    The items of a run that has ended may stay ``sent`` forever. They count towards ``limit`` but are left out of the
+    page, so a page may be empty and still have a ``next``.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
     key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.position)
@@ -97,7 +99,7 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
         query = query.where(key[0] >= after[0], sa.or_(key[0] > after[0], later))
     rows = tx.execute(query).all()
     last = rows[-1] if len(rows) == limit else None
-    database_id = store_id(tx)
+    database_id = read_database_id(tx)
     tasks = [_sent_task(row, database_id) for row in rows if _is_awaited(row)]
     return SentPage(tasks, None if last is None else _cursor_at(last))
 
@@ -179,7 +181,7 @@ def report_loss(
     ``on_lost="wait"`` and the reporter did not see the task die.
 
     ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
-    retry) is not lost. None means that the reporter saw the task die. After ``limit`` loss_count a task is given up.
+    retry) is not lost. None means that the reporter saw the task die. At its ``limit``-th loss a task is given up.
     """
     row = _find_attempt(tx, reference)
     if row is None or row.loss_count != reference.delivery or sent_us not in (None, row.sent_at):
@@ -192,11 +194,14 @@ def report_loss(
         return GiveUp(json.loads(row.task)["name"], row.loss_count + 1)
     where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "position": row.position}
     mine = {"attempt": row.attempts, "delivery": reference.delivery}
-    what, moved = (_count_loss, {}) if sent_us is None else (_count_loss_if_sent_at, {"sent": sent_us})
-    if tx.run(what, **where, **mine, **moved).rowcount == 0:
+    if sent_us is None:
+        updated = tx.run(_count_loss, **where, **mine)
+    else:
+        updated = tx.run(_count_loss_if_sent_at, **where, **mine, sent=sent_us)
+    if updated.rowcount == 0:
         return None
     next_delivery = TaskReference(
-        reference.store_id, reference.ref, reference.event_type, row.attempt_token, delivery=reference.delivery + 1
+        reference.database_id, reference.ref, reference.event_type, row.attempt_token, delivery=reference.delivery + 1
     )
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
     message = build_replying_task_message(row.task, id_=id_, reference=next_delivery)
@@ -264,7 +269,7 @@ def _find_attempt(tx: Tx, reference: TaskReference) -> Any:
     """Return the row of the attempt that a reference names, if its step still waits for it."""
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
-    return sent_attempts.find(tx, reference, step=_unanswered_step, item=_unanswered_item, **where)
+    return sent_attempts.find(tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, **where)
 
 
 def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
@@ -287,7 +292,8 @@ def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> Non
 def record_replacement(tx: Tx, reference: TaskReference) -> None:
     """Record that other tasks do the work now (`Task.replace`).
 
-    Their messages need not name the step, so the task is not searched for any more.
+    These tasks may have other ids, and their messages need not refer to the step. A search could not find them, so the
+    item is not searched for any more.
     """
     _update_sent_at(tx, reference, None)
 

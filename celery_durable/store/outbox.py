@@ -100,16 +100,11 @@ def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> 
     tx.execute(sa.update(o).where(*wanted).values(next_check_at=tx.store.clock() + duration_us(delay)))
 
 
-def delete_unsent(tx: Tx, ids: Sequence[str]) -> None:
-    """Delete these messages if they have not been sent yet."""
-    for start in range(0, len(ids), _CHUNK):
-        delete(tx, ids[start : start + _CHUNK])
-
-
 def delete(tx: Tx, ids: Sequence[str]) -> None:
-    """Delete these messages: they were sent, or an operator drops them."""
+    """Delete these messages if they are still in the outbox."""
     o = tx.t.outbox
-    tx.execute(sa.delete(o).where(o.c.id.in_(ids)))
+    for start in range(0, len(ids), _CHUNK):
+        tx.execute(sa.delete(o).where(o.c.id.in_(ids[start : start + _CHUNK])))
 
 
 # --- deliver ------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SWEPT_WITHIN = timedelta(minutes=1)
-"""A due run without a dispatch message under way is swept within this time, which is the longest rest of a queue."""
+"""A due run without a dispatch message under way is swept within this time.
+
+A queue that refused messages is tried again after at most a minute (`tasks.flow_control`).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,12 @@
 """The progress of each queue: when its newest claimed dispatch message was sent. All dispatchers share it.
 
 A dispatch message is claimed when a worker claims its run. Each worker writes at most every few seconds. Of many
-concurrent writes only one changes the row. Two generations are kept, so a reader always finds one that is `SLACK`
-old. A message that was sent earlier and claimed within the slack is not lost: a worker had only prefetched it.
+concurrent writes only one changes the row. From the progress `redispatch` concludes which messages are lost: those that
+are unclaimed although a message that was sent later is claimed.
+
+The row keeps the newest value and the one before it (``previous_claimed_sent_at``), so a reader always finds one that
+is `SLACK` old. A message that was sent earlier and claimed within the slack is not lost: a worker had only prefetched
+it.
 """
 
 from __future__ import annotations

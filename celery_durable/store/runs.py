@@ -36,20 +36,23 @@ _CHUNK = 500
 class Continuation:
     """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
 
-    ``version`` is the version of the other instance. A fork counts its own versions above it, so copied events keep
-    their order. ``retried`` are steps to run again; a map among them keeps its finished items. ``plan`` is the kind
-    and version of the run. For a linear run, ``resumed`` and ``planned`` are the other rows to insert. A resumed step
-    keeps the events that it consumed; a planned step starts anew.
+    ``source_version`` is the version (the change counter) of the other instance. The versions of a fork start above
+    it, so new events come after the copied ones. ``retried`` are steps to run again; a map among them keeps its
+    finished items.
+
+    ``plan`` has the kind and the definition version of the run, but no steps. For a linear run, ``reopened`` and
+    ``planned`` are the rows to insert besides the copies. The reopened step is the failed one: it continues as last
+    called and keeps the event that it consumed. A planned step starts anew.
     """
 
     pk: int
     origin: Origin
     keys: tuple[str, ...]
     ancestry: Ancestry
-    version: int
+    source_version: int
     retried: tuple[str, ...] = ()
     plan: RunPlan = field(default_factory=RunPlan)
-    resumed: tuple[StepRow, ...] = ()
+    reopened: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
 
 
@@ -111,7 +114,7 @@ def insert(
     plan: RunPlan,
     continuation: Continuation | None,
 ) -> None:
-    """Insert a run of an instance that is locked or new, with the rows of its plan or of a continuation."""
+    """Insert a run of an instance that is locked or new, with the steps of its plan, or the rows of a continuation."""
     origin = None if continuation is None else continuation.origin
     tx.run(
         _insert_run,
@@ -175,7 +178,7 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
     An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
     """
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
-    _insert_linear(tx, continuation.resumed, pk=pk, run_number=run_number, commit_id=commit_id)
+    _insert_linear(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
     _copy(tx, tx.t.item, continuation, continuation.retried, is_done, pk=pk, run_number=run_number)
     e, st = tx.t.event, tx.t.step.c
@@ -256,7 +259,7 @@ class SourceRun:
     params: str
     ancestry: Ancestry
     failure: RunFailure | None
-    version: int | None
+    definition_version: int | None
     """The version of a linear run's step list."""
     steps: tuple[StepRow, ...]
     """In call order, without results."""
@@ -276,6 +279,6 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
         params=run.params,
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
         failure=RunFailure.parse(run.failed_steps),
-        version=run.definition_version,
+        definition_version=run.definition_version,
         steps=tuple(to_step_row(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

@@ -59,7 +59,7 @@ def read(tx: Tx) -> Agenda:
         if row.at is None:
             continue
         at = from_us(row.at)
-        if row.kind in (0, 1):
+        if row.kind in _PRIORITIES:
             due.setdefault(row.name, {})[row.kind] = at
         elif row.kind == _OLDEST_SENT:
             sent[row.name] = at
@@ -69,6 +69,9 @@ def read(tx: Tx) -> Agenda:
     return Agenda(times[_NOW], queues, times.get(_NEXT_EMISSION), times.get(_NEXT_OUTBOX))
 
 
+# The kinds of rows that `_agenda` returns. A kind that is a priority (`instances.RESUMING`, `instances.STARTING`) marks
+# the earliest ``next_check_at`` of a queue.
+_PRIORITIES = (0, 1)
 _OLDEST_SENT, _NEXT_EMISSION, _NEXT_OUTBOX, _NOW = 2, 3, 4, 5
 
 
@@ -85,7 +88,7 @@ def _agenda(s: Store) -> Any:
             sa.literal_column(str(kind)).label("kind"), sa.cast(sa.null(), sa.String(255)).label("name"), at.label("at")
         )
 
-    def next_poll_by_queue(priority: int) -> Any:
+    def next_check_by_queue(priority: int) -> Any:
         return dialects.select_smallest_per_group(
             s.database,
             i,
@@ -103,8 +106,7 @@ def _agenda(s: Store) -> Any:
     unsent = sa.select(o.next_check_at).where(o.next_check_at.is_not(None))
     message = unsent.order_by(o.next_check_at).limit(1).scalar_subquery()
     return sa.union_all(
-        as_named_rows(0, next_poll_by_queue(0)),
-        as_named_rows(1, next_poll_by_queue(1)),
+        *(as_named_rows(priority, next_check_by_queue(priority)) for priority in _PRIORITIES),
         as_named_rows(_OLDEST_SENT, oldest_sent_by_queue),
         as_unnamed_row(_NEXT_EMISSION, next_emission_at),
         as_unnamed_row(_NEXT_OUTBOX, message),
@@ -120,7 +122,7 @@ def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElemen
     """
     i = tx.t.instance.c
     at = tx.store.statement_clock() + duration_us(within)
-    return (i.priority.in_((0, 1)), i.queue.in_(sorted(read(tx).queues)), i.next_check_at <= at)
+    return (i.priority.in_(_PRIORITIES), i.queue.in_(sorted(read(tx).queues)), i.next_check_at <= at)
 
 
 def read_next_due(tx: Tx) -> tuple[datetime | None, datetime]:

@@ -41,7 +41,7 @@ def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
-    """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``nth``, ``attempt``."""
+    """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``position``, ``attempt``."""
     st, item = s.tables.step.c, s.tables.item.c
     return (
         *_unanswered_conditions(s),
@@ -53,10 +53,13 @@ def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def find(tx: Tx, reference: TaskReference, *, step: Any, item: Any, **where: Any) -> Any:
-    """Return the row of the attempt that a reference names, by one of the two statements."""
+def find(tx: Tx, reference: TaskReference, *, step_statement: Any, item_statement: Any, **where: Any) -> Any:
+    """Return the row of the attempt that a reference names, or None.
+
+    Runs ``step_statement`` for a task step and ``item_statement`` for a map item; ``where`` are further parameters.
+    """
     item_ref = ItemRef.read(reference.event_type)
     if item_ref is None:
-        return tx.run(step, **where, type=reference.event_type).first()
+        return tx.run(step_statement, **where, type=reference.event_type).first()
     given = {"pk": item_ref.pk, "key": item_ref.step_key, "position": item_ref.position, "attempt": item_ref.attempt}
-    return tx.run(item, **given | where).first()
+    return tx.run(item_statement, **given | where).first()

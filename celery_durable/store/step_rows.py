@@ -43,7 +43,7 @@ class RunState:
     log_count: int
     ancestry: Ancestry
     steps: tuple[StepRow, ...]
-    version: int | None = None
+    definition_version: int | None = None
 
     @property
     def is_start_recorded(self) -> bool:
@@ -86,7 +86,7 @@ def load(tx: Tx, claim: Claim) -> RunState:
         started_at=from_us_or_none(first.run_started_at),
         log_count=first.log_count,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
-        version=first.definition_version,
+        definition_version=first.definition_version,
         steps=tuple(to_step_row(row) for row in rows if row.step_key is not None),
     )
 
@@ -166,8 +166,8 @@ class StepWrite:
     def resets_crash_count(self) -> bool:
         """Whether this write advances the run, which shows that its crashes are over.
 
-        The announcement of an attempt is not: the attempt may still kill its worker. Neither is the record of an
-        expired lease.
+        A row that says that an attempt has begun (PENDING, RUNNING) is not: the attempt may still kill its worker.
+        Neither is the record of an expired lease.
         """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
@@ -181,7 +181,10 @@ class WrittenStep:
 
 
 def _step_values(now: Any) -> dict[str, Any]:
-    """The columns of a step write, built from ``now`` and the parameters of `_parameters`."""
+    """The columns of a step write, built from ``now`` and the parameters of `_parameters`.
+
+    ``wake_at_us`` is an instant. The other parameters in microseconds are offsets from ``now``.
+    """
 
     def after(name: str) -> Any:
         return now + param(name, sa.BigInteger)  # NULL if the parameter is NULL
@@ -191,16 +194,16 @@ def _step_values(now: Any) -> dict[str, Any]:
         "attempts": param("attempts", sa.Integer),
         "max_attempts": param("max_attempts", sa.Integer),
         "timeout_ms": param("timeout_ms", sa.BigInteger),
-        "next_retry_at": after("retry_us"),
-        "wake_at": sa.func.coalesce(param("wake_us", sa.BigInteger), after("wake_in_us")),
+        "next_retry_at": after("retry_in_us"),
+        "wake_at": sa.func.coalesce(param("wake_at_us", sa.BigInteger), after("wake_in_us")),
         "wait_event_type": param("event_type", sa.String),
         "event_seq": param("event_seq", sa.BigInteger),
         "result": param("result", sa.Text),
         "error_name": param("error_name", sa.String),
         "error_message": param("error_message", sa.Text),
         "commit_id": param("commit_id", sa.String),
-        "started_at": after("started_us"),
-        "finished_at": after("finished_us"),
+        "started_at": after("started_offset_us"),
+        "finished_at": after("finished_offset_us"),
     }
 
 
@@ -223,8 +226,8 @@ def _parameters(write: StepWrite) -> dict[str, Any]:
         "attempts": write.attempts,
         "max_attempts": write.max_attempts,
         "timeout_ms": None if write.timeout is None else write.timeout // timedelta(milliseconds=1),
-        "retry_us": None if write.retry_in is None else duration_us(write.retry_in),
-        "wake_us": None if write.wake_at is None else to_us(write.wake_at),
+        "retry_in_us": None if write.retry_in is None else duration_us(write.retry_in),
+        "wake_at_us": None if write.wake_at is None else to_us(write.wake_at),
         "wake_in_us": None if write.wake_in is None else duration_us(write.wake_in),
         "event_type": write.event_type,
         "event_seq": write.event_seq,
@@ -232,8 +235,8 @@ def _parameters(write: StepWrite) -> dict[str, Any]:
         "error_name": write.error_name,
         "error_message": write.error_message,
         "commit_id": write.commit_id,
-        "started_us": None if write.ran_for is None else -duration_us(write.ran_for),
-        "finished_us": 0 if write.is_finished else None,
+        "started_offset_us": None if write.ran_for is None else -duration_us(write.ran_for),
+        "finished_offset_us": 0 if write.is_finished else None,
     }
 
 
@@ -282,11 +285,11 @@ def _guard_and_update(s: Store) -> Any:
     return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
 
 
-def commit_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
-    """Commit a boundary that writes one step row and nothing else.
+def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
+    """Take the guard and write one step row: a boundary that writes nothing else.
 
-    If the database can fuse writes, the guard and the row are one statement. Raises Superseded if the claim is lost,
-    or if the row to overwrite has changed.
+    If the database can combine writes (PostgreSQL), the guard and the row are one statement. Raises Superseded if the
+    claim is lost, or if the row to overwrite has changed.
     """
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
@@ -347,11 +350,11 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
         return None if us is None else now + us
 
     times = _Times(
-        next_retry_at=after(parameters["retry_us"]),
-        wake_at=parameters["wake_us"] if parameters["wake_us"] is not None else after(parameters["wake_in_us"]),
+        next_retry_at=after(parameters["retry_in_us"]),
+        wake_at=parameters["wake_at_us"] if parameters["wake_at_us"] is not None else after(parameters["wake_in_us"]),
         created_at=now if write.is_new else None,
-        started_at=after(parameters["started_us"]),
-        finished_at=after(parameters["finished_us"]),
+        started_at=after(parameters["started_offset_us"]),
+        finished_at=after(parameters["finished_offset_us"]),
     )
     return _as_row(write, times)
 
@@ -394,7 +397,7 @@ def _select_commit(s: Store) -> Any:
 def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
     """Return the step row of a boundary whose commit was in doubt, or None if it was rolled back.
 
-    Call `claims.is_held` first: its row lock waits until the commit is decided.
+    Call `claims.is_held` first: it waits until the database has decided the commit.
     """
     row = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
     return None if row is None else to_step_row(row)
@@ -404,8 +407,8 @@ def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | 
 
 
 @dataclass(frozen=True, slots=True)
-class PendingEvent:
-    """An event that may be consumed; ``payload`` is JSON text."""
+class StoredEvent:
+    """An event of a run, consumed or not; ``payload`` is JSON text."""
 
     seq: int
     type: str
@@ -436,12 +439,12 @@ def _select_oldest_event(s: Store) -> Any:
     )
 
 
-def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> PendingEvent | None:
+def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> StoredEvent | None:
     """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
     row = tx.run(
         _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
     ).first()
-    return None if row is None else PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
 @statement
@@ -452,10 +455,10 @@ def _select_event(s: Store) -> Any:
     )
 
 
-def read_event(tx: Tx, claim: Claim, seq: int) -> PendingEvent:
+def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
     """Return one event of the run, consumed or not."""
     row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
-    return PendingEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
 @statement
@@ -468,7 +471,7 @@ def _consume(s: Store) -> Any:
     )
 
 
-def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: PendingEvent, *, key: str) -> None:
+def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent, *, key: str) -> None:
     """Mark an event as consumed by a step. This is permanent."""
     tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
 
@@ -509,11 +512,14 @@ def _count_logs(s: Store) -> Any:
     )
 
 
-def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, limit: int) -> None:
-    """Append log lines in order. Lines beyond ``limit`` are dropped and only counted."""
+def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, remaining: int) -> None:
+    """Append log lines in order.
+
+    ``remaining`` is how many lines the run may still store. Further lines are dropped and only counted.
+    """
     if not lines:
         return
-    kept = lines[: max(limit, 0)]
+    kept = lines[: max(remaining, 0)]
     scope = {"pk": claim.pk, "run": claim.ref.run_number}
     tx.run_many(
         _insert_log,

@@ -1,9 +1,13 @@
 """Finding work: sweep due instances, release the claims of dead workers, resend lost dispatch messages.
 
-The dispatcher calls these functions, and `runner.ticks` the ones for ticks. Any number of sweeps may run at once. A
-sweep locks rows with SKIP LOCKED, postpones them, commits, and only then publishes them. If the process dies before it
-publishes, the runs are only delayed. A sweep searches one queue by one range of an index. The dispatcher skips queues
-that accept no messages, so the instances that wait for them cost nothing.
+The dispatcher calls these functions. A tick calls those for ticks: it is a short-lived process, started by cron or
+another scheduler, that advances due runs itself (`runner.ticks`).
+
+Any number of sweeps may run at once. A sweep locks rows with SKIP LOCKED, postpones them, commits, and only then
+publishes them. If the process dies before it publishes, the runs are only delayed.
+
+A sweep searches one queue by one range of an index. The dispatcher skips queues that accept no messages, so the
+instances that wait for them cost nothing.
 """
 
 from __future__ import annotations
@@ -166,8 +170,8 @@ def sweep(
     """Process up to ``limit`` rows of one queue and priority whose ``next_check_at`` has passed.
 
     An expired claim is released as a crash. A claim whose lease still holds is checked again when the lease ends. A due
-    run is postponed and returned, and the caller publishes it after the commit. A due run is only postponed if its
-    dispatch message was sent and is not lost according to the ``progress`` of its queue.
+    run is postponed and returned, and the caller publishes it after the commit. There is one exception: if its dispatch
+    message was sent and is not lost, by the ``progress`` of its queue, the run is postponed but not returned.
 
     ``may_expire=False`` means that the database may have been down, so workers could not renew their leases. An
     expired claim is then released only if it is still expired after the time of one lease.
@@ -185,8 +189,8 @@ def sweep_expired_claims(
 
     A tick is a new process. It cannot know whether the database was down, so it uses ``may_expire=False``.
     """
-    others = _select_due.build(tx.store).where(tx.t.instance.c.claim_token.is_not(None))
-    rows = tx.execute(others, queue=queue, priority=priority, limit=limit).all()
+    claimed = _select_due.build(tx.store).where(tx.t.instance.c.claim_token.is_not(None))
+    rows = tx.execute(claimed, queue=queue, priority=priority, limit=limit).all()
     return _process_rows(tx, rows, redispatch, may_expire=False, lease=lease, progress=None)
 
 
@@ -257,12 +261,18 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
 
 @statement
 def _select_lost(s: Store) -> Any:
+    """Select the runs whose dispatch message is lost by the rule of `Redispatch.is_lost`.
+
+    A message is lost if one that was sent later has been claimed (``claimed_us``). It is lost if its queue was empty
+    after it was sent (``empty_us``), and it has the minimum age. And it is lost if it is older than ``longest_us``.
+    ``before_us`` follows from these three, and narrows the search in the index.
+    """
     i, now = s.tables.instance, s.statement_clock()
     doublings = sa.case((i.c.dispatch_count > 11, 10), (i.c.dispatch_count > 1, i.c.dispatch_count - 1), else_=0)
     # The cast is for psycopg2, which writes the number into the SQL. PostgreSQL would shift it in 32 bits and overflow
     # from ten dispatches on.
-    patience = sa.cast(duration_us(MIN_LOST_AGE), sa.BigInteger).op("<<")(doublings)
-    is_old = sa.or_(i.c.sent_at <= now - patience, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
+    min_age = sa.cast(duration_us(MIN_LOST_AGE), sa.BigInteger).op("<<")(doublings)
+    is_old = sa.or_(i.c.sent_at <= now - min_age, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
     return (
         _force_index(_swept_columns(i), i, "instance_sent")
         .add_columns(s.statement_clock().label("now_us"))

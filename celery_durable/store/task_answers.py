@@ -34,7 +34,7 @@ from celery_durable.model import (
 )
 from celery_durable.store import answers, instances, items, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.items import RemoteStep
+from celery_durable.store.items import TaskSendingStep
 from celery_durable.values import read_answer_error
 
 
@@ -53,7 +53,7 @@ def accept_answer(
     """Accept the answer of a task to a locked instance, once.
 
     A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
-    sent.
+    sent. If the caller fails to publish the due runs and messages, a sweep publishes them after ``grace``.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
@@ -71,7 +71,7 @@ def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: Item
     if item is not None and item.pk != row.pk:
         return None
     return sent_attempts.find(
-        tx, reference, step=_unanswered_step, item=_unanswered_item, pk=row.pk, run=row.run_number
+        tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, pk=row.pk, run=row.run_number
     )
 
 
@@ -105,7 +105,11 @@ def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
 
 
 def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
-    """The range of loss_count for which an answer counts: any for a success, the current number for a failure."""
+    """The range in which the item's ``loss_count`` must be for an answer to count.
+
+    A success counts for any number. A failure counts only for the number of the delivery that the answer names, so the
+    failure of an older delivery has no effect.
+    """
     if read_answer_error(payload) is None:
         return {"first_delivery": 0, "last_delivery": _MAX_INTEGER}
     return {"first_delivery": reference.delivery, "last_delivery": reference.delivery}
@@ -121,7 +125,7 @@ def _answer_step(
     where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
     if tx.run(_delete_task_item, **where, **_delivery_parameters(payload, reference)).rowcount == 0:
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
-    waiting_step = answers.AnswerWait(row, reference.event_type)
+    waiting_step = answers.WaitingStep(row, reference.event_type)
     due_runs = answers.store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace)
     return (
         AnswerOutcome(AnswerResult.NOT_AWAITED)
@@ -159,7 +163,7 @@ def _answer_item(
     tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
 ) -> AnswerOutcome:
     timeout = timedelta(milliseconds=found.timeout_ms)
-    step = RemoteStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
+    step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
     given = {"position": item.position, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
     if tx.run(_update_item, **step.key_parameters, **given, **_delivery_parameters(payload, reference)).rowcount == 0:

@@ -47,7 +47,10 @@ LOAD = Timeouts(20.0, 25.0)
 """For reading a whole run, which may be large."""
 ORDINARY = Timeouts(10.0, 20.0)
 DIRECT = Timeouts(2.0, 2.0)
-"""For the answer of a task that ends in the application's own process. If it fails, the answer goes as a message."""
+"""For the answer of a Celery task whose worker process has this Durable, and commits the answer itself.
+
+If the commit fails, the worker sends the answer as a message.
+"""
 
 
 class CallerDeadline:

@@ -54,7 +54,7 @@ class AnswerCommitter:
 
     def is_awaited_here(self, reference: TaskReference) -> bool:
         """Whether this process's database waits for this answer."""
-        return self._operations().store_id() == reference.store_id
+        return self._operations().read_database_id() == reference.database_id
 
     def pause_direct_commits(self) -> None:
         """After a database error: for five seconds, send answers as messages without trying the database."""

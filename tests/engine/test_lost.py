@@ -153,7 +153,7 @@ def test_what_is_lost_of_a_run_that_is_over_is_not_sent_again(world: World, kind
 def test_a_loss_cannot_be_made_up(world: World, kind: str) -> None:
     flow(world, kind)
     found = reference(world.sent[0])
-    forged = TaskReference(found.store_id, found.ref, found.event_type, "0" * 32)
+    forged = TaskReference(found.database_id, found.ref, found.event_type, "0" * 32)
     assert world.operations.report_lost([(forged, None)], why="I say so") == 0
 
 

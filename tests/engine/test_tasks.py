@@ -444,7 +444,7 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=world.worker.runtime)
     operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda due_runs: None)
     try:
-        for ask in (operations.store_id, lambda: operations.answer(reference, "1", may_retry=False)):
+        for ask in (operations.read_database_id, lambda: operations.answer(reference, "1", may_retry=False)):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)
             began = real_monotonic()

@@ -17,7 +17,7 @@ from celery import Celery
 from celery_durable import Durable
 from celery_durable.errors import SchemaIncomplete, SchemaOutdated
 from celery_durable.store import instances, migrate
-from celery_durable.store.database_identity import store_id
+from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION, build_tables
 
@@ -318,7 +318,7 @@ def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, sto
         migrate.upgrade(empty)
         migrate.upgrade(empty)
         first, again = Store(store_url), Store(store_url)
-        found.append({first.transact(store_id), again.transact(store_id)})
+        found.append({first.transact(read_database_id), again.transact(read_database_id)})
         first.close()
         again.close()
         drop_all(empty.engine)

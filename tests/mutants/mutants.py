@@ -587,8 +587,8 @@ MUTANTS = (
         "an emission moves on in a commit of its own, and is handed out twice after a crash",
         (
             "store.emissions:deliver_batch",
-            "tx.run(_advance_cursor, id=emission_id, after=batch[-1], resumed=resumed, "
-            "next_check_us=duration_us(lease))",
+            "tx.run(\n        _advance_cursor, id=emission_id, after=batch[-1], delivered=delivered_count, "
+            "next_check_us=duration_us(lease)\n    )",
             "pass",
         ),
         ("store.emissions:_deliver", "topic_waits.close_many(tx, closed_waits)", "pass"),
@@ -600,7 +600,8 @@ MUTANTS = (
             "return self._store.transact(work, find_committed=was_applied)",
             "progress = self._store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
-            "        moved = {'after': progress.cursor_pk, 'resumed': progress.resumed, 'next_check_us': 30_000_000}\n"
+            "        moved = {'after': progress.cursor_pk, 'delivered': progress.delivered_count}\n"
+            "        moved |= {'next_check_us': 30_000_000}\n"
             "        self._store.transact(lambda tx: tx.run(emissions._advance_cursor, id=emission_id, **moved))\n"
             "    return progress",
         ),
@@ -608,7 +609,7 @@ MUTANTS = (
             "operations.topics:continue_abandoned_emission",
             "if progress is not None:",
             "if progress is not None:\n"
-            "        moved = {'after': progress.cursor_pk, 'resumed': progress.resumed, 'next_check_us': 0}\n"
+            "        moved = {'after': progress.cursor_pk, 'delivered': progress.delivered_count, 'next_check_us': 0}\n"
             "        store.transact(lambda tx: tx.run(emissions._advance_cursor, id=abandoned, **moved))",
         ),
     ),
@@ -655,7 +656,7 @@ MUTANTS = (
         "an answer counts only while its instance sleeps",
         ("store.answers:store_answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
     ),
-    _m("an answer wakes nobody", ("store.answers:store_answer", "if is_awaited else []", "if False else []")),
+    _m("an answer wakes nobody", ("store.answers:store_answer", "if is_suspended else []", "if False else []")),
     _m(
         "the child of an earlier run answers",
         ("store.answers:_waiting_parent", 'i.run_number == param("run")', 'i.run_number >= param("run")'),
@@ -984,7 +985,7 @@ MUTANTS = (
         "an answer for another database is committed to this one",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().store_id() == reference.store_id",
+            "self._operations().read_database_id() == reference.database_id",
             "True",
         ),
         caught_by=_ANSWERS + "test_a_task_of_another_database_answers_by_message[sqlite]",
@@ -993,7 +994,7 @@ MUTANTS = (
         "every answer is a message",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().store_id() == reference.store_id",
+            "self._operations().read_database_id() == reference.database_id",
             "False",
         ),
         caught_by=_ANSWERS + "test_results_and_errors_come_back_from_a_worker[sqlite]",

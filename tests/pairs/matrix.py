@@ -155,7 +155,7 @@ class PairRun:
         self._assign_answers()
         if any(operation.needs_sent for operation in self.operations):
             left = [message.id for message in environment.messages()]
-            world.store.transact(lambda tx: outbox.delete_unsent(tx, left))
+            world.store.transact(lambda tx: outbox.delete(tx, left))
         if "resume" in self.names:
             self.instance.pause()
         for participant in self.participants:

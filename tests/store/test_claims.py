@@ -183,7 +183,7 @@ def _mark_log(world: World, claim: Claim) -> None:
     line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
 
     def work(tx: Any) -> None:
-        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], limit=10)
+        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=10)
 
     world.store.transact(work)
 

@@ -125,7 +125,7 @@ def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) 
         for n, level in enumerate(levels, start=1)
     ]
     world.store.transact(
-        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, limit=10)
+        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, remaining=10)
     )
 
     def read(**given: Any) -> list[Any]:

@@ -247,9 +247,9 @@ def test_a_message_that_was_given_up_meanwhile_is_not_offered_again(world: World
 
 def test_only_the_named_messages_are_deleted(world: World) -> None:
     insert(world, *(message(f"m-{n}") for n in range(3)))
-    world.store.transact(lambda tx: outbox.delete_unsent(tx, ["m-0", "m-2"]))
+    world.store.transact(lambda tx: outbox.delete(tx, ["m-0", "m-2"]))
     assert [row.id for row in rows(world)] == ["m-1"]
-    world.store.transact(lambda tx: outbox.delete_unsent(tx, [f"m-{n}" for n in reversed(range(1200))]))
+    world.store.transact(lambda tx: outbox.delete(tx, [f"m-{n}" for n in reversed(range(1200))]))
     assert rows(world) == []
 
 

@@ -266,11 +266,11 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
     def work(tx: Tx) -> str:
         calls.append("work")
         if len(calls) > 1:
-            step_rows.commit_step(tx, claim, write, lease=LEASE)
+            step_rows.guard_and_write_step(tx, claim, write, lease=LEASE)
             return "worked"
         victim = session_id(tx.conn)
         if when == "after":
-            step_rows.commit_step(tx, claim, write, lease=LEASE)
+            step_rows.guard_and_write_step(tx, claim, write, lease=LEASE)
         kill(world.store, victim)
         session_id(tx.conn)
         raise AssertionError("unreachable")
@@ -559,7 +559,7 @@ def test_a_violated_constraint_of_the_store_raises_superseded(world: World) -> N
 
     def work(tx: Tx) -> None:
         with world.store.conflict_as_superseded():
-            step_rows.commit_step(tx, claim, step(), lease=LEASE)
+            step_rows.guard_and_write_step(tx, claim, step(), lease=LEASE)
 
     with pytest.raises(Superseded):
         world.store.transact(work, is_single_statement=True)

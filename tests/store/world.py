@@ -113,7 +113,7 @@ class World:
     def commit(self, claim: Claim, write: StepWrite) -> WrittenStep:
         """Commit a step in the form that is fastest on this database."""
         return self.store.transact(
-            lambda tx: step_rows.commit_step(tx, claim, write, lease=LEASE), is_single_statement=True
+            lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE), is_single_statement=True
         )
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
