@@ -399,9 +399,8 @@ class Store:
         except exc.DBAPIError as error:
             if classify_fault(error) is Fault.CONNECTION_LOST:
                 _log_commit_in_doubt(error)
-                self._threads_with_write_lock.discard(
-                    session.info.pop(_THREAD, 0)
-                )  # the lock ended with the connection
+                # The lock ended with the connection.
+                self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
                 raise _CommitInDoubt(error) from error
             raise
         self.runtime.checkpoint("after-commit")

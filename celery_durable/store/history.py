@@ -147,7 +147,7 @@ def build_list_query(
         its = t.label.alias()
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
         key = its.c.instance_pk
-        # Order and cut the page by the label's rows: fewer rows have the label than instances match the other filters.
+        # Order and cut the page by the label's row: its index has fewer matching rows than an index of the instances.
     query = query.order_by(key.desc()).limit(limit)
     query = query.where(*scopes.conditions(t, scope))
     if workflow is not None:

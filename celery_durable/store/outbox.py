@@ -238,7 +238,10 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
 
 
 def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Lock and return the entries of these ids that exist. The locks wait until a commit in doubt is decided."""
+    """Lock and return the entries of these ids that exist.
+
+    If a commit of the caller is in doubt, this waits until the database has committed it or rolled it back.
+    """
     o = tx.t.outbox.c
     # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()

@@ -54,6 +54,25 @@ _ANSWER_ITEM = "store.task_answers:_answer_item"
 _IN_ORDER = "runner.step_commit:Committer._write_in_lock_order"
 
 MUTANTS = (
+    # --- since when, and for how long ---------------------------------------------------------------
+    _m(
+        "a linear step waits since its run was created",
+        ("store.overview:read_waits", "sa.func.coalesce(s.started_at, s.created_at)", "s.created_at"),
+        caught_by="tests/engine/test_linear.py::"
+        "test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called[sqlite]",
+    ),
+    _m(
+        "a retried step is suspended since its first attempt",
+        ("runner.run_limits:find_waiting_start", "return max(times)", "return times[0]"),
+        caught_by="tests/engine/test_patience.py::"
+        "test_a_pass_between_two_attempts_measures_the_suspension_from_the_last_attempt[sqlite]",
+    ),
+    _m(
+        "an eager run must end in the time of the request that started it",
+        ("tasks.publishing.eager:EagerTasks._run_in_order", "with restore_own_timeouts():", "if True:"),
+        caught_by="tests/celery/test_eager.py::"
+        "test_a_run_has_its_own_time_if_the_request_that_creates_it_has_used_up_its_time[sqlite]",
+    ),
     # --- the fence ------------------------------------------------------------------------------
     _m(
         "the guard has no fence",
