@@ -285,7 +285,6 @@ def test_an_error_goes_to_the_queue_of_who_has_asked(app: Celery, durable: Durab
         None, "", [], {}, ["ask"], "abcdefgh", ["s", "ask", 7, 1, "task:1:1:x", "t", "q", 0],
         ["s", "ask", "i-1", "one", "x", "t", "q", 0], ["s", "ask", "i-1", 1, "x", None, "q", 0], ["a"] * 8,
         ["s", "ask", "i-1", 1, "x", "t", 7, 0], ["s", "ask", "i-1", 1, "x", "t", "q", "0"],
-        ["s", "ask", "i-1", 1, "x", "t", "q", 0, "more"],
     ],
 )  # fmt: skip
 def test_a_message_that_nobody_can_read_is_dropped(app: Celery, durable: Durable, reference: Any) -> None:

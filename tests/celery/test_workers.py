@@ -109,7 +109,7 @@ def test_a_workflow_on_the_own_queue_of_a_worker_on_another_pool_is_left_for_oth
         until(lambda: instance.explain().code is Code.POOL_UNSUPPORTED)
     assert (
         f"This worker's pool, 'tests.celery.test_workers.OwnPool', runs no workflows; instance {instance.id} is left "
-        "for a worker on another one. Give workflow 'order' a queue that workers with -P prefork, threads or solo "
+        "for a worker with another pool. Give workflow 'order' a queue that workers with -P prefork, threads or solo "
         "consume."
     ) in caplog.text
     with worker(app):
