@@ -1,7 +1,7 @@
 """Operations on instances from outside a pass: create, read, control, emit, rewind, intervene.
 
-Each operation checks its input, runs one transaction, and only then wakes the workers. A broker that is down delays
-work but fails no call (LAW 1).
+Each operation checks its input, runs one transaction, and then wakes the workers. If the broker is down, work is
+delayed, but no call fails (LAW 1).
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ class Operations(
     OutboxOperations,
     RetentionOperations,
 ):
-    """All operations over one store. After the commit, ``publish_runs`` receives the runs that became due."""
+    """All operations over one store. After a commit, ``publish_runs`` receives the runs that became due."""

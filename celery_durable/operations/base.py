@@ -35,10 +35,10 @@ _MAX_PAGE_SIZE = 1000
 
 
 class OperationsBase:
-    """What all operations share.
+    """What all operations share: the store, the settings, the caller's scope, and two callbacks.
 
-    ``publish_runs``: called after a commit with the runs that became due. ``send_messages``: called after a commit with
-    the messages that it wrote to the outbox.
+    After a commit, ``publish_runs`` is called with the runs that became due, and ``send_messages`` with the messages
+    that the transaction wrote to the outbox.
     """
 
     def __init__(
@@ -57,16 +57,22 @@ class OperationsBase:
         self._scope: Scope | None = None
 
     def restrict_to(self, scope: Scope | None) -> Self:
-        """Return the same operations for a caller that is limited to a scope; None means all instances.
+        """Return the same operations for a caller that may reach only one scope.
 
         Instances outside the scope are not found.
+
+        Args:
+            scope: The scope; None means all instances.
+
+        Returns:
+            A copy of these operations.
         """
         found = copy.copy(self)
         found._scope = scope  # noqa: SLF001  # its own
         return found
 
     def new_id(self) -> str:
-        """Return an id that no instance has."""
+        """Return a new random id, with the prefix of the caller's scope."""
         return (self._scope.id_prefix if self._scope is not None else "") + self._runtime.new_id()
 
     @property
@@ -79,7 +85,12 @@ class OperationsBase:
         return values.Cursors(self._store.database_id or self._store.read(read_database_id), (*of, self.scope_text))
 
     def _lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
-        """Lock and return the instance's row; raises InstanceNotFound, VersionMismatch."""
+        """Lock and return the instance's row. The lock lasts until the transaction ends.
+
+        Raises:
+            InstanceNotFound: No instance in the caller's scope has this id.
+            VersionMismatch: The version tag is not in ``if_version``.
+        """
         row = instances.lock(tx, workflow, require_possible_id(workflow, instance_id))
         self._check_in_scope(tx, row)
         if if_version is not None and instances.read_version_tag(tx, row) not in if_version:
@@ -105,7 +116,7 @@ class OperationsBase:
 def require_possible_id(workflow: str, instance_id: str) -> str:
     """Return the id, or raise InstanceNotFound if no instance can have it.
 
-    Such an id is never sent to the database: databases treat a NUL or a number differently.
+    Such an id never reaches the database, because databases treat a NUL or a number differently.
     """
     try:
         values.check_instance_id(instance_id, values.MAX_ID_LENGTH)
@@ -126,6 +137,6 @@ def is_possible_workflow_name(workflow: str) -> bool:
 
 
 def check_limit(limit: int) -> None:
-    """Check the size of a page; raises ValueRefused."""
+    """Raise ValueRefused unless the page size is 1 to 1000."""
     if not 1 <= limit <= _MAX_PAGE_SIZE:
         raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")

@@ -1,7 +1,7 @@
-"""What a run starts with if it continues another run. It turns rows of that run into a continuation, without any I/O.
+"""Continuations: what a run starts with if it continues another run. Pure functions on the rows of that run.
 
-A function's run keeps copies of finished steps, and a replay of its code finds the position. A linear run has no such
-code, so all its rows are inserted: finished ones as copies, the others as planned when the first run started.
+A replay run keeps copies of finished steps, and its code finds the position again. A linear run has no such code, so
+all its rows are inserted: finished steps as copies, the others as planned when the first run started.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from celery_durable.store.runs import Continuation, SourceRun
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
-    """Return a step of the current run; raises StepNotFound with the closest names.
+    """Return a step of the current run by its key.
 
     A step of a linear run is also found by its name, which is unique in the run.
+
+    Raises:
+        StepNotFound: The run has no such step; the error names the closest ones.
     """
     is_linear = row.kind is WorkflowKind.LINEAR
     for found in (lambda step: step.step_key == key, lambda step: is_linear and step.name == key):
@@ -29,7 +32,12 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
 
 
 def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
-    """Return the continuation of a run that continues before this step; raises StepNotFound, ValueRefused."""
+    """Return the continuation for a run that continues before this step.
+
+    Raises:
+        StepNotFound: The source run has no such step.
+        ValueRefused: A linear source run has not reached the step.
+    """
     step = find_step(row, source.steps, key)
     if row.kind is WorkflowKind.LINEAR:
         return _build_linear_before(row, source, step)
@@ -38,7 +46,7 @@ def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> 
 
 
 def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
-    """Return the continuation that retries the steps that ended this run. They keep their step keys."""
+    """Return the continuation for a run that retries the failed steps. They keep their step keys."""
     if row.kind is WorkflowKind.LINEAR:
         return _build_linear_from_failure(row, source)
     kept = ancestry.select_rows_for_retry(source.steps, source.failure)
@@ -52,9 +60,9 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
 
 
 def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
-    """Return a continuation as `build_continuation_from_failure` does, with a copy of ``step``.
+    """Return the continuation for a run in which an operator completes the failed ``step``.
 
-    The step failed and is completed by hand in the new run.
+    It is that of `build_continuation_from_failure`, but the new run does not execute ``step`` again.
     """
     continuation = build_continuation_from_failure(row, source)
     if row.kind is not WorkflowKind.LINEAR:
@@ -67,7 +75,7 @@ def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow)
 
 
 def has_ended_run(row: InstanceRow, source: SourceRun, step: StepRow) -> bool:
-    """Whether the step is one of those that ended its errored run."""
+    """Whether the failure of this step ended its run as errored."""
     if row.kind is WorkflowKind.LINEAR:
         return step.status is StepStatus.DEAD
     return step.status is StepStatus.ERRORED and source.failure is not None and step.step_key in source.failure.keys
@@ -89,21 +97,22 @@ def _build_continuation(
 
 
 def _build_linear_before(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
-    """Seed in which the step and all later steps start as if never called."""
+    """Return the continuation in which the step and all later steps start from the beginning."""
     current = find_current_step(source.steps)
     if current is not None and current.seq < step.seq:
         raise ValueRefused(
             f"Step {step.name!r} of run {row.run_number} of instance {row.instance_id!r} of workflow {row.workflow!r} "
-            f"has not had its turn: the run stands at step {current.name!r}. Name that one, or one before it."
+            f"has not been reached: the current step is {current.name!r}. Choose that step or an earlier one."
         )
     continuation = _build_linear(row, source, step.seq, key=step.step_key)
     return dataclasses.replace(continuation, planned=_plan_steps(source, step.seq))
 
 
 def _build_linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
-    """Seed in which the failed step continues as last called, with fresh attempts. Its committed effects are kept.
+    """Return the continuation in which the failed step continues as last called, with fresh attempts.
 
-    A step that waited waits on until its deadline. If that has passed, its handler gets the timeout again.
+    Its committed effects are kept. A step that waited for an event keeps its deadline. If the deadline has passed, its
+    handler is called with the timeout again.
     """
     step = find_current_step(source.steps)
     if step is None:
@@ -129,9 +138,9 @@ def _build_linear(
 
 
 def _plan_steps(source: SourceRun, seq: int, *, is_first_ready: bool = True) -> tuple[StepRow, ...]:
-    """Return the rows from ``seq`` on as they were when their run started.
+    """Return the rows from position ``seq`` on, as they were when their run started.
 
-    With ``is_first_ready`` the first of them is READY, otherwise all are PENDING.
+    If ``is_first_ready``, the first of them is READY. All others are PENDING.
     """
     first = StepStatus.READY if is_first_ready else StepStatus.LINEAR_PENDING
     return tuple(

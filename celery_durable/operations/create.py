@@ -50,11 +50,35 @@ class CreateOperations(OperationsBase):
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and make it due. Returns its id.
+        """Record a new instance and make it due.
 
-        With ``session`` it joins the caller's transaction, and wakes the workers after the caller's commit. Raises
-        WorkflowNotFound, InvalidInstanceId, WorkflowParamsInvalid, NotSerializable, PayloadTooLarge, InvalidLabel,
-        TooManyLabels, StartTooFar, InstanceAlreadyExists, StoreMismatch. If it raises, nothing is written.
+        If it raises, nothing is written.
+
+        Args:
+            workflow: The name of a registered workflow.
+            params: The parameters, of the type that the workflow declares.
+            id: The instance's id; None means a random id.
+            if_exists: "error" raises if the id is taken; "return" returns the existing instance's id.
+            run_at: When to start; None means now.
+            labels: Up to 16 labels.
+            session: A session whose transaction writes the instance. Workers are woken after its commit.
+
+        Returns:
+            The instance's id.
+
+        Raises:
+            WorkflowNotFound: No workflow of this name is registered in this process.
+            InvalidInstanceId: The id breaks the rules for ids.
+            WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
+            NotSerializable: ``params`` has no JSON form.
+            PayloadTooLarge: ``params`` is larger than ``durable_max_payload_bytes``.
+            InvalidLabel: A label breaks the rules for labels.
+            TooManyLabels: There are too many labels.
+            InstantInvalid: ``run_at`` has no time zone.
+            StartTooFar: ``run_at`` is further ahead than ``durable_max_sleep_seconds``.
+            InstanceAlreadyExists: The id is taken.
+            OutOfScope: The id or the labels are outside the caller's scope.
+            StoreMismatch: ``session`` is bound to another database.
         """
         definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
@@ -82,19 +106,34 @@ class CreateOperations(OperationsBase):
             is_new = self._store.transact(insert)
             if is_new:
                 notify_and_wake()
-        if not is_new and (if_exists == "error" or not self._is_in_scope(workflow, instance_id)):
+        if not is_new and (if_exists == "error" or not self._is_existing_in_scope(workflow, instance_id)):
             raise InstanceAlreadyExists(workflow, instance_id)
         return instance_id
 
-    def _is_in_scope(self, workflow: str, instance_id: str) -> bool:
+    def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
         """Whether an existing instance is in the caller's scope."""
-        it = Child(workflow, instance_id)
-        return self._scope is None or it in self._store.read(lambda tx: scopes.filter_in_scope(tx, self._scope, [it]))
+        if self._scope is None:
+            return True
+        instance = Child(workflow, instance_id)
+        return instance in self._store.read(lambda tx: scopes.filter_in_scope(tx, self._scope, [instance]))
 
     def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
-        """Record up to `durable_max_batch` instances in one transaction. Returns the ids of the new ones.
+        """Record up to ``durable_max_batch`` instances in one transaction.
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
+
+        Args:
+            workflow: The name of a registered workflow.
+            batch: The id, parameters and labels of each instance.
+
+        Returns:
+            The ids of the new instances.
+
+        Raises:
+            BatchTooLarge: The batch has too many items.
+            WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
+            InvalidInstanceId: An id breaks the rules for ids.
+            OutOfScope: An item is outside the caller's scope.
         """
         definition = self._get_definition(workflow)
         if len(batch) > self._settings.max_batch:
@@ -106,12 +145,12 @@ class CreateOperations(OperationsBase):
             rows.setdefault(instance_id, row)
         # Sorted, so that two batches with common ids wait for each other instead of deadlocking.
         created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
-        made = [key for key in rows if key in created]
-        due_runs = [self._first_run(definition, key) for key in made]
+        created_ids = [key for key in rows if key in created]
+        due_runs = [self._first_run(definition, key) for key in created_ids]
         for due in due_runs:
             notify.send_workflow_created(due.ref)
         self._publish_runs(due_runs)
-        return made
+        return created_ids
 
     def restart_or_create(
         self,
@@ -124,14 +163,30 @@ class CreateOperations(OperationsBase):
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> RestartOrCreateResult:
-        """Restart the instance with this id if it is in one of these statuses, or create it. Returns which happened.
+        """Restart the instance with this id if it is in one of these statuses, or create it.
 
-        An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the
-        labels. Of several concurrent callers, only one starts the run. Raises what `create` raises, except
-        InstanceAlreadyExists. Raises VersionMismatch if the instance exists at another version.
+        An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the labels.
+        Of several concurrent callers, only one starts the run.
+
+        Args:
+            workflow: The name of a registered workflow.
+            params: The parameters of a new instance. They are checked even if the instance exists.
+            id: The instance's id.
+            if_status: The statuses in which an existing instance is restarted.
+            if_version: The version tags at which an existing instance is restarted; None means any.
+            reason: Recorded with the new run.
+            labels: The labels of a new instance.
+
+        Returns:
+            What happened, and the current run.
+
+        Raises:
+            VersionMismatch: The instance exists, and its version tag is not in ``if_version``.
+            InstanceAlreadyExists: The id is taken outside the caller's scope.
+            WorkflowParamsInvalid: ``params`` does not fit. The other errors of `create` can occur, too.
         """
         definition = self._get_definition(workflow)
-        wanted = {Status(status) for status in if_status}
+        restartable = {Status(status) for status in if_status}
         instance_id = values.check_instance_id(id, self._settings.max_instance_id)
         new = self._build_row(definition, instance_id, params, labels)
         commit_id = new["commit_id"]
@@ -150,7 +205,7 @@ class CreateOperations(OperationsBase):
                 raise InstanceAlreadyExists(workflow, instance_id) from None
             if is_new:
                 return started(row, 1)
-            if row.status not in wanted:
+            if row.status not in restartable:
                 return RestartOrCreateResult("unchanged", instance_id, row.run_number, row.status), []
             due = instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
             return started(row, due.ref.run_number)
@@ -162,14 +217,14 @@ class CreateOperations(OperationsBase):
             number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else started(row, number)
 
-        answer, due_runs = self._store.transact(work, find_committed=was_applied)
+        result, due_runs = self._store.transact(work, find_committed=was_applied)
         for due in due_runs:
-            if answer.outcome == "created":
+            if result.outcome == "created":
                 notify.send_workflow_created(due.ref)
             else:
                 notify.send_workflow_restarted(due.ref, reason=reason)
         self._publish_runs(due_runs)
-        return answer
+        return result
 
     def _get_definition(self, workflow: str) -> Definition:
         definition = self._registry.get(workflow)
@@ -185,7 +240,7 @@ class CreateOperations(OperationsBase):
         *,
         item: str | None = None,
     ) -> dict[str, Any]:
-        labelled = self._add_scope_labels(instance_id, values.check_labels(labels))
+        initial_labels = self._add_scope_labels(instance_id, values.check_labels(labels))
         try:
             checked = definition.params.check(params)
         except values.ValidationFailed as exc:
@@ -200,17 +255,18 @@ class CreateOperations(OperationsBase):
             "plan": definition.plan(self._settings.step_policy),
             "commit_id": self._runtime.new_token(),
             "retention": self._retention(definition.name),
-            "initial_labels": labelled,
+            "initial_labels": initial_labels,
         }
 
     def _add_scope_labels(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Return the labels of a new instance, including those of the caller's scope; raises OutOfScope."""
         if self._scope is None:
             return labels
-        whole = {**labels, **self._scope.labels}
-        if not self._scope.allows_id(instance_id) or any(whole[name] != value for name, value in labels.items()):
+        all_labels = {**labels, **self._scope.labels}
+        contradicts_scope = any(all_labels[name] != value for name, value in labels.items())
+        if contradicts_scope or not self._scope.allows_id(instance_id):
             raise OutOfScope(instance_id)
-        return values.check_labels(whole)
+        return values.check_labels(all_labels)
 
     def _first_run(self, definition: Definition, instance_id: str) -> DueRun:
         return DueRun(RunRef(definition.name, instance_id, 1), definition.queue or self._settings.queue)

@@ -1,4 +1,4 @@
-"""Manual interventions: an operator completes a step by hand, and who did it, when and why is recorded."""
+"""Interventions: an operator completes a step by hand. Who did it, when and why is recorded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Intervention:
 
 
 class InterventionOperations(OperationsBase):
-    """The operations that complete single steps in place of their workers."""
+    """The operations by which an operator completes single steps."""
 
     def set_result(
         self,
@@ -50,15 +50,33 @@ class InterventionOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step with a result. Returns the number of the run that continues with it.
+        """Complete a step with a result.
 
-        The step may be open, in an instance that has not ended. Its run continues, and the run's worker loses its
-        claim. Or the step ended an errored instance. Then a new run continues, as with `retry`. A wait gets ``value``
+        The step is either open, in an instance that has not ended: its run continues, and the run's worker loses its
+        claim. Or the step ended an errored instance: then a new run continues, as with `retry`. A wait gets ``value``
         as the payload of an event. A linear step gets it as its result, even while it waits.
 
-        ``by`` names the person who does it. It is recorded with the reason, the time and the previous state of the
-        step (`History.audit`). Raises InstanceNotFound, StepNotFound, StepNotOpen, InstanceTerminal, NotSerializable,
-        PayloadTooLarge, and ValueRefused for a sleep.
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            step: The step's key; in a linear workflow also its name.
+            value: The result, as JSON data. For a map step, a list with one result for each item.
+            by: The name of the person who does it. It is recorded in `History.audit`, with the step's previous state.
+            reason: Recorded in `History.audit`.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            The number of the run that continues.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            StepNotFound: The current run has no such step.
+            StepNotOpen: The step has ended without failing its instance, or a linear run has not reached it.
+            InstanceTerminal: The instance is complete or terminated.
+            VersionMismatch: The version tag is not in ``if_version``.
+            NotSerializable: ``value`` has no JSON form.
+            PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
+            ValueRefused: The step is a sleep, or a map and ``value`` is not a list.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
         intervention = self._new_intervention("set_result", text, by, reason)
@@ -74,9 +92,28 @@ class InterventionOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step without a result: None, or for a wait an event without payload. Otherwise as `set_result`.
+        """Complete a step without a result.
 
-        A sleep ends at once.
+        The step's result is None. A wait gets an event without payload, and a sleep ends at once. Otherwise as
+        `set_result`.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            step: The step's key; in a linear workflow also its name.
+            by: The name of the person who does it.
+            reason: Recorded in `History.audit`.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            The number of the run that continues.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            StepNotFound: The current run has no such step.
+            StepNotOpen: The step has ended without failing its instance, or a linear run has not reached it.
+            InstanceTerminal: The instance is complete or terminated.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
         return self._intervene(
             workflow, instance_id, step, self._new_intervention("skip", None, by, reason), if_version
@@ -131,7 +168,7 @@ class InterventionOperations(OperationsBase):
         return number
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
-        """Take over an open step of a run that continues. A worker that runs the instance loses its claim."""
+        """Make an open step completable by the operator. A worker that runs the instance loses its claim."""
         steps = runs.read_source(tx, row).steps
         step = find_step(row, steps, key)
         if step.is_finished or step.status is StepStatus.LINEAR_PENDING:
@@ -144,7 +181,7 @@ class InterventionOperations(OperationsBase):
     def _continue_in_new_run(
         self, tx: Tx, row: InstanceRow, key: str, intervention: _Intervention
     ) -> tuple[InstanceRow, StepRow, list[DueRun]]:
-        """Continue in a new run from a step that ended its run: rows of ended runs never change."""
+        """Start a new run at a step that ended its run, because rows of ended runs never change."""
         source = runs.read_source(tx, row)
         step = find_step(row, source.steps, key)
         if not has_ended_run(row, source, step):
@@ -165,14 +202,14 @@ class InterventionOperations(OperationsBase):
 
 
 def _not_open(row: InstanceRow, steps: Sequence[StepRow], step: StepRow) -> StepNotOpen:
-    current = find_current_step(steps) if step.status is StepStatus.LINEAR_PENDING else None
+    current_step = find_current_step(steps) if step.status is StepStatus.LINEAR_PENDING else None
     return StepNotOpen(
         row.workflow,
         row.instance_id,
         row.run_number,
         step.name if step.type is StepType.LINEAR else step.step_key,
         step.status,
-        stands_at=None if current is None else current.name,
+        stands_at=None if current_step is None else current_step.name,
     )
 
 
@@ -214,8 +251,8 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
 
 
 def _encode_map_answers(step: StepRow, result: str | None) -> str:
-    """Return the result of a map, one answer for each item. A skipped map has none."""
+    """Return the result of a map as JSON text: one answer for each item. A skipped map has no answers."""
     given = [] if result is None else json.loads(result)
     if not isinstance(given, list):
-        raise ValueRefused(f"Step {step.name!r} is a map: its result is a list, with what each item came to.")
+        raise ValueRefused(f"Step {step.name!r} is a map: its result must be a list with one result for each item.")
     return json.dumps([{"output": each} for each in given])

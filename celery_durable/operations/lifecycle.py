@@ -31,12 +31,22 @@ from celery_durable.store.watchdog import DIRECT
 
 
 class LifecycleOperations(OperationsBase):
-    """The operations that change instances."""
+    """The operations that change existing instances."""
 
     def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
-        """Pause at the next step boundary, or now if no worker holds it; timers go on. Raises InstanceTerminal.
+        """Pause an instance: at once if no worker holds it, else when the running step ends.
 
-        ``if_version``, here and below: raises VersionMismatch if the instance's version tag is not one of these.
+        Timers keep running while the instance is paused.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            if_version: The version tags at which the change applies; None means any.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def work(tx: Tx) -> RunRef | None:
@@ -48,7 +58,17 @@ class LifecycleOperations(OperationsBase):
             notify.send_workflow_paused(ref)
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
-        """End a pause, or cancel a requested one. Otherwise does nothing."""
+        """End a pause, or cancel a requested pause. Does nothing if there is neither.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            if_version: The version tags at which the change applies; None means any.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            VersionMismatch: The version tag is not in ``if_version``.
+        """
 
         def work(tx: Tx) -> list[DueRun]:
             row = self._lock_row(tx, workflow, instance_id, if_version)
@@ -62,10 +82,21 @@ class LifecycleOperations(OperationsBase):
         self._publish_runs(self._store.transact(work))
 
     def wake(self, workflow: str, instance_id: str) -> bool:
-        """Make a worker check the instance now. Raises InstanceTerminal.
+        """Make a worker check the instance now.
 
-        Returns False if the instance is paused or a worker holds it. Time and rows decide what happens (LAW 5): a
-        sleep or a wait is not ended early. A start that was scheduled for later happens now.
+        A sleep or a wait does not end early, because only time and rows end it (LAW 5). A start that was scheduled for
+        later happens now.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+
+        Returns:
+            False if the instance is paused or a worker holds it.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended.
         """
 
         def work(tx: Tx) -> list[DueRun]:
@@ -81,7 +112,21 @@ class LifecycleOperations(OperationsBase):
     def terminate(
         self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
     ) -> None:
-        """End the instance permanently. A body that still runs records nothing more. Raises InstanceTerminal."""
+        """End the instance permanently. A step function that still runs records nothing more.
+
+        If a step of another instance created it, that step gets an error as its answer.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            reason: Recorded with the run.
+            if_version: The version tags at which the change applies; None means any.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended.
+            VersionMismatch: The version tag is not in ``if_version``.
+        """
         reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
 
         target_run: list[int] = []
@@ -111,15 +156,20 @@ class LifecycleOperations(OperationsBase):
         self._publish_runs(due_runs)
 
     def read_database_id(self) -> str:
-        """Return the id of the database, by which messages name it."""
+        """Return the random id of the database, which references in task messages contain."""
         return self._store.database_id or self._store.transact_once(read_database_id, timeouts=DIRECT)
 
     def answer(self, reference: TaskReference, payload: str, *, may_retry: bool = True) -> AnswerResult:
-        """Accept the answer of a Celery task to the step or map item that waits for it, once.
+        """Accept the answer of a Celery task for the step or map item that waits for it, once.
 
-        ``payload`` comes from `values.encode_answer`. NOT_AWAITED means that the step, its run or its instance is gone
-        or already has an answer. FORGED means that the step has no answer, but ``reference`` does not belong to its
-        attempt. With ``may_retry=False`` there is one try of up to 2 s, and any error is raised.
+        Args:
+            reference: The reference that the task's message carried.
+            payload: The answer, as `values.encode_answer` returns it.
+            may_retry: If False, there is one try of up to 2 s, and any error is raised.
+
+        Returns:
+            TAKEN; NOT_AWAITED if the step, its run or its instance is gone or already has an answer; FORGED if the step
+            has no answer, but ``reference`` does not belong to its current attempt.
         """
         event_id, ref, event_type = self._runtime.new_id(), reference.ref, reference.event_type
         if ItemRef.read(event_type) is None and not is_task_event_type(event_type):
@@ -153,11 +203,28 @@ class LifecycleOperations(OperationsBase):
         session: Session | None = None,
         if_version: Versions = None,
     ) -> bool:
-        """Store an event for the current run. The first wait for its type consumes it, once.
+        """Store an event for the current run. The first wait for its type consumes it.
 
-        An event ``id`` is accepted once per run. Returns False if this id was accepted before, even after the
-        instance has ended. Raises InstanceNotFound, InstanceTerminal, InvalidEventType, NotSerializable,
-        PayloadTooLarge.
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            type_: The event's type.
+            payload: JSON data.
+            id: The event's id, which is accepted once for each run; None means a random id.
+            session: A session whose transaction writes the event. Workers are woken after its commit.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            False if this id was accepted before, even if the instance has ended since.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended, and the event is new.
+            InvalidEventType: The type breaks the rules for event types.
+            NotSerializable: ``payload`` has no JSON form.
+            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
+            StoreMismatch: ``session`` is bound to another database.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
         values.check_event_type(type_, self._settings.max_event_type)
         event_id = (
@@ -181,11 +248,11 @@ class LifecycleOperations(OperationsBase):
 
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
             row = self._lock_row(tx, workflow, instance_id)
-            ours = sent[0]
-            if ours is None:
+            inserted = sent[0]
+            if inserted is None:
                 return False, []  # accepted before, so nothing was to be written
-            is_there = instances.is_event_committed(tx, row, ours, event_id=event_id)
-            return (True, [DueRun(row.ref, row.queue)]) if is_there else None
+            is_committed = instances.is_event_committed(tx, row, inserted, event_id=event_id)
+            return (True, [DueRun(row.ref, row.queue)]) if is_committed else None
 
         def notify_and_wake(due_runs: list[DueRun]) -> None:
             if sent[0] is not None:

@@ -1,4 +1,4 @@
-"""Lost Celery tasks: a task that a worker, a machine or a queue has lost is sent again or given up."""
+"""Lost Celery tasks: a task that was lost with its worker, machine or queue is sent again or given up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
 LostDelivery = tuple[TaskReference, int | None]
-"""A lost delivery, and when its message was sent if the reporter knows (see `lost_tasks.report_loss`)."""
+"""A lost delivery, and when its message was sent, in microseconds; None if the reporter does not know."""
 
 
 class LostTaskOperations(LifecycleOperations):
     """The operations on tasks that never answer because they are lost."""
 
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
-        """Report lost deliveries: each task is sent again or ends as TaskLost. Returns how many tasks were affected.
+        """Report lost deliveries: each task is sent again, or its step gets the error TaskLost.
 
-        A task ends if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. ``why`` becomes part
-        of its error.
+        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses.
+
+        Args:
+            lost: The lost deliveries.
+            why: Becomes part of the error.
+
+        Returns:
+            How many tasks were sent again or given up. Deliveries that no step waits for do not count.
         """
         given_up: list[tuple[TaskReference, GiveUp]] = []
 

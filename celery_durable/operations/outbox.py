@@ -1,4 +1,4 @@
-"""Operations on the outbox: list it, retry events that were given up, delete entries."""
+"""Operations on the outbox: list its messages, retry events that were given up, delete messages."""
 
 from __future__ import annotations
 
@@ -18,36 +18,56 @@ class OutboxOperations(OperationsBase):
     """The operations on the outbox."""
 
     def outbox(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
-        """Return the unfinished tasks and outbound events, oldest first.
+        """Return the tasks and outbound events that are not sent or delivered yet, oldest first.
 
-        ``given_up`` selects the events that were given up.
+        Args:
+            given_up: Return only the events that were given up.
+            limit: The largest number of entries to return.
+
+        Returns:
+            The entries in the caller's scope.
         """
         return self._store.read(lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._scope))
 
     def retry_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Retry events that were given up, with fresh attempts. Returns their entries as they were before.
+        """Retry events that were given up, with fresh attempts: all of them or none.
 
-        It changes all of them or none. Raises NotInOutbox, NotGivenUp.
+        Args:
+            ids: The ids of the events.
+
+        Returns:
+            The entries as they were before.
+
+        Raises:
+            NotInOutbox: An id is not in the outbox.
+            NotGivenUp: An entry was not given up.
         """
 
         def retry(tx: Tx) -> None:
             outbox.retry_events(tx, ids)
 
-        def is_done(left: list[OutboxEntry]) -> bool:
-            return not any(message.is_given_up for message in left)
+        def is_done(remaining: list[OutboxEntry]) -> bool:
+            return not any(entry.is_given_up for entry in remaining)
 
         return self._change(ids, retry, is_done=is_done, only_given_up=True)
 
     def drop_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Delete tasks or events permanently, given up or not. Returns their entries as they were before.
+        """Delete tasks or events permanently, given up or not: all of them or none.
 
-        It deletes all of them or none. Raises NotInOutbox.
+        Args:
+            ids: The ids of the tasks or events.
+
+        Returns:
+            The entries as they were before.
+
+        Raises:
+            NotInOutbox: An id is not in the outbox.
         """
 
         def drop(tx: Tx) -> None:
             outbox.delete(tx, ids)
 
-        return self._change(ids, drop, is_done=lambda left: not left)
+        return self._change(ids, drop, is_done=lambda remaining: not remaining)
 
     def _change(
         self,
@@ -57,7 +77,11 @@ class OutboxOperations(OperationsBase):
         is_done: Callable[[list[OutboxEntry]], bool],
         only_given_up: bool = False,
     ) -> list[OutboxEntry]:
-        """Apply a change to these entries. After a commit in doubt, ``is_done`` decides from the remaining entries."""
+        """Apply a change to these entries.
+
+        If the connection breaks during the commit, ``is_done`` decides from the remaining entries whether it was
+        applied.
+        """
         # A NUL or a half surrogate pair must not reach the database, see `_is_possible_id`.
         if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
@@ -65,12 +89,12 @@ class OutboxOperations(OperationsBase):
 
         def work(tx: Tx) -> list[OutboxEntry]:
             found[:] = outbox.lock_entries(tx, ids, scope=self._scope)
-            there = {message.id for message in found}
-            if missing := [each for each in ids if each not in there]:
+            found_ids = {entry.id for entry in found}
+            if missing := [each for each in ids if each not in found_ids]:
                 raise NotInOutbox(missing)
-            for message in found if only_given_up else ():
-                if not message.is_given_up:
-                    raise NotGivenUp(message.id, message.kind, message.name)
+            for entry in found if only_given_up else ():
+                if not entry.is_given_up:
+                    raise NotGivenUp(entry.id, entry.kind, entry.name)
             change(tx)
             return list(found)
 
@@ -81,7 +105,7 @@ class OutboxOperations(OperationsBase):
 
 
 def _is_possible_id(id_: str) -> bool:
-    """Whether a text can be an id. Databases treat a NUL or half of a surrogate pair differently."""
+    """Whether a text can be an id. Databases treat a NUL, or half of a surrogate pair, differently."""
     try:
         values.check_text_name("Id", id_, _MAX_ID_LENGTH)
     except NameInvalid:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from celery_durable.model import Status
 from celery_durable.operations.base import OperationsBase
@@ -15,7 +14,7 @@ from celery_durable.store.overview import ClaimedRun, EventWait, Overdue
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of instances as (workflow, status, count), without zeros, and the overdue runs."""
+    """Counts of instances as (workflow, status, count) without zeros, and the overdue runs."""
 
     counts: Sequence[tuple[str, Status, int]]
     overdue: Overdue
@@ -25,7 +24,13 @@ class OverviewOperations(OperationsBase):
     """The operations that read across all instances."""
 
     def stats(self) -> Stats:
-        """Return counts by workflow and status, and the overdue runs. The cost grows with the number of instances."""
+        """Count the instances by workflow and status, and the overdue runs.
+
+        The cost grows with the number of instances.
+
+        Returns:
+            The counts, within the caller's scope.
+        """
 
         def work(tx: Tx) -> Stats:
             return Stats(overview.count_instances(tx, scope=self._scope), overview.count_overdue(tx, scope=self._scope))
@@ -33,12 +38,29 @@ class OverviewOperations(OperationsBase):
         return self._store.read(work)
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
-        """Return which worker holds which run, those whose leases end first in front."""
+        """Return the runs that workers hold, earliest end of the lease first.
+
+        Args:
+            limit: The largest number of runs to return.
+
+        Returns:
+            Each claimed run with its worker node, its Celery task and the end of its lease.
+        """
         return self._store.read(
             lambda tx: overview.read_leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
         )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
-        """Return the steps that wait for an event, those of the newest instances first."""
-        asked: dict[str, Any] = {"workflow": workflow, "event_type": event_type, "limit": limit, "scope": self._scope}
-        return self._store.read(lambda tx: overview.read_waits(tx, **asked))
+        """Return the steps that wait for an event, those of the newest instances first.
+
+        Args:
+            workflow: Return only steps of this workflow.
+            event_type: Return only steps that wait for this type.
+            limit: The largest number of steps to return.
+
+        Returns:
+            Each step with its instance, its deadline and its event type.
+        """
+        return self._store.read(
+            lambda tx: overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._scope)
+        )

@@ -1,4 +1,4 @@
-"""Reading instances: their status, what they did, and why they do not move."""
+"""Reading instances: their status, their history, their logs, and why they do not move."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def outcome(self, workflow: str, instance_id: str, *, run: int) -> InstanceStatus:
-        """Return the status or the outcome of a run; raises InstanceNotFound, RunNotFound."""
+        """Return the status or the outcome of one run; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> InstanceStatus:
             row = self._read_row(tx, workflow, instance_id)
@@ -111,7 +111,21 @@ class QueryOperations(OperationsBase):
     def steps(
         self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
     ) -> list[tuple[int, StepRecord]]:
-        """Return up to ``limit`` steps of a run in call order, after (position, step key); each with its position."""
+        """Return a page of the steps of a run, in call order.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run.
+            after: The position and the key of the last step of the page before; None starts at the first step.
+            limit: The largest number of steps to return.
+
+        Returns:
+            Pairs of a step's position and the step.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
             found = history.read_step_page(
@@ -123,7 +137,20 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """Return the steps and events of a run (None: the current one); raises InstanceNotFound, RunNotFound."""
+        """Return one run with all its steps and events.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+
+        Returns:
+            The history.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+        """
 
         def work(tx: Tx) -> History:
             row = self._read_row(tx, workflow, instance_id)
@@ -198,11 +225,33 @@ class QueryOperations(OperationsBase):
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> HistoryPage:
-        """Return a page of a run's steps, events and, if asked for, logs, each with its own cursor.
+        """Return a page of a run's steps, events and log lines. Each list has its own cursor.
 
-        ``with_audit`` adds all manual changes to its steps. A cursor belongs to a run, an order and a filter. Without
-        ``run`` it continues with its own run, even after a restart. Raises InstanceNotFound, RunNotFound,
-        CursorInvalid.
+        A cursor belongs to one run, order and filter. Without ``run``, a cursor continues with its own run, even after
+        a restart.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+            limit: The largest number of items to return in each list, 1 to 1000.
+            newest_first: Whether to reverse the order of the lists.
+            steps_cursor: Continues the steps of an earlier page.
+            events_cursor: Continues the events of an earlier page.
+            logs_cursor: Continues the log lines of an earlier page.
+            with_logs: Whether to return log lines.
+            with_audit: Whether to return all manual changes to steps.
+            levels: Return only log lines of these levels.
+            category: Return only log lines of this category.
+
+        Returns:
+            The run and the pages.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+            CursorInvalid: A cursor belongs to another run, order, filter or caller.
+            ValueRefused: ``limit`` is out of range.
         """
         check_limit(limit)
         given = {"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor}
@@ -225,15 +274,15 @@ class QueryOperations(OperationsBase):
                 return Page(items, more)
 
             options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
-            place = cast("tuple[int, str] | None", after["steps"][1:] if "steps" in after else None)
+            last_step = cast("tuple[int, str] | None", after["steps"][1:] if "steps" in after else None)
             found = page(
                 "steps",
-                history.read_step_page(tx, row.pk, number, after=place, **options),
+                history.read_step_page(tx, row.pk, number, after=last_step, **options),
                 lambda item: (item[0], item[1].step_key),
             )
             last_event = cast("int | None", after["events"][1] if "events" in after else None)
             last_log = cast("int | None", after["logs"][1] if "logs" in after else None)
-            narrowed: dict[str, Any] = {"after_id": last_log, "levels": levels, "category": category}
+            log_filter: dict[str, Any] = {"after_id": last_log, "levels": levels, "category": category}
             return HistoryPage(
                 run_number=number,
                 status=history.build_status(history.derive_run_status(row, record), record),
@@ -248,7 +297,9 @@ class QueryOperations(OperationsBase):
                     self._restrict_events(tx, history.read_events(tx, row.pk, number, after=last_event, **options)),
                     lambda event: (event.seq,),
                 ),
-                logs=page("logs", history.read_logs(tx, row.pk, number, **narrowed, **options), lambda line: (line.id,))
+                logs=page(
+                    "logs", history.read_logs(tx, row.pk, number, **log_filter, **options), lambda line: (line.id,)
+                )
                 if with_logs
                 else None,
                 origin=self._restrict_origin(tx, row, record.origin),
@@ -263,17 +314,17 @@ class QueryOperations(OperationsBase):
         self,
         workflow: str,
         instance_id: str,
-        newest_first: bool,  # noqa: FBT001  # read aloud
+        newest_first: bool,  # noqa: FBT001  # only called here, with names that match
         levels: Sequence[LogLevel] | None,
         category: str | None,
     ) -> dict[str, values.Cursors]:
-        """Return the cursors of each list of a history. The run is part of the cursor."""
+        """Return the cursors of each list of a history. The run is part of a cursor's text."""
         filters: dict[str, tuple[object, ...]] = {"steps": (), "events": (), "logs": (levels, category)}
-        one = (workflow, instance_id, newest_first)
-        return {kind: self._cursors(kind, *one, *narrowed) for kind, narrowed in filters.items()}
+        list_key = (workflow, instance_id, newest_first)
+        return {kind: self._cursors(kind, *list_key, *list_filter) for kind, list_filter in filters.items()}
 
     def stream_cursors(self, workflow: str, instance_id: str) -> values.Cursors:
-        """Return the cursors that mark the position of a client which follows an instance."""
+        """Return the cursors that mark how far a client has followed an instance."""
         return self._cursors("stream", workflow, instance_id)
 
     def logs(
@@ -287,7 +338,23 @@ class QueryOperations(OperationsBase):
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> list[LogRecord]:
-        """Return up to ``limit`` log lines of a run, after the line ``after_id``; raises InstanceNotFound."""
+        """Return the log lines of a run.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+            after_id: Return only lines with a greater id.
+            limit: The largest number of lines to return.
+            levels: Return only lines of these levels.
+            category: Return only lines of this category.
+
+        Returns:
+            The log lines, oldest first.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
 
         def work(tx: Tx) -> list[LogRecord]:
             row = self._read_row(tx, workflow, instance_id)
@@ -299,7 +366,20 @@ class QueryOperations(OperationsBase):
         return self._store.read(work)
 
     def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
-        """Return what a run (None: the current one) has published, by key; raises InstanceNotFound, RunNotFound."""
+        """Return the values that a run has published.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+
+        Returns:
+            The values by key.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+        """
 
         def work(tx: Tx) -> dict[str, Published]:
             row = self._read_row(tx, workflow, instance_id)
@@ -318,25 +398,38 @@ class QueryOperations(OperationsBase):
         limit: int = 25,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Return a page of instances, newest first. ``cursor`` continues an earlier page.
+        """Return a page of instances, newest first.
 
-        ``labels`` selects instances that have all of these. Raises CursorInvalid, InvalidLabel, TooManyLabels.
+        Args:
+            workflow: Return only instances of this workflow.
+            status: Return only instances in this status.
+            cursor: Continues an earlier page with the same filter.
+            limit: The largest number of instances to return, 1 to 1000.
+            labels: Return only instances that have all of these labels.
+
+        Returns:
+            The page; its ``cursor`` is None if it is the last one.
+
+        Raises:
+            CursorInvalid: The cursor belongs to another filter or caller.
+            InvalidLabel: A label breaks the rules for labels.
+            TooManyLabels: There are too many labels.
+            ValueRefused: ``limit`` is out of range.
         """
         check_limit(limit)
-        chosen: dict[str, Any] = {
+        filters: dict[str, Any] = {
             "workflow": workflow,
             "status": None if status is None else Status(status),
-            "labelled": values.check_labels(labels),
+            "with_labels": values.check_labels(labels),
             "scope": self._scope,
         }
-        cursors = self._cursors("instances", workflow, chosen["status"], sorted(chosen["labelled"].items()))
+        cursors = self._cursors("instances", workflow, filters["status"], sorted(filters["with_labels"].items()))
         before = None if cursor is None else cast("int", cursors.read(cursor)[0])
         if workflow is not None and not is_possible_workflow_name(workflow):
             return Page((), None)
-        found = self._store.read(lambda tx: history.list_instances(tx, **chosen, before_pk=before, limit=limit + 1))
-        more = found[limit:]
-        items = found[:limit]
-        return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if more else None)
+        found = self._store.read(lambda tx: history.list_instances(tx, **filters, before_pk=before, limit=limit + 1))
+        has_more, items = len(found) > limit, found[:limit]
+        return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if has_more else None)
 
     def _restrict_steps(self, tx: Tx, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
         """Remove the links of steps to instances that are outside the caller's scope."""
@@ -360,15 +453,15 @@ class QueryOperations(OperationsBase):
     def _restrict_origin(self, tx: Tx, row: InstanceRow, origin: Origin | None) -> Origin | None:
         if origin is None or origin.instance_id == row.instance_id:
             return origin
-        its = Child(row.workflow, origin.instance_id)
-        return origin if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
+        instance = Child(row.workflow, origin.instance_id)
+        return origin if instance in scopes.filter_in_scope(tx, self._scope, [instance]) else None
 
     def _restrict_parent(self, tx: Tx, row: InstanceRow) -> ParentStep | None:
         parent = instances.find_parent_step(tx, row.pk)
         if parent is None:
             return None
-        its = Child(parent.workflow, parent.instance_id)
-        return parent if its in scopes.filter_in_scope(tx, self._scope, [its]) else None
+        instance = Child(parent.workflow, parent.instance_id)
+        return parent if instance in scopes.filter_in_scope(tx, self._scope, [instance]) else None
 
     @staticmethod
     def _get_run(tx: Tx, row: InstanceRow, number: int) -> Any:

@@ -16,23 +16,47 @@ _BATCH = 25
 
 
 class RetentionOperations(OperationsBase):
-    """The operations that delete."""
+    """The operations that delete instances."""
 
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
-        """Count the instances that `prune` would delete."""
+        """Count the instances that `prune` would delete.
+
+        Args:
+            older_than: How long ago an instance must have ended.
+            workflow: Count only instances of this workflow.
+            statuses: Count only instances in these statuses.
+
+        Returns:
+            The count, within the caller's scope.
+
+        Raises:
+            ValueRefused: A status is not terminal.
+            DurationInvalid: ``older_than`` is not a duration.
+        """
         ended = _select_ended(older_than, workflow, statuses, self._scope)
         return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
-        """Delete instances that ended at least ``older_than`` ago, with all their runs. Returns how many.
+        """Delete instances that ended long ago, with all their runs.
 
-        ``statuses`` limits the deletion to instances of these statuses. It uses small transactions, so an
-        interruption keeps the deletions made so far. Instances that have not ended are never deleted: raises
-        ValueRefused for such a status.
+        It uses one small transaction for each batch, so an interruption keeps the deletions made so far. Instances that
+        have not ended are never deleted.
+
+        Args:
+            older_than: How long ago an instance must have ended.
+            workflow: Delete only instances of this workflow.
+            statuses: Delete only instances in these statuses.
+
+        Returns:
+            How many instances were deleted.
+
+        Raises:
+            ValueRefused: A status is not terminal.
+            DurationInvalid: ``older_than`` is not a duration.
         """
         ended = _select_ended(older_than, workflow, statuses, self._scope)
         deleted, batch = 0, 0 if ended is None else _BATCH

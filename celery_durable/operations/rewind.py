@@ -1,7 +1,7 @@
-"""Rewinding: restart an instance, wholly or from a step; retry what failed; fork.
+"""Rewinding: restart an instance from its first step or a later one, retry what failed, fork.
 
-Prior runs are never changed. To continue from the middle, a new run starts with copies of the steps that it keeps. A
-worker that runs the prior run loses its claim. The prior run stays readable.
+Ended runs never change. To continue from the middle, a new run starts with copies of the steps that it keeps. A worker
+that still runs the earlier run loses its claim. The earlier run stays readable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_durable.store.runs import Continuation
 
 
 class RewindOperations(OperationsBase):
-    """The operations that repeat work."""
+    """The operations that start new runs of existing work."""
 
     def restart(
         self,
@@ -30,15 +30,28 @@ class RewindOperations(OperationsBase):
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Start a new run with the same parameters, from any state. Returns its number. Prior runs are kept.
+        """Start a new run with the same parameters, from any status.
 
-        ``from_step`` is the key of a step of the current run (its name, unless repeated). The new run keeps what had
-        finished before that step was called, and all events, including those that its steps consumed. Raises
-        InstanceNotFound, StepNotFound.
+        With ``from_step``, the new run keeps the steps that had finished before that step was called, and all events,
+        also those that later steps consumed. A linear run without ``from_step`` follows the plan of the workflow's code
+        in this process. With ``from_step``, it follows the rows of the run that it continues.
 
-        Without ``from_step``, a linear run follows the plan of the code known here; raises WorkflowNotFound if there
-        is none. With it, a linear run follows the rows of the run that it continues; raises ValueRefused for a step
-        that this run has not reached.
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            from_step: The key of a step of the current run; None means the first step.
+            reason: Recorded with the new run.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            The number of the new run.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            StepNotFound: The current run has no such step.
+            ValueRefused: A linear run has not reached the step.
+            WorkflowNotFound: The workflow is linear and not registered in this process.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation | None:
@@ -49,10 +62,24 @@ class RewindOperations(OperationsBase):
         return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
-        """Retry what ended an errored instance, with fresh attempts. Returns the number of the new run.
+        """Retry the steps that ended an errored instance, with fresh attempts, in a new run.
 
-        The new run keeps what finished before the failure was raised. The step of a linear run continues as last
-        called: with the event that it had, or in its wait. Raises InstanceNotFound, InstanceNotErrored.
+        The new run keeps the steps that finished before the failure was raised. The failed step of a linear run
+        continues as last called: with the event that it had, or in its wait.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            reason: Recorded with the new run.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            The number of the new run.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceNotErrored: The instance has not failed.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation:
@@ -70,11 +97,27 @@ class RewindOperations(OperationsBase):
         *,
         id: str | None = None,  # the public name
     ) -> str:
-        """Create an instance that continues before a step of another instance's current run. Returns its id.
+        """Create an instance that continues before a step of another instance's current run.
 
-        It has the same parameters and labels, copies of what finished before, and the events. The other instance
-        stays unchanged. Raises InstanceNotFound, StepNotFound, InvalidInstanceId, InstanceAlreadyExists, and
-        ValueRefused for a step that a linear run has not reached.
+        It has the same parameters and labels, copies of the steps that had finished before, and the events. The other
+        instance does not change.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The id of the other instance.
+            step: The key of a step of its current run.
+            id: The id of the new instance; None means a random id.
+
+        Returns:
+            The new instance's id.
+
+        Raises:
+            InstanceNotFound: No instance has the id ``instance_id``.
+            StepNotFound: Its current run has no such step.
+            ValueRefused: A linear run has not reached the step.
+            InvalidInstanceId: ``id`` breaks the rules for ids.
+            InstanceAlreadyExists: ``id`` is taken.
+            OutOfScope: ``id`` is outside the caller's scope.
         """
         new_id = self.new_id() if id is None else values.check_instance_id(id, self._settings.max_instance_id)
         if self._scope is not None and not self._scope.allows_id(new_id):
@@ -104,8 +147,8 @@ class RewindOperations(OperationsBase):
 
         def was_applied(tx: Tx) -> DueRun | None:
             row = self._lock_row(tx, workflow, instance_id)  # the commit in doubt held this lock, so it is decided now
-            is_ours = runs.find_creator(tx, workflow, new_id) == commit_id
-            return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_ours else None
+            is_committed = runs.find_creator(tx, workflow, new_id) == commit_id
+            return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_committed else None
 
         due = self._store.transact(work, find_committed=was_applied)
         notify.send_workflow_created(due.ref)
@@ -121,7 +164,7 @@ class RewindOperations(OperationsBase):
         reason: str | None,
         if_version: Versions,
     ) -> int:
-        """Start a run from the continuation that ``continuation`` returns under the lock."""
+        """Start a run from the continuation that ``continuation`` returns while the instance is locked."""
         commit_id = self._runtime.new_token()
         reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
 
@@ -144,7 +187,7 @@ class RewindOperations(OperationsBase):
         return due.ref.run_number
 
     def _plan(self, row: InstanceRow) -> RunPlan:
-        """Return how a new run starts. A function's run needs no plan, so its code may be unknown here."""
+        """Return the plan of a new run. A replay run needs none, so its workflow may be unknown in this process."""
         known = self._registry.find(row.workflow)
         if known is None and row.kind is WorkflowKind.REPLAY:
             return RunPlan()

@@ -1,4 +1,4 @@
-"""The interface for a package that brings workflows to an application: four operations, independent of the engine."""
+"""The interface for a package that brings workflows to an application: four operations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,23 @@ class WorkflowService(Protocol):
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and make it due. Returns its id.
+        """Record a new instance and make it due.
 
-        With ``session`` it is written in the caller's transaction, together with the caller's rows or not at all.
-        Raises WorkflowNotFound, WorkflowParamsInvalid, InvalidLabel, InstanceAlreadyExists.
+        Args:
+            workflow: The name of a registered workflow.
+            params: The parameters, of the type that the workflow declares.
+            id: The instance's id; None means a random id.
+            labels: The instance's labels.
+            session: A session whose transaction writes the instance, together with the caller's rows or not at all.
+
+        Returns:
+            The instance's id.
+
+        Raises:
+            WorkflowNotFound: No workflow of this name is registered in this process.
+            WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
+            InvalidLabel: A label breaks the rules for labels.
+            InstanceAlreadyExists: The id is taken.
         """
 
     def send_event(
@@ -43,9 +56,22 @@ class WorkflowService(Protocol):
         id: str | None = None,
         session: Session | None = None,
     ) -> bool:
-        """Send an event. Returns False if an event with this ``id`` was accepted before.
+        """Send an event to an instance.
 
-        ``session`` works as in `create_instance`. Raises InstanceNotFound, InstanceTerminal.
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            event_type: The event's type.
+            payload: JSON data.
+            id: The event's id, which is accepted once for each run; None means a random id.
+            session: A session whose transaction writes the event.
+
+        Returns:
+            False if an event with this id was accepted before.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended, and the event is new.
         """
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
@@ -61,7 +87,22 @@ class WorkflowService(Protocol):
         steps_cursor: str | None = None,
         events_cursor: str | None = None,
     ) -> HistoryPage:
-        """Return a page of the steps and events of a run, by default the current one; raises InstanceNotFound."""
+        """Return a page of the steps and events of a run.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+            limit: The largest number of items to return in each list.
+            steps_cursor: Continues the steps of an earlier page.
+            events_cursor: Continues the events of an earlier page.
+
+        Returns:
+            The page.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
 
 
 class Service:
@@ -105,7 +146,15 @@ class Service:
 
 
 def require_workflows(service: WorkflowService | None, *, package: str) -> WorkflowService:
-    """Return the service that a package was given. Raises WorkflowsRequired with the remedy if it is None."""
+    """Return the service that a package was given.
+
+    Args:
+        service: The service, or None if the application passed none.
+        package: The package's name, for the error.
+
+    Raises:
+        WorkflowsRequired: ``service`` is None.
+    """
     if service is None:
         raise WorkflowsRequired(package)
     return service

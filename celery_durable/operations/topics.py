@@ -13,21 +13,34 @@ from celery_durable.store.emissions import EmissionProgress
 from celery_durable.store.engine import Store, Tx
 
 _MAX_ID_LENGTH = 200
-"""For an emission's id, from which the ids of its events are made."""
+"""The longest emission id. The ids of an emission's events contain it, so it is shorter than other ids."""
 
 
 class TopicOperations(OperationsBase):
     """The operations on topics."""
 
     def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:  # the public name
-        """Send a payload to all waits that are open on a topic now. Returns how many there were.
+        """Send a payload to all waits that are open on a topic now.
 
         Waits are served in batches. Each event is recorded before its run is woken, and each wait gets only one. If
-        this process dies in between, a dispatcher continues.
+        this process dies in between, a dispatcher continues. If `emit` raises an error about an argument, nothing is
+        written.
 
-        ``id`` makes the call repeatable. A repeated id continues an emission that is under way, and a run that
-        received it before does not receive it again. Raises InvalidTopic, NameInvalid, NotSerializable,
-        PayloadTooLarge, EmissionMismatch. If it raises, nothing is written.
+        Args:
+            topic: The topic.
+            payload: JSON data.
+            id: Makes the call repeatable: a repeated id continues an emission that is under way, and a run that
+                received it before does not receive it again. None means a random id.
+
+        Returns:
+            How many waits received the payload.
+
+        Raises:
+            InvalidTopic: The topic breaks the rules for topics.
+            NameInvalid: The id breaks the rules for ids.
+            NotSerializable: ``payload`` has no JSON form.
+            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
+            EmissionMismatch: An emission with this id is under way for another topic or payload.
         """
         values.check_topic(topic)
         emission_id = (
@@ -38,13 +51,14 @@ class TopicOperations(OperationsBase):
         text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._settings.limits)
 
         def begin(tx: Tx) -> bool:
-            started: dict[str, Any] = {
-                "emission_id": emission_id,
-                "topic": topic,
-                "payload": text,
-                "scope": self._scope,
-            }
-            return emissions.begin(tx, **started, lease=self._settings.lease)
+            return emissions.begin(
+                tx,
+                emission_id=emission_id,
+                topic=topic,
+                payload=text,
+                scope=self._scope,
+                lease=self._settings.lease,
+            )
 
         if not self._store.transact(
             begin, find_committed=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
@@ -61,7 +75,7 @@ class TopicOperations(OperationsBase):
         return delivered_count
 
     def _deliver_batch(self, emission_id: str) -> EmissionProgress | None:
-        """Deliver one batch."""
+        """Deliver one batch. Returns None if another process has finished the emission."""
         made: list[EmissionProgress | None] = []
 
         def work(tx: Tx) -> EmissionProgress | None:
@@ -69,17 +83,29 @@ class TopicOperations(OperationsBase):
             return made[0]
 
         def was_applied(tx: Tx) -> EmissionProgress | None:
-            found, ours = emissions.read_progress(tx, emission_id), made[0]
-            # If the emission is over or past this batch, the batch is delivered: by this commit or by another
-            # process.
-            return ours if ours is not None and (found is None or found.cursor_pk >= ours.cursor_pk) else None
+            found, delivered = emissions.read_progress(tx, emission_id), made[0]
+            # If the emission is over or past this batch, this commit or another process has delivered the batch.
+            if delivered is None or (found is not None and found.cursor_pk < delivered.cursor_pk):
+                return None
+            return delivered
 
         return self._store.transact(work, find_committed=was_applied)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
-        """Return a page of the open waits on a topic, oldest instances first. ``cursor`` continues an earlier page.
+        """Return a page of the open waits on a topic, oldest instances first.
 
-        Raises InvalidTopic, CursorInvalid.
+        Args:
+            topic: The topic.
+            cursor: Continues an earlier page.
+            limit: The largest number of waits to return, 1 to 1000.
+
+        Returns:
+            The page; its ``cursor`` is None if it is the last one.
+
+        Raises:
+            InvalidTopic: The topic breaks the rules for topics.
+            CursorInvalid: The cursor belongs to another topic or caller.
+            ValueRefused: ``limit`` is out of range.
         """
         values.check_topic(topic)
         check_limit(limit)
@@ -96,7 +122,7 @@ class TopicOperations(OperationsBase):
 def continue_abandoned_emission(store: Store) -> bool:
     """Deliver one batch of an emission whose emitter has died. Returns False if there is none.
 
-    A sweeping process calls it until then. It wakes no worker: the runs are due for the very next sweep.
+    A dispatcher calls it in each sweep until it returns False. It wakes no worker: the next sweep finds the runs due.
     """
     abandoned = store.read(emissions.find_abandoned)
     if abandoned is None:

@@ -99,12 +99,12 @@ def list_instances(
     status: Status | None,
     before_pk: int | None,
     limit: int,
-    labelled: Mapping[str, str] | None = None,
+    with_labels: Mapping[str, str] | None = None,
     scope: Scope | None = None,
 ) -> list[tuple[int, InstanceSummary]]:
     """Return instances with all these labels, newest first, starting after ``before_pk``; each with its key."""
     query = build_list_query(
-        tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, labelled=labelled, scope=scope
+        tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, with_labels=with_labels, scope=scope
     )
     rows = tx.execute(query).all()
     labels_of = labels.read_many(tx, [row.id for row in rows])
@@ -134,7 +134,7 @@ def build_list_query(
     status: Status | None,
     before_pk: int | None,
     limit: int,
-    labelled: Mapping[str, str] | None = None,
+    with_labels: Mapping[str, str] | None = None,
     scope: Scope | None = None,
 ) -> sa.Select[Any]:
     """Build the query of a page. Every choice of filters has an index that is read backwards, newest first."""
@@ -143,7 +143,7 @@ def build_list_query(
         r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
     )
     key: sa.ColumnElement[int] = i.c.id
-    for name, value in (labelled or {}).items():
+    for name, value in (with_labels or {}).items():
         its = t.label.alias()
         query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
         key = its.c.instance_pk
