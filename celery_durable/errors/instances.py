@@ -85,7 +85,7 @@ class InstanceTerminal(DurableError):
         self.workflow, self.instance_id, self.status, self.operation = workflow, instance_id, status, operation
         super().__init__(
             f"Cannot {operation} instance {instance_id!r} of workflow {workflow!r}: it is {status}. "
-            "restart() begins a new run of it."
+            "Use restart() to start a new run."
         )
 
 
@@ -106,7 +106,7 @@ class InstanceNotErrored(DurableError):
         self.workflow, self.instance_id, self.status = workflow, instance_id, status
         super().__init__(
             f"Cannot retry instance {instance_id!r} of workflow {workflow!r}: it is {status}, not errored. "
-            "restart() begins a new run of it, from the beginning or from a step."
+            "Use restart() to start a new run, from the first step or from a later one."
         )
 
 
@@ -137,8 +137,8 @@ class StepNotFound(DurableError):
 class StepNotOpen(DurableError):
     """A step cannot be completed by hand, because it has ended without failing its instance.
 
-    Later steps may depend on its result; ``restart(from_step=...)`` runs it again. Also raised for a step of a linear
-    workflow whose turn has not come.
+    Later steps may depend on its result; ``restart(from_step=...)`` runs it again. Also raised for a step that a
+    linear run has not reached.
 
     Attributes:
         workflow: The workflow's name.
@@ -146,7 +146,7 @@ class StepNotOpen(DurableError):
         run_number: The number of the run, from 1.
         step: The step's name.
         status: The step's status.
-        stands_at: In a linear workflow, the step whose turn it is; else None.
+        stands_at: The current step of a linear run that has not reached the step; else None.
     """
 
     code, http_status = "STEP_NOT_OPEN", 409
@@ -163,12 +163,12 @@ class StepNotOpen(DurableError):
     ) -> None:
         self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
         self.step, self.status, self.stands_at = step, status, stands_at
-        remedy = "restart(from_step=...) runs it again."
+        remedy = "Use restart(from_step=...) to run it again."
         if stands_at is not None:
-            remedy = f"its turn comes after that of step {stands_at!r}, where the run stands."
+            remedy = f"The current step is {stands_at!r}, which comes first."
         super().__init__(
             f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} is {status}. Only "
-            f"an open step, or one that ended an errored instance, can be settled by hand; {remedy}"
+            f"an open step, or one that ended an errored instance, can be completed by hand. {remedy}"
         )
 
 
@@ -186,8 +186,7 @@ class OutOfScope(DurableError):
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
         super().__init__(
-            f"Instance {instance_id!r} would be outside of what you may reach: its id or its labels are not those of "
-            "your scope."
+            f"Instance {instance_id!r} would be outside of your scope. Use an id and labels that belong to your scope."
         )
 
 
@@ -207,7 +206,7 @@ class VersionMismatch(DurableError):
         self.workflow, self.instance_id = workflow, instance_id
         super().__init__(
             f"Instance {instance_id!r} of workflow {workflow!r} has changed since its version was read. "
-            "Look at it again, and repeat the operation if it is still what you want."
+            "Read it again, and repeat the operation if it is still what you want."
         )
 
 

@@ -1,4 +1,4 @@
-"""What ends a pass from inside. Workflow code neither catches nor raises these."""
+"""The exceptions that end a pass. Workflow code neither catches nor raises these."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from celery_durable.errors.base import DurableError
 
 
 class Interruption(BaseException):
-    """The base class of what unwinds workflow code. Not an Exception, so that ``except Exception`` does not catch it.
+    """The base class of the exceptions that unwind workflow code.
 
-    Workflow code neither raises nor catches it.
+    It is not an Exception, so that ``except Exception`` does not catch it.
     """
 
 
@@ -45,9 +45,8 @@ class PassStalled(DurableError):
     def __init__(self, ref: str, seconds: float) -> None:
         self.ref, self.seconds = ref, seconds
         super().__init__(
-            f"The pass over {ref} has not moved for {seconds:.0f} s, and it was not the workflow's code that ran: it "
-            "waits for something outside that does not answer. The worker's process is still stuck in it; restart it "
-            "if that does not end by itself."
+            f"The pass over {ref} has hung for {seconds:.0f} s outside of the workflow's code: it waits for something "
+            "that does not answer. The worker's process still hangs; restart it if it does not recover by itself."
         )
 
 

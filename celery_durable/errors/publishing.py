@@ -21,8 +21,8 @@ class NotInOutbox(DurableError):
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = list(ids)
         super().__init__(
-            f"Nothing in the outbox has the id {', '.join(map(repr, self.ids))}. What was sent is in it no more; list "
-            "what is: celery -A <your app> durable outbox"
+            f"Nothing in the outbox has the id {', '.join(map(repr, self.ids))}. Sent messages are removed; list the "
+            "others: celery -A <your app> durable outbox"
         )
 
 
@@ -43,6 +43,6 @@ class NotGivenUp(DurableError):
         self.id, self.kind, self.name = id_, kind, name
         what = "Task" if kind == "task" else "Outbound event"
         super().__init__(
-            f"{what} {name!r} ({id_}) was not given up. It is sent without help; list what was given up: "
+            f"{what} {name!r} ({id_}) was not given up. It is still retried automatically; list what was given up: "
             "celery -A <your app> durable outbox --given-up"
         )

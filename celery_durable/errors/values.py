@@ -85,8 +85,9 @@ class TooManyLabels(ValueRefused):
     def __init__(self, count: int, limit: int) -> None:
         self.count, self.limit = count, limit
         super().__init__(
-            f"{count} labels are too many: an instance may have {limit}. Take one away, tx.set_labels({{name: None}}), "
-            "or keep in the parameters what nobody searches for."
+            f"{count} labels are too many: an instance may have {limit}. Remove one with "
+            "tx.set_labels({name: None}), "
+            "or keep data that you do not search for in the parameters."
         )
 
 
@@ -105,8 +106,8 @@ class EmissionMismatch(ValueRefused):
     def __init__(self, id: str, topic: str) -> None:
         self.id, self.topic = id, topic
         super().__init__(
-            f"Emission {quote(id)} is under way, to topic {topic!r} or with another payload. "
-            "Use one id for one emission, and repeat it as it was."
+            f"Another emission with the id {quote(id)} is under way, for topic {topic!r}. "
+            "Repeat an emission with the same topic and payload, and use a new id for a new one."
         )
 
 

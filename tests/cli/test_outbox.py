@@ -129,7 +129,7 @@ def test_an_id_that_is_not_there_keeps_the_others_from_it(
     assert (said.code, said.out) == (3, "")
     assert said.err == (
         f"error: Nothing in the outbox has the id {unknown!r}.\n"
-        "hint: What was sent is in it no more; list what is: celery -A <your app> durable outbox\n"
+        "hint: Sent messages are removed; list the others: celery -A <your app> durable outbox\n"
     )
     assert shop.pipe("outbox").rows == before
 
@@ -140,7 +140,8 @@ def test_what_was_not_given_up_needs_no_help(messages: GivenUpMessages, shop: Sh
         assert (said.code, said.err) == (
             1,
             f"error: {kind} {name!r} ({id_}) was not given up.\n"
-            "hint: It is sent without help; list what was given up: celery -A <your app> durable outbox --given-up\n",
+            "hint: It is still retried automatically; list what was given up: "
+            "celery -A <your app> durable outbox --given-up\n",
         )
 
 

@@ -359,8 +359,8 @@ def test_nobody_can_send_to_an_instance_that_has_ended(world: World, order) -> N
     with pytest.raises(InstanceTerminal) as caught:
         instance.send("approval")
     assert str(caught.value) == (
-        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. "
-        "restart() begins a new run of it."
+        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. Use restart() to start a new "
+        "run."
     )
     assert instance.events() == []
 

@@ -98,7 +98,8 @@ def test_what_has_ended_is_not_settled_again(world: World, step: str) -> None:
         world.operations.set_result("order", "i-1", step, 2, by="eve")
     assert str(caught.value) == (
         f"Step {step!r} of run 1 of instance 'i-1' of workflow 'order' is {instance.step(step).status}. Only an open "
-        "step, or one that ended an errored instance, can be settled by hand; restart(from_step=...) runs it again."
+        "step, or one that ended an errored instance, can be completed by hand. "
+        "Use restart(from_step=...) to run it again."
     )
     assert instance.row == before
     with pytest.raises(StepNotFound):

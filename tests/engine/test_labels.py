@@ -389,8 +389,8 @@ VALUE_RULE = "use text of 1 to 255 characters without control characters"
         (["tenant"], "A set of labels like ['tenant'] is not allowed: pass a mapping of names to values."),
         (
             MOST | {"another": "x"},
-            "17 labels are too many: an instance may have 16. Take one away, tx.set_labels({name: None}), or keep in "
-            "the parameters what nobody searches for.",
+            "17 labels are too many: an instance may have 16. Remove one with tx.set_labels({name: None}), or keep "
+            "data that you do not search for in the parameters.",
         ),
     ],
 )
@@ -432,8 +432,8 @@ def test_a_step_that_would_set_too_many_fails_for_good_and_sets_none(world: Worl
 
     instance = order.run(labels=MOST)
     assert instance.error == (
-        "TooManyLabels: 17 labels are too many: an instance may have 16. Take one away, tx.set_labels({name: None}), "
-        "or keep in the parameters what nobody searches for."
+        "TooManyLabels: 17 labels are too many: an instance may have 16. Remove one with tx.set_labels({name: "
+        "None}), or keep data that you do not search for in the parameters."
     )
     assert (ran, world.names(), labels_of(instance)) == ([1], [], MOST)
 

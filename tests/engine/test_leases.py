@@ -117,9 +117,8 @@ def test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash(
     assert (instance.output, ran) == ("done", ["worked"])
     assert instance.step("work").attempts == 1
     assert instance.lines() == [
-        f"PassStalled: The pass over {instance.ref} has not moved for 31 s, and it was not the workflow's code that "
-        "ran: it waits for something outside that does not answer. The worker's process is still stuck in it; restart "
-        "it if that does not end by itself."
+        f"PassStalled: The pass over {instance.ref} has hung for 31 s outside of the workflow's code: it waits for "
+        "something that does not answer. The worker's process still hangs; restart it if it does not recover by itself."
     ]
 
 

@@ -70,7 +70,7 @@ def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everyth
     with pytest.raises(InstanceTerminal) as caught:
         getattr(instance, method)()
     assert str(caught.value) == (
-        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. restart() begins a new run of it."
+        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. Use restart() to start a new run."
     )
     assert instance.row == before
 

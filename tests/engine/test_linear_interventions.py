@@ -183,8 +183,8 @@ def test_a_run_does_not_begin_ahead_of_where_the_other_stands(world: World, begi
     with pytest.raises(ValueRefused) as refused:
         begin(world.operations)
     assert str(refused.value) == (
-        "Step 'SHIP' of run 1 of instance 'i-1' of workflow 'order' has not had its turn: the run stands at step "
-        "'PAY'. Name that one, or one before it."
+        "Step 'SHIP' of run 1 of instance 'i-1' of workflow 'order' has not been reached: the current step is "
+        "'PAY'. Choose that step or an earlier one."
     )
     assert (rows(instance), instance.row.run_number) == (["DONE", "DEAD", "PENDING"], 1)
 
@@ -319,8 +319,8 @@ def test_a_run_of_which_all_is_done_completes_however_often_its_workers_die(worl
 @pytest.mark.parametrize(
     ("step", "status", "remedy"),
     [
-        ("VALIDATE", "DONE", "restart(from_step=...) runs it again."),
-        ("2", "PENDING", "its turn comes after that of step 'PAY', where the run stands."),
+        ("VALIDATE", "DONE", "Use restart(from_step=...) to run it again."),
+        ("2", "PENDING", "The current step is 'PAY', which comes first."),
     ],
 )
 @pytest.mark.parametrize("has_failed", [True, False])
@@ -333,7 +333,7 @@ def test_a_step_whose_turn_it_is_not_is_not_settled(
         world.operations.skip("order", "i-1", step, by="eve")
     assert str(refused.value) == (
         f"Step {name!r} of run 1 of instance 'i-1' of workflow 'order' is {status}. Only an open step, or one that "
-        f"ended an errored instance, can be settled by hand; {remedy}"
+        f"ended an errored instance, can be completed by hand. {remedy}"
     )
     assert instance.row == before
 

@@ -400,7 +400,7 @@ def test_only_what_has_failed_is_tried_again(world: World, status: str) -> None:
         retry(instance)
     assert str(caught.value) == (
         f"Cannot retry instance 'i-1' of workflow 'order': it is {status}, not errored. "
-        "restart() begins a new run of it, from the beginning or from a step."
+        "Use restart() to start a new run, from the first step or from a later one."
     )
 
 

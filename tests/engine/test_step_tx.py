@@ -501,8 +501,8 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
         ),
         (
             lambda tx, child: tx.send_event(child, "ended", "approval"),
-            "InstanceTerminal: Cannot send an event to instance 'ended' of workflow 'child': it is terminated. "
-            "restart() begins a new run of it.",
+            "InstanceTerminal: Cannot send an event to instance 'ended' of workflow 'child': it is terminated. Use "
+            "restart() to start a new run.",
         ),
         (
             lambda tx, child: tx.send_event(child, "ended", "no spaces"),

@@ -312,8 +312,8 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     with pytest.raises(EmissionMismatch) as caught:
         world.operations.emit("prices/eur.usd", 2, id="e-1")
     assert str(caught.value) == (
-        "Emission 'e-1' is under way, to topic 'prices/eur.usd' or with another payload. "
-        "Use one id for one emission, and repeat it as it was."
+        "Another emission with the id 'e-1' is under way, for topic 'prices/eur.usd'. Repeat an emission with the "
+        "same topic and payload, and use a new id for a new one."
     )
     assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 5
     world.run_after(5)  # what the second emitter woke; until then the queue was not empty

@@ -416,7 +416,7 @@ MUTANTS = (
     ),
     _m(
         "restart_or_create restarts what has not ended",
-        ("operations.create:CreateOperations.restart_or_create", "if row.status not in wanted:", "if False:"),
+        ("operations.create:CreateOperations.restart_or_create", "if row.status not in restartable:", "if False:"),
     ),
     _m(
         "restart_or_create in doubt begins again",
