@@ -451,7 +451,7 @@ class Committer:
     ) -> ReleaseOutcome:
         """Release the instance: suspended until one of ``waits``, or due at once if there are none.
 
-        ``resets_crash_count``: whether the pass made progress; by default, if there are ``waits``.
+        ``resets_crash_count``: whether the pass made progress, by default True if there are ``waits``.
         """
         must_reset = bool(waits) if resets_crash_count is None else resets_crash_count
 

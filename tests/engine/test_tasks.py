@@ -363,7 +363,7 @@ def test_a_pause_keeps_the_answer(world: World, media) -> None:
 def test_a_reference_from_a_later_version_is_read(world: World, media) -> None:
     """Later versions append to the list that travels, so an older worker still finds what it knows."""
     media.run(300)
-    travelled = world.sent[0].content["answers"]
+    travelled = world.sent[0].content["reference"]
     known = TaskReference.read(travelled)
     assert known is not None
     assert TaskReference.read([*travelled, "of tomorrow"]) == known
