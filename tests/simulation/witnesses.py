@@ -79,7 +79,8 @@ SCRIPT = f"""
     CREATE TRIGGER author_writes AFTER INSERT ON workflow_outbox
     BEGIN
         INSERT INTO author_message VALUES (
-            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key, json_extract(NEW.payload, '$.reference[4]'));
+            NEW.id, NEW.kind, NEW.instance_pk, NEW.run_number, NEW.step_key,
+            json_extract(NEW.payload, '$.reference[4]'));
     END;
 
     CREATE TABLE author_attempt (
