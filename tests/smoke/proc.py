@@ -47,13 +47,15 @@ _TIED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.ar
 class Proc:
     """One process, with the children it makes."""
 
-    def __init__(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    ) -> None:
         self.log = log
         tied = python("-S", "-c", _TIED) if sys.platform == "linux" else []
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*tied, *argv],
-                cwd=ROOT,
+                cwd=cwd,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
