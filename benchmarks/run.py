@@ -74,12 +74,12 @@ def insert_loop(connections: int) -> float:
 def insert_once(_: int) -> float:
     url = DATABASE.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, prepare_threshold=0) as conn:
-        count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < SECONDS:
+        count, started_at = 0, time.perf_counter()
+        while time.perf_counter() - started_at < SECONDS:
             conn.execute("INSERT INTO bench_row (a, b, c) VALUES (%s, %s, %s)", (count, "name", '{"x":1}'))
             conn.commit()
             count += 1
-        return count / (time.perf_counter() - begun)
+        return count / (time.perf_counter() - started_at)
 
 
 def throughput(durable, many, steps: int, count: int) -> tuple[float, float, float]:
@@ -88,9 +88,9 @@ def throughput(durable, many, steps: int, count: int) -> tuple[float, float, flo
         many.create(steps)
     with processes("worker", "-c", "2", "-P", "prefork") as worker:
         wait_for(lambda: done(durable) > 0)
-        cpu, commits, finished, begun = cpu_seconds(worker), committed(durable), done(durable), time.perf_counter()
+        cpu, commits, finished, started_at = cpu_seconds(worker), committed(durable), done(durable), time.perf_counter()
         wait_for(lambda: done(durable) >= count)
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - started_at
         ran = (count - finished) * steps
         result = ran / took, (cpu_seconds(worker) - cpu) / ran * 1000, (committed(durable) - commits) / ran
     with durable.internals.store.engine.begin() as conn:
@@ -122,9 +122,9 @@ def superfluous(durable, many) -> str:
     durable.internals.runner.advance(ref, task_id="bench", node="bench")
     times = []
     for _ in range(500):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         durable.internals.runner.advance(ref, task_id="bench", node="bench")
-        times.append((time.perf_counter() - begun) * 1000)
+        times.append((time.perf_counter() - started_at) * 1000)
     return f"1 statement, p50 {statistics.median(times):.2f} ms, p99 {statistics.quantiles(times, n=100)[98]:.2f} ms"
 
 
@@ -157,23 +157,23 @@ def fan_out(tasks: int = 2000) -> str:
     with processes("worker", "-c", "2", "-P", "prefork"):
         spread.create(1).result(timeout=60)  # it is up
         counter.set("durable-bench-count", 0)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for number in range(tasks):
             count.delay(number)
         wait_for(lambda: int(counter.get("durable-bench-count")) == tasks)
-        by_hand = tasks / (time.perf_counter() - begun)
-        begun = time.perf_counter()
+        by_hand = tasks / (time.perf_counter() - started_at)
+        started_at = time.perf_counter()
         spread.create(tasks).result(timeout=120)
-        mapped = tasks / (time.perf_counter() - begun)
+        mapped = tasks / (time.perf_counter() - started_at)
     counter.delete("durable-bench-count")
     return f"{mapped:.0f} tasks/s with their answers recorded = {mapped / by_hand:.2f} of {by_hand:.0f}/s by hand"
 
 
 def creation(durable, many) -> float:
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(500):
         many.create(1)
-    return 500 / (time.perf_counter() - begun)
+    return 500 / (time.perf_counter() - started_at)
 
 
 @contextmanager

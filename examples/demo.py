@@ -158,11 +158,11 @@ def run(story: Story, here: World) -> None:
                 seen.add(step.name)
                 story.tell(f"  {step.name}", f"committed{REMARKS.get(step.name, '')}", GREEN)
 
-    def begun(times: int) -> bool:
+    def has_started(times: int) -> bool:
         watch()
         return here.count("payments", "SELECT count(*) FROM payment_request") >= times
 
-    here.await_("the payment starts", lambda: begun(1))
+    here.await_("the payment starts", lambda: has_started(1))
     story.tell("  charge card", "the bank has taken the money, but its response is on the way ...", YELLOW)
     time.sleep(1)
     first.kill()
@@ -172,7 +172,7 @@ def run(story: Story, here: World) -> None:
     second = here.start_worker()
     story.tell("$ celery worker", f"process {second.pid}", CYAN)
     story.note(f"The dead worker's lease ends after {LEASE_SECONDS} s. (The demo shortened this; normally it is 30 s.)")
-    here.await_("the payment starts again", lambda: begun(2))
+    here.await_("the payment starts again", lambda: has_started(2))
     story.tell("  charge card", "starts again with the same idempotency key", YELLOW)
     seen.remove("charge card")
 

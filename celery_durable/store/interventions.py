@@ -71,7 +71,7 @@ def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str
 
 
 def subtract_started_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
-    """Subtract the attempts that have begun (PENDING) in all steps but ``excluding``.
+    """Subtract the attempts that have started (PENDING) in all steps but ``excluding``.
 
     An attempt is counted when it begins. These attempts have not failed: their worker only lost its claim.
     """

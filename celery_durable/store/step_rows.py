@@ -166,7 +166,7 @@ class StepWrite:
     def resets_crash_count(self) -> bool:
         """Whether this write advances the run, which shows that its crashes are over.
 
-        A row that says that an attempt has begun (PENDING, RUNNING) is not: the attempt may still kill its worker.
+        A row that says that an attempt has started (PENDING, RUNNING) is not: the attempt may still kill its worker.
         Neither is the record of an expired lease.
         """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED

@@ -35,7 +35,7 @@ class SentTasks:
             reference = TaskReference.read(message.content["reference"])
             assert reference is not None
             ref = reference.ref
-            step = self._asker(message.id, ref, reference.event_type)
+            step = self._find_asking_step(message.id, ref, reference.event_type)
             if step is None:
                 del self._out[message.id]
             elif (act := self._act(ref, step, message)) is not None:
@@ -44,7 +44,7 @@ class SentTasks:
                 return True
         return False
 
-    def _asker(self, id_: str, ref: RunRef, asked: str) -> str | None:
+    def _find_asking_step(self, id_: str, ref: RunRef, asked: str) -> str | None:
         """Return the name of the step that waits for a task; None if no step waits any more."""
         try:
             row = self._operations().get(ref.workflow, ref.instance_id).instance

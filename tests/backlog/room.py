@@ -155,5 +155,5 @@ class Room:
         return time.monotonic() - began
 
     def passes(self, *workers: Proc) -> int:
-        """How many messages of ours the workers have received."""
+        """How many of our messages the workers have received."""
         return sum(len(re.findall(r"Task durable:\S+ received", each.text())) for each in workers)

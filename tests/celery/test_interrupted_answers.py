@@ -1,4 +1,4 @@
-"""A soft time limit that fires at any line of ours while a task's end is committed: its step has one answer."""
+"""A soft time limit that fires at any line of this package while a task's end is committed: its step has one answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMIT = "the soft limit"
 
 
 class Interruption:
-    """Raises as billiard's signal handler does, before the line of ours that is the ``at``-th to run."""
+    """Raises as billiard's signal handler does, before the line of this package that is the ``at``-th to run."""
 
     def __init__(self, at: int) -> None:
         self._left = at

@@ -162,11 +162,11 @@ def test_a_worker_that_does_not_know_the_workflow_leaves_it_for_one_that_does(
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_worker_that_stops_hands_its_runs_on(durable: Durable, app: Celery) -> None:
     """However it is told: a remote `shutdown` raises no signal."""
-    has_begun, go_on = threading.Event(), threading.Event()
+    has_started, go_on = threading.Event(), threading.Event()
 
     @durable.workflow
     def two(event: WorkflowEvent[Any], step: Step) -> int:
-        step.do("first", lambda: has_begun.set() or go_on.wait(20))
+        step.do("first", lambda: has_started.set() or go_on.wait(20))
         return step.do("second", lambda: 2)
 
     instance = two.create()
@@ -176,7 +176,7 @@ def test_a_worker_that_stops_hands_its_runs_on(durable: Durable, app: Celery) ->
         go_on.set()
 
     with worker(app):
-        assert has_begun.wait(20)
+        assert has_started.wait(20)
         threading.Thread(target=let_go).start()
     until(lambda: instance.history().steps)
     until(lambda: _claim(durable) is None)

@@ -115,8 +115,8 @@ class _News:
 
     def __init__(self, pair: str, storm: Storm, crowd: Crowd) -> None:
         self._pair, self._storm, self._crowd = pair, storm, crowd
-        self._begun = time.monotonic()
-        self._next = self._begun + _NEWS_SECONDS
+        self._started_at = time.monotonic()
+        self._next = self._started_at + _NEWS_SECONDS
 
     def tell(self) -> None:
         now = time.monotonic()
@@ -125,7 +125,7 @@ class _News:
             tally = self._storm.tally
             done = f"{tally.faults.total()} faults, {tally.killed} kills"
             there = f"{len(self._crowd.plans)} instances, {self._open()} open"
-            print(f"{self._pair}: {now - self._begun:4.0f} s, {done}, {there}", flush=True)
+            print(f"{self._pair}: {now - self._started_at:4.0f} s, {done}, {there}", flush=True)
 
     def _open(self) -> str:
         with contextlib.suppress(sa.exc.DBAPIError):

@@ -143,14 +143,14 @@ class Arena:
         for crew in (self.workers, self.beats):
             for proc in [proc for proc in crew if not proc.is_running]:
                 # Celery's own answers to a pool process that dies in the worker's first moment, or just when the worker
-                # connects anew (celery issue 9250); whoever runs workers starts them again.
+                # connects anew (celery issue 9250); the process that runs the workers starts them again.
                 if not any(answer in proc.text() for answer in _CELERY_GAVE_UP):
                     found.append(f"{proc.log.name} ended by itself with exit code {proc.process.returncode}")
                 self.replace(crew, proc)
         return found
 
     def ready_workers(self) -> list[Proc]:
-        """Those whose pool has been up for a moment: whoever dies earlier takes the whole worker with it."""
+        """Those whose pool has been up for a moment: a process that dies earlier takes the whole worker with it."""
         now = time.monotonic()
         for worker in self.workers:
             if worker.pid not in self._ready_since and worker.is_running and "ready." in worker.text():
@@ -217,7 +217,7 @@ class Arena:
 
 
 def send_signal(pid: int, number: int, *, group: int) -> bool:
-    """Signal a process if it (still) belongs to the group that one of ours leads; True when it got it."""
+    """Signal a process if it (still) belongs to a group that one of our processes leads; True when it got it."""
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == group:
             os.kill(pid, number)
@@ -226,7 +226,7 @@ def send_signal(pid: int, number: int, *, group: int) -> bool:
 
 
 def send_group_signal(proc: Proc, number: int) -> bool:
-    """Signal a process of ours with all its children."""
+    """Signal one of our processes with all its children."""
     if not proc.is_running:
         return False
     os.killpg(proc.pid, number)

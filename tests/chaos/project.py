@@ -21,7 +21,7 @@ _NOTED = (tasks.ADVANCE, WORK)
 
 
 def say_at(*, sender: Any, task_id: str, **_: Any) -> None:
-    """Whoever kills this process wants to know which pass it cuts short, or that it is at a step's task."""
+    """The test that kills this process wants to know which pass it cuts short, or that it is at a step's task."""
     if sender.name in _NOTED:
         _note().write_text(task_id if sender.name == tasks.ADVANCE else AT_TASK)
 

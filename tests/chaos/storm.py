@@ -128,7 +128,7 @@ class Storm:
                 self._kill_child()
 
     def subside(self) -> None:
-        """Thaw whoever is frozen, have the broker back, and everybody at work."""
+        """Thaw every frozen process, have the broker back, and everybody at work."""
         self._do_what_is_due(all_of_it=True)
         if self._restarting.is_alive():
             self._restarting.join()
@@ -186,7 +186,7 @@ class Storm:
 
     @property
     def _are_all_ready(self) -> bool:
-        """Whoever strikes a worker waits until all are at work: else, on a slow machine, nobody ever is."""
+        """A fault that hits a worker waits until all are at work: else, on a slow machine, nobody ever is."""
         return len(self._arena.ready_workers()) == len(self._arena.workers)
 
     def _kill_worker(self) -> bool:

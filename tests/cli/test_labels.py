@@ -1,4 +1,4 @@
-"""Labels over both connections: start with them, find by them, steer what has them, see them."""
+"""Labels over both connections: start with them, find by them, change instances by them, show them."""
 
 from __future__ import annotations
 

@@ -128,9 +128,7 @@ def test_celery_lists_our_verbs_and_without_an_app_says_how_to_name_one(folder: 
         "error: No Celery app was given, so the database is unknown.\n"
         "hint: Give it before the command: celery -A proj durable ls (or set CELERY_APP=proj)\n"
     )
-    assert re.search(
-        r"^ +durable +Run and look after durable workflows\.$", folder.celery("--help").stdout, re.MULTILINE
-    )
+    assert re.search(r"^ +durable +Run and operate durable workflows\.$", folder.celery("--help").stdout, re.MULTILINE)
 
 
 def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:

@@ -119,14 +119,14 @@ def test_a_run_that_ends_by_an_error_shows_in_its_pass(traces: Traces) -> None:
 
 
 def test_a_worker_that_was_superseded_is_no_error(traces: Traces) -> None:
-    steer: list[Any] = []
+    actions: list[Any] = []
 
     def slow(event: WorkflowEvent[Any], step: Step) -> None:
-        step.do("slow", lambda: steer.pop()() and None)
+        step.do("slow", lambda: actions.pop()() and None)
 
     with DurableHarness([slow]) as harness:
         instance = harness.create(slow)
-        steer.append(instance.terminate)
+        actions.append(instance.terminate)
         harness.run_until_idle()
     (span,) = traces.named("durable.pass slow")
     assert attributes(span)["outcome"] == "Superseded"

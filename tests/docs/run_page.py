@@ -1,7 +1,7 @@
 """Run the python blocks of one page as one module: `python -m tests.docs.run_page README.md folder`.
 
 A page names servers, and none is needed: the database becomes a SQLite file in ``folder``, messages run at once in
-this process, and whoever waits for a result makes time jump to what is due next. An expression with a comment
+this process, and a wait for a result makes time jump to what is due next. An expression with a comment
 ``# -> value`` must have that value.
 """
 

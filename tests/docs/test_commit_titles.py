@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT
 FITS = "errors: " + "x" * 64
 TOO_LONG = "errors: " + "x" * 65
 
-# A git hook names its own repository in GIT_DIR; the configuration of whoever runs the tests may sign commits.
+# A git hook names its own repository in GIT_DIR; the configuration of the user who runs the tests may sign commits.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
     "PYTHONPATH": str(ROOT),
     "GIT_CONFIG_GLOBAL": os.devnull,

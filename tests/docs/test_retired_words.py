@@ -20,13 +20,18 @@ from tests.docs.retired_words import RETIRED, find
         ("class FarewellOf:", "Farewell"),
         ("begin_roll_calls()", "roll_calls"),
         ("a roll call", "roll call"),
+        ("a row of ours", "of ours"),
+        ("nobody_looks_after()", "looks_after"),
+        ("the run is handed on", "handed on"),
     ],
 )
 def test_a_retired_word_is_found_in_prose_and_in_names(text: str, word: str) -> None:
     assert [found for _, found, _ in find(text)] == [word]
 
 
-@pytest.mark.parametrize("text", ["a storyteller", "farewelled", "the passages", "RUN_ID", "notify", "recall"])
+@pytest.mark.parametrize(
+    "text", ["a storyteller", "farewelled", "the passages", "RUN_ID", "notify", "recall", "hours", "amended"]
+)
 def test_another_word_is_not(text: str) -> None:
     found = [word for _, word, _ in find(text)]
     assert found == (["passages"] if "passages" in text else [])

@@ -17,7 +17,7 @@ TABLES = ["workflow_instance", "workflow_run", "workflow_step", "workflow_event"
 
 
 def busy(event: WorkflowEvent[str], step: Step) -> str:
-    step.log.info("begun")
+    step.log.info("started")
     step.do("work", lambda: {"done": True})
     if event.payload == "fails":
         raise ValueError("no")

@@ -1,7 +1,7 @@
 """What must hold of any database that the engine leaves behind, as SQL that answers with the rows that break it.
 
 The names are those of docs/design.md: lost or doubled steps, mixed owners, wrong order, events and steps that
-disagree, work that nobody will look after, wake-ups that got lost, prior runs that changed.
+disagree, work that no process will find, wake-ups that got lost, prior runs that changed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ QUERIES = {
           ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
         WHERE e.type LIKE 'child:%' AND s.wait_event_type <> e.type
            OR e.type LIKE 'task:%' AND s.type <> 'task'""",
-    "I6 whatever can go on is looked after": f"""
+    "I6 due work is found by a sweep": f"""
         SELECT i.instance_id, i.status, i.run_at, i.next_check_at FROM workflow_instance i
         WHERE {_LIVE} AND (i.run_at IS NULL OR i.next_check_at IS NULL)
            OR NOT ({_LIVE}) AND i.next_check_at IS NOT NULL""",

@@ -451,7 +451,7 @@ class ConnectionLost(Exception):
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("form", ["INSERT INTO workflow_step", "UPDATE workflow_step"])
 def test_a_boundary_that_arrives_after_it_was_given_up_is_recognised(world: World, form: str) -> None:
-    """Something between us and the server breaks our connection and hands on later what it had taken."""
+    """Something between us and the server breaks our connection and delivers later what it had accepted."""
     worker, attempts, held_up = world.new_worker(), [], []
 
     def hold_up(connection, cursor, statement, parameters, *_) -> None:

@@ -553,11 +553,11 @@ def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(wo
 def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: World) -> None:
     line = Line(world, VALIDATE=lambda ctx: world.advance(60) or done(ctx), PAY=waits_for("paid", "1 hour"))
     instance = line.flow.create()
-    begun_at = world.now + timedelta(seconds=60)
+    started_at = world.now + timedelta(seconds=60)
     world.run_until_idle()
-    assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], begun_at)
+    assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], started_at)
     (wait,) = world.operations.waits()
-    assert (wait.step, wait.since, wait.until) == ("PAY", begun_at, begun_at + timedelta(hours=1))
+    assert (wait.step, wait.since, wait.until) == ("PAY", started_at, started_at + timedelta(hours=1))
 
 
 # --- definitions --------------------------------------------------------------------------------

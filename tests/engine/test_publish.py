@@ -117,7 +117,7 @@ def test_a_replay_never_puts_an_old_value_over_a_newer_one(world: World) -> None
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        step.publish("state", "begun")
+        step.publish("state", "started")
         step.do("charge", lambda: step.publish("state", "charging"))
         seen.append(published(instance))
         step.publish("state", "resting")
@@ -563,13 +563,13 @@ def test_a_function_that_has_been_interrupted_publishes_nothing(world: World) ->
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         try:
-            step.publish("state", "begun")
+            step.publish("state", "started")
             step.sleep("rest", 60)
         finally:
             step.publish("state", "over")
 
     instance = order.run()
-    assert published(instance) == {"state": "begun"}
+    assert published(instance) == {"state": "started"}
     world.run_after(60)
     assert published(instance) == {"state": "over"}
 

@@ -42,7 +42,7 @@ def rows(world: World) -> dict[str, int]:
 
 
 def busy(event: WorkflowEvent, step: Step) -> str:
-    step.log.info("begun")
+    step.log.info("started")
     step.do("work", lambda: 1)
     return step.wait_for_event("approval", "approval", timeout="90 days").type
 

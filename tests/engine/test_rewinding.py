@@ -278,7 +278,7 @@ def test_each_run_has_room_for_its_own_log(make_world) -> None:
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        step.log.info("begun")
+        step.log.info("started")
         step.do("a", lambda: None)
         step.log.info("done")
         step.do("b", lambda: None)
@@ -286,7 +286,7 @@ def test_each_run_has_room_for_its_own_log(make_world) -> None:
     instance = order.run()
     rewind(instance, "b")
     world.run_until_idle()
-    assert [(line.message, line.is_replay) for line in instance.logs()] == [("begun", True), ("done", False)]
+    assert [(line.message, line.is_replay) for line in instance.logs()] == [("started", True), ("done", False)]
 
 
 # --- what the code sees -------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_an_error_of_the_function_itself_is_tried_again_behind_all_its_steps(wor
     def order(event: WorkflowEvent, step: Step):
         step.do("a", _say, ran, f"a{event.run_number}")
         if event.run_number == 1:
-            raise ValueError("a bug, mended meanwhile")
+            raise ValueError("a bug, fixed meanwhile")
         return "done"
 
     instance = order.run()

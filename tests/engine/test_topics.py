@@ -1,4 +1,4 @@
-"""Topics: one payload for everybody who waits at the moment, each exactly once, whoever dies on the way."""
+"""Topics: one payload for everybody who waits at the moment, each exactly once, whichever process dies."""
 
 from __future__ import annotations
 

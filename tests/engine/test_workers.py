@@ -633,7 +633,7 @@ def test_a_claim_says_who_has_it(world: World) -> None:
 
 
 def test_the_step_that_lost_a_race_of_constraints_stops_quietly(world: World) -> None:
-    """A row of ours that is there already means that somebody else was here: no error of the author's."""
+    """An internal row that is there already means that somebody else was here: no error of the author's."""
     slow = world.new_worker()
 
     @world.workflow

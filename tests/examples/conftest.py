@@ -33,7 +33,7 @@ def folder() -> Iterator[None]:
     shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)  # where no test of ours was run
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)  # if none of our tests ran
 
 
 class Clock(Runtime):

@@ -37,7 +37,7 @@ def test_a_document_that_cannot_be_read_is_tried_again_by_itself(world, tmp_path
     assert handle.status().status is Status.WAITING
     assert len(world.completed(handle)) == 5  # its siblings are done
 
-    (tmp_path / "broken.txt").write_text("mended")
+    (tmp_path / "broken.txt").write_text("fixed")
     world.advance(seconds=10)
     assert handle.result(timeout=0).documents == 5
     attempts = {step.name: step.attempts for step in handle.history().steps}

@@ -1,4 +1,4 @@
-"""What comes from people of bad will: never a fault of ours, never more than a refusal, and nothing changes."""
+"""What comes from people of bad will: never a server error, never more than a refusal, and nothing changes."""
 
 from __future__ import annotations
 

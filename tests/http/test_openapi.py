@@ -87,7 +87,7 @@ def make_possible(case: Any) -> None:
 
 
 def has_wrong_path(case: Any) -> bool:
-    """Whether what is wrong in the request is, or is also, in its path: a path of ours would make it right."""
+    """Whether what is wrong in the request is, or is also, in its path: a path of this API would make it right."""
     path = case.meta.components.get(ParameterLocation.PATH)
     return path is not None and path.mode.is_negative
 

@@ -357,7 +357,7 @@ def test_a_cursor_belongs_to_its_list_its_order_and_its_run(shop: Shop, api: Tes
     refused(ask(eventsCursor=cursor), 400, "INVALID_CURSOR")
     refused(ask(stepsCursor=cursor, runNumber=2), 400, "INVALID_CURSOR")
     refused(api.get("/workflows/count/instances", params={"cursor": cursor}), 400, "INVALID_CURSOR")
-    goes_on = ask(stepsCursor=cursor).json()  # in its own run, although another has begun
+    goes_on = ask(stepsCursor=cursor).json()  # in its own run, although another has started
     assert (goes_on["runNumber"], goes_on["steps"][0]["name"]) == (1, "step 1")
     assert ask().json()["runNumber"] == 2
     assert ask(runNumber=1).json()["runNumber"] == 1

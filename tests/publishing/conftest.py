@@ -26,7 +26,7 @@ HOSTILE = {
 
 
 class Line:
-    """An application, a publisher of ours for it, and the proxy between them and the broker."""
+    """An application, one of our publishers for it, and the proxy between them and the broker."""
 
     def __init__(self, broker: str, url: str, **settings: Any) -> None:
         self.broker, self.url = broker, url

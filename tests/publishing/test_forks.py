@@ -88,12 +88,12 @@ def test_no_child_is_forked_while_a_connection_is_made(line: Line, monkeypatch: 
     """kombu imports then. A child that inherits the lock of an import hangs for ever at its own."""
     sender = line.publisher._sender
     make = sender._make_transport
-    has_begun, is_making = threading.Event(), False
+    has_started, is_making = threading.Event(), False
 
     def make_slowly(turn: int) -> Any:
         nonlocal is_making
         is_making = True
-        has_begun.set()
+        has_started.set()
         time.sleep(0.3)
         is_making = False
         return make(turn)
@@ -101,7 +101,7 @@ def test_no_child_is_forked_while_a_connection_is_made(line: Line, monkeypatch: 
     monkeypatch.setattr(sender, "_make_transport", make_slowly)
     thread = threading.Thread(target=line.publish)
     thread.start()
-    assert has_begun.wait(10)
+    assert has_started.wait(10)
     pid = child_of(line, 1, first=lambda: os._exit(3) if is_making else None)
     thread.join()
     assert os.waitpid(pid, 0)[1] == 0

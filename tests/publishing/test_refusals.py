@@ -240,7 +240,7 @@ def own_line(make_line: Callable[..., Line], own_redis: RedisServer) -> Iterator
     line = make_line("redis", own_redis.url)
     with redis.Redis(port=own_redis.port) as client:
         yield line, client
-        mend(client)
+        repair(client)
         line.close()
 
 
@@ -278,7 +278,7 @@ def alone(client: Any) -> None:
     client.config_set("min-replicas-to-write", 1)
 
 
-def mend(client: Any) -> None:
+def repair(client: Any) -> None:
     client.config_set("maxmemory", 0)
     client.config_set("min-replicas-to-write", 0)
     client.replicaof("NO", "ONE")
@@ -306,7 +306,7 @@ def test_a_redis_that_takes_no_writes_is_named_and_costs_nobody_time(
         assert waited < 1
         time.sleep(0.02)
     assert line.publisher.outages()[None].failures > 1
-    mend(client)
+    repair(client)
     line.until_sent(10)
     assert line.publisher.outages() == {}
 

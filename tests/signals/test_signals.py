@@ -345,17 +345,17 @@ def test_a_start_is_told_once_though_its_worker_dies(store_url: str, make_harnes
 def test_a_worker_that_was_superseded_tells_nothing(store_url: str, make_harness: Any, ear: Ear) -> None:
     harness = make_harness(slow, store_url=store_url, wipe=True)
     instance = harness.create(slow, id="s-1")
-    steer.append(lambda: instance.restart())
+    actions.append(lambda: instance.restart())
     harness.deliver(harness.messages.pop(0))
     assert harness.journal[-1].endswith("superseded: the instance was taken over, restarted or ended meanwhile")
     assert ear.names == ["workflow_created", "workflow_started", "step_started", "workflow_restarted"]
 
 
-steer: list[Any] = []
+actions: list[Any] = []
 
 
 def slow(event: WorkflowEvent[Any], step: Step) -> None:
-    step.do("slow", lambda: steer.pop()() and None)
+    step.do("slow", lambda: actions.pop()() and None)
 
 
 @on_sqlite

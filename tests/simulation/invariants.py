@@ -72,7 +72,7 @@ QUERIES = {
         JOIN workflow_step t ON t.instance_pk = j.id AND t.run_number = p.run_number
           AND t.step_key = r.forked_from_step_key
         WHERE s.seq >= t.seq""",
-    "I6c what is due is looked after in reasonable time": """
+    "I6c what is due is picked up in reasonable time": """
         SELECT instance_id, run_at, next_check_at FROM workflow_instance
         WHERE claim_token IS NULL AND status IN ('active', 'waiting')
           AND next_check_at > CASE WHEN sent_at IS NULL THEN max(run_at, :now) + 60 * 1000000

@@ -184,7 +184,7 @@ class Operators:
             number = self._operations.set_result(KEPT, name, key, f"by {by}", by=by)
         if number != (run + 1 if status == "errored" else run):
             self._wrong(f"A2 {by} settles {key} of {name}#{run}, which was {status}, and is told of run {number}")
-        self._story.faults[name, run] += 1  # whoever ran it may fail in a body that another runs again
+        self._story.faults[name, run] += 1  # its worker may fail in a body that another runs again
         self.settled[by] = (pk, number, key, self.row(pk, number, key))
         if number != run:
             self._keep_run(name, run)

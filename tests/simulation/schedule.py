@@ -290,7 +290,7 @@ class Schedule:
         return PublishReport.of(len(due_runs), SendState.SENT)
 
     def _deploy(self) -> None:
-        """Another list of steps: runs that have begun go on along their rows."""
+        """Another list of steps: runs that have started continue along their rows."""
         self.plan = make_plan(self.dice)
         self.world.deploy(self.plan)
         self.tell(f"deploy {self.plan}")

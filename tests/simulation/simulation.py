@@ -84,7 +84,7 @@ class World:
         authors.create_all(self.clients.store.engine)
         self.raw.create_function("author_now", 0, self.clock.read)
         self.raw.executescript(witnesses.SCRIPT + maps.SCRIPT + keeping.SCRIPT)
-        for machine in self.machines:  # now: whoever asks first in a schedule would take a number from its chance
+        for machine in self.machines:  # now: the first caller in a schedule would take a number from its chance
             machine.store.transact(read_database_id)
 
     def run(self, seed: int) -> Outcome:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Story:
-    """What happened in a schedule, for whoever judges it."""
+    """What happened in a schedule, for the checks."""
 
     journal: list[str] = field(default_factory=list)
     stats: Counter[str] = field(default_factory=Counter)
@@ -17,7 +17,7 @@ class Story:
     turns: list[tuple[str, int, str, int, str]] = field(default_factory=list)
     """Of linear steps: instance, run, step, attempt and why the handler was called."""
     plans: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    """The steps that a linear run was begun with."""
+    """The steps that a linear run was created with."""
     deployed: list[list[str]] = field(default_factory=list)
     """All the steps that linear runs may begin with, where nobody knows when a child was made."""
     given: dict[tuple[str, int, str], list[dict[str, Any]]] = field(default_factory=dict)

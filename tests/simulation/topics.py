@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.witnesses import IS_COPY
 
 QUERIES = {
-    "T1b what a step emits is begun where somebody waits, once": """
+    "T1b a step's emission is started once if an instance waits": """
         SELECT o.payload, o.waiting FROM author_emitted o
         WHERE o.waiting > 0 AND NOT EXISTS (SELECT 1 FROM author_emission a WHERE a.payload = o.payload)
         UNION ALL

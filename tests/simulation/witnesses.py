@@ -1,7 +1,7 @@
 """What the database itself writes down while a schedule runs, in triggers: no process can forget, or die in between.
 
 author_arrow     each change of a linear step's row
-author_emission  each emission that was begun; ``over``: when its row was removed
+author_emission  each emission that was started; ``over``: when its row was removed
 author_meant     the waits that were open when it began, and had got nothing yet
 author_missed    those of them that were open still when it was over, and had got nothing
 author_emitted   each step that emits, when it was recorded, and how many waited then
@@ -146,4 +146,4 @@ COUNTS = """
     UNION ALL SELECT type || ' errored: ' || error_name, count(*) FROM workflow_step
       WHERE type IN ('task', 'child') AND status = 'errored' GROUP BY 1
     UNION ALL SELECT 'received from a topic', count(*) FROM workflow_event WHERE type LIKE 'topic:%'"""
-"""What came about, for whoever asks whether there is enough of everything."""
+"""What happened, for the check that every kind of event occurs often enough."""

@@ -32,7 +32,7 @@ def site_name() -> str:
 
 @pytest.fixture
 def sites() -> Iterator[list[Site]]:
-    """What a test has made. Servers end after it: whoever takes one away empties this first."""
+    """What a test has made. Servers end after it: a test that removes one empties this first."""
     sites: list[Site] = []
     yield sites
     close(sites)

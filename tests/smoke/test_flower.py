@@ -1,4 +1,4 @@
-"""What Flower shows of us: whoever looks for an instance finds it there, and reads what came of the pass."""
+"""What Flower shows of this package: a search for an instance finds it, with the outcome of the pass."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis"
 PROCESSES = 2
 """Of each worker: so many bodies a kill interrupts at most."""
 HELD = PROCESSES * (1 + 4)
-"""What a worker holds at most, begun or not."""
+"""What a worker holds at most, started or not."""
 ALL_DONE_SECONDS = 90.0
 """After the last kill; with what a busy machine may add."""
 SLACK = 2.0

@@ -73,7 +73,7 @@ def test_instances_are_accepted_without_a_broker_and_run_when_it_is_back(
     own_redis.stop()
     crowd(site, 20)
     assert waiting.send_event("answer", "sent without a broker")
-    site.let_go()  # a run that has begun needs none
+    site.let_go()  # a run that has started needs none
     assert running.result("20 seconds") == [0, 1, 2, 3]
     own_redis.start()
     # The worker has a new connection; it still sees its processes die.

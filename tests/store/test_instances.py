@@ -148,7 +148,7 @@ def test_terminating_removes_the_claim_and_cancels_open_steps(world: World) -> N
     ref = world.create()
     claim = world.claim(ref)
     world.commit(claim, step("done", seq=1))
-    world.commit(claim, step("begun", StepStatus.PENDING, seq=2))
+    world.commit(claim, step("started", StepStatus.PENDING, seq=2))
     world.commit(claim, step("asleep", StepStatus.WAITING, seq=3))
     world.pause(ref)
     world.terminate(ref, reason="wrong customer")

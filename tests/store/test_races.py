@@ -52,7 +52,7 @@ def test_an_event_that_comes_second_finds_the_wait(world: World) -> None:
 
 
 def test_no_wake_up_is_ever_lost(live: World) -> None:
-    """Both start at the same time, whoever wins: afterwards the instance is due and the event there."""
+    """Both start at the same time, whichever wins: afterwards the instance is due and the event there."""
     for n in range(25):
         ref = live.create(f"o-{n}")
         claim = live.claim(ref)

@@ -22,7 +22,7 @@ NEW_STEPS = {
         status=StepStatus.ERRORED, attempts=6, error_name="ValueError", error_message="no", ran_for=seconds(1)
     ),
     "to be tried again": step(status=StepStatus.WAITING, attempts=1, retry_in=seconds(10), ran_for=seconds(0)),
-    "begun": step(status=StepStatus.PENDING, attempts=0),
+    "started": step(status=StepStatus.PENDING, attempts=0),
     "asleep for": step(status=StepStatus.WAITING, type=StepType.SLEEP, wake_in=seconds(60)),
     "waiting": step(status=StepStatus.WAITING, type=StepType.WAIT, wake_in=seconds(60), event_type="approval"),
     "empty result": step(result="null"),

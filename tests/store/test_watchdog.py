@@ -162,7 +162,7 @@ def test_a_commit_without_an_answer_is_resolved_by_its_id(
 
 
 def test_operations_without_timeouts_are_never_cut(detoured: Store, proxy: FaultProxy) -> None:
-    """An author's statements, a migration, an export: longer than any bound of ours, and never cut."""
+    """An author's statements, a migration, an export: longer than any of our limits, and never cut."""
     ids = [detoured.transact(lambda tx: session_id(tx.conn), timeouts=None)]
     proxy.set(Mode.STALL)
     threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
@@ -212,7 +212,7 @@ def test_a_statement_that_has_ended_is_never_cut(detoured: Store) -> None:
         watched_socket = watch_socket_of(connection.connection.driver_connection)
         assert watched_socket is not None
         for _ in range(1000):
-            watched_socket.arm(real_monotonic() - 1)  # late from the start: whoever takes it out first has it
+            watched_socket.arm(real_monotonic() - 1)  # late from the start: the first thread that takes it owns it
             if watched_socket.disarm():
                 assert not watched_socket.cut_if_late(
                     real_monotonic()

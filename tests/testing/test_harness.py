@@ -199,7 +199,7 @@ def test_what_never_comes_to_rest_is_named(make_harness) -> None:
     harness = make_harness(restless)
     harness.mocks.disable_sleeps()
     harness.create(restless, id="r-1")
-    harness.runner.should_stop = True  # hands on at each boundary
+    harness.runner.should_stop = True  # releases the run at each step call
     with pytest.raises(HarnessBusy) as caught:
         harness.run_until_idle(max_ticks=5)
     assert str(caught.value) == (
@@ -240,7 +240,7 @@ def test_handles_of_any_module_act_on_the_harness_inside_its_block() -> None:
     bound = durable.workflow(name="bound")(lambda event, step: "done")
     with DurableHarness([purchase, bound]) as outer:
         made = purchase.create({"cents": 1}, id="o-1")
-        assert bound.create().result(timeout=10) == "done"  # whoever waits lets the harness run
+        assert bound.create().result(timeout=10) == "done"  # a wait lets the harness run
         assert outer.instance(purchase, "o-1").is_waiting
         made.terminate()
         outer.create(purchase, {"cents": 1}, id="o-2").pause()
