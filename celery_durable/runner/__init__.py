@@ -28,15 +28,15 @@ from celery_durable.errors import (
 from celery_durable.model import Claim, DueRun, OutboxMessage, RunRef, Status, WorkflowEvent, WorkflowKind
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.completion_messages import CompletionMessages
+from celery_durable.runner.execution_context import Environment, ExecutionContext
 from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
-from celery_durable.runner.pass_state import Environment, PassState
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.recorded_run import RecordedRun, read_run
+from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.replay_check import DryRunCommitter, ReplayCheck, ReplayResult, compare
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import current_attempt
-from celery_durable.runner.step_calls import StepCalls
 from celery_durable.runner.step_commit import Committer
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.runner.watermark import Watermark
@@ -133,7 +133,7 @@ class Runner:
             max_steps=definition.max_steps or self._settings.max_steps,
         )
         committer = DryRunCommitter()
-        pass_state = PassState(
+        context = ExecutionContext(
             replace(self._env, should_stop=lambda: False),
             Lease(claim, self._settings.lease, self._runtime, requested_at=self._runtime.monotonic()),
             replay_state,
@@ -141,10 +141,10 @@ class Runner:
             run_limits=RunLimits(definition, claim, run_state),
             ancestry=run_state.ancestry,
         )
-        replay_check = ReplayCheck(definition, pass_state)
+        replay_check = ReplayCheck(definition, context)
         outer_attempt = current_attempt.set(None)
         try:
-            self._replay(definition, replay_check, pass_state, run_state.params)
+            self._replay(definition, replay_check, context, run_state.params)
         finally:
             current_attempt.reset(outer_attempt)
         return compare(recorded, replay_state, replay_check, committer.run_outcome)
@@ -232,7 +232,7 @@ class Runner:
             crash_count=claim.crash_count,
             max_steps=definition.max_steps or self._settings.max_steps,
         )
-        pass_state = PassState(
+        context = ExecutionContext(
             self._env,
             lease,
             replay_state,
@@ -241,86 +241,86 @@ class Runner:
             ancestry=run_state.ancestry,
             max_commits=max_steps,
         )
-        return self._replay(definition, StepCalls(definition, pass_state), pass_state, run_state.params)
+        return self._replay(definition, ReplayContext(definition, context), context, run_state.params)
 
-    def _replay(self, definition: WorkflowDefinition, step_calls: StepCalls, pass_state: PassState, params: str) -> str:
+    def _replay(
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
+    ) -> str:
         """Call the workflow function and commit the outcome; returns a sentence for the log."""
         try:
-            output = self._call_workflow(definition, step_calls, pass_state, params)
+            output = self._call_workflow(definition, replay, context, params)
         except BaseException as error:
-            if isinstance(error, Interruption) and (
-                pass_state.interruption is not None or isinstance(error, Superseded)
-            ):
-                return self._end_after_interruption(step_calls, pass_state, pass_state.interruption or error)
+            if isinstance(error, Interruption) and (context.interruption is not None or isinstance(error, Superseded)):
+                return self._end_after_interruption(replay, context, context.interruption or error)
             if self._env.stops_process(error):
-                self._release_for_shutdown(pass_state)
+                self._release_for_shutdown(context)
                 raise
-            if pass_state.interruption is not None:
-                return self._end_after_swallowing(definition, step_calls, pass_state, pass_state.interruption)
-            return _end_run(pass_state, _build_error_outcome(error))
-        if pass_state.interruption is not None:
-            return self._end_after_swallowing(definition, step_calls, pass_state, pass_state.interruption)
-        return self._complete(definition, pass_state, output)
+            if context.interruption is not None:
+                return self._end_after_swallowing(definition, replay, context, context.interruption)
+            return _end_run(context, _build_error_outcome(error))
+        if context.interruption is not None:
+            return self._end_after_swallowing(definition, replay, context, context.interruption)
+        return self._complete(definition, context, output)
 
     def _call_workflow(
-        self, definition: WorkflowDefinition, step_calls: StepCalls, pass_state: PassState, params: str
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, params: str
     ) -> Any:
         try:
             payload = definition.params.decode(params)
         except values.ValidationFailed as exc:
             raise WorkflowParamsInvalid(definition.name, exc.problems) from exc
-        claim = pass_state.lease.claim
+        claim = context.lease.claim
         event = WorkflowEvent(payload, claim.created_at, claim.ref.instance_id, claim.ref.run_number)
-        pass_state.lease.enter_user_code(definition)
+        context.lease.enter_user_code(definition)
         try:
-            output = definition.fn(event, Step(step_calls))
+            output = definition.fn(event, Step(replay))
         finally:
-            pass_state.lease.exit_user_code(definition)
-        if pass_state.interruption is None:
-            step_calls.check_end()
+            context.lease.exit_user_code(definition)
+        if context.interruption is None:
+            replay.check_end()
         return output
 
     # --- the ends of a pass ---------------------------------------------------------------------
 
-    def _complete(self, definition: WorkflowDefinition, pass_state: PassState, output: Any) -> str:
+    def _complete(self, definition: WorkflowDefinition, context: ExecutionContext, output: Any) -> str:
         try:
             output_text = definition.output.encode(
                 output, what=f"Output of workflow {definition.name!r}", limits=self._settings.limits
             )
             definition.output.decode(output_text)
         except values.ValidationFailed as exc:
-            return _end_run(pass_state, _build_error_outcome(WorkflowOutputInvalid(definition.name, exc.problems)))
+            return _end_run(context, _build_error_outcome(WorkflowOutputInvalid(definition.name, exc.problems)))
         except DurableError as exc:
-            return _end_run(pass_state, _build_error_outcome(exc))
-        return _end_run(pass_state, RunOutcome(Status.COMPLETE, output=output_text))
+            return _end_run(context, _build_error_outcome(exc))
+        return _end_run(context, RunOutcome(Status.COMPLETE, output=output_text))
 
-    def _end_after_interruption(self, step_calls: StepCalls, pass_state: PassState, reason: Interruption) -> str:
+    def _end_after_interruption(self, replay: ReplayContext, context: ExecutionContext, reason: Interruption) -> str:
         """End the pass after an interruption: a suspension, a lost claim, a stopping process or a broken pass."""
         match reason:
             case Suspend():
-                return self._suspend(step_calls, pass_state)
+                return self._suspend(replay, context)
             case Superseded():
                 raise reason
             case PassInterrupted(error=error):
-                self._release_for_shutdown(pass_state)
+                self._release_for_shutdown(context)
                 raise error
             case PassBroken():
-                logger.error("A pass over %s broke off: %s", pass_state.lease.claim.ref, reason)
+                logger.error("A pass over %s broke off: %s", context.lease.claim.ref, reason)
                 cause = reason.__cause__
                 raise cause if isinstance(cause, Exception) else RuntimeError(str(reason))
             case _:
                 raise reason
 
-    def _suspend(self, step_calls: StepCalls, pass_state: PassState) -> str:
+    def _suspend(self, replay: ReplayContext, context: ExecutionContext) -> str:
         """Release the instance until the earliest of its waits; returns a sentence for the log."""
-        if pass_state.pending_suspension is not None:
-            committed = pass_state.commit_suspension(pass_state.pending_suspension)
+        if context.pending_suspension is not None:
+            committed = context.commit_suspension(context.pending_suspension)
             released, until = committed.released, committed.until
         else:
-            released = pass_state.committer.release(pass_state.logs, step_calls.waits)
-            until = min((wait.due_at for wait in step_calls.waits), default=None)
+            released = context.committer.release(context.logs, replay.waits)
+            until = min((wait.due_at for wait in replay.waits), default=None)
             if released is ReleaseOutcome.DUE:
-                self._wake_this_run(pass_state.lease.claim)
+                self._wake_this_run(context.lease.claim)
         match released:
             case ReleaseOutcome.WAITING | None:
                 return "waiting" if until is None else f"waiting until {until:%Y-%m-%d %H:%M:%S} UTC"
@@ -329,23 +329,20 @@ class Runner:
             case ReleaseOutcome.DUE:
                 return "released: due again"
 
-    def _release_for_shutdown(self, pass_state: PassState) -> None:
+    def _release_for_shutdown(self, context: ExecutionContext) -> None:
         """Release the claim because the worker is stopping, so that another worker continues. It counts as no crash."""
         try:
-            if pass_state.pending_suspension is not None:  # the function was already unwinding from this suspension
-                pass_state.commit_suspension(pass_state.pending_suspension)
-            elif (
-                pass_state.committer.release(pass_state.logs, [], pass_state.build_uncounting_writes())
-                is ReleaseOutcome.DUE
-            ):
-                self._wake_this_run(pass_state.lease.claim)
+            if context.pending_suspension is not None:  # the function was already unwinding from this suspension
+                context.commit_suspension(context.pending_suspension)
+            elif context.committer.release(context.logs, [], context.build_uncounting_writes()) is ReleaseOutcome.DUE:
+                self._wake_this_run(context.lease.claim)
         except Superseded:
-            logger.info("%s was taken over before this worker could release it", pass_state.lease.claim.ref)
+            logger.info("%s was taken over before this worker could release it", context.lease.claim.ref)
         except Exception as exc:  # noqa: BLE001  # the caller raises what stops the worker; the lease will expire
-            logger.warning("%s could not be released, so its lease will expire: %s", pass_state.lease.claim.ref, exc)
+            logger.warning("%s could not be released, so its lease will expire: %s", context.lease.claim.ref, exc)
 
     def _end_after_swallowing(
-        self, definition: WorkflowDefinition, step_calls: StepCalls, pass_state: PassState, reason: Interruption
+        self, definition: WorkflowDefinition, replay: ReplayContext, context: ExecutionContext, reason: Interruption
     ) -> str:
         """End the pass of a function that swallowed its interruption.
 
@@ -353,15 +350,15 @@ class Runner:
         as if the function had raised it.
         """
         if not isinstance(reason, Suspend):
-            return self._end_after_interruption(step_calls, pass_state, reason)
-        return _end_run(pass_state, _build_error_outcome(SuspensionSwallowed(definition.name)))
+            return self._end_after_interruption(replay, context, reason)
+        return _end_run(context, _build_error_outcome(SuspensionSwallowed(definition.name)))
 
     def _wake_this_run(self, claim: Claim) -> None:
         self._env.publish_runs([DueRun(claim.ref, claim.queue)])
 
 
-def _end_run(pass_state: PassState, run_outcome: RunOutcome) -> str:
-    pass_state.committer.end_run(run_outcome, pass_state.logs)
+def _end_run(context: ExecutionContext, run_outcome: RunOutcome) -> str:
+    context.committer.end_run(run_outcome, context.logs)
     return _describe_outcome(run_outcome)
 
 

@@ -11,7 +11,7 @@ from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, StepCommitConflict, StepResultInvalid, ValueRefused
 from celery_durable.model import LogLevel, StepRow, StepStatus
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.pass_state import PassState
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_attempt import AttemptOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
@@ -36,9 +36,9 @@ def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
 class BodyRunner:
     """Runs the step bodies of a pass. Each outcome has its own commit."""
 
-    def __init__(self, pass_state: PassState) -> None:
-        self._pass = pass_state
-        self._session_lock = SessionLock() if pass_state.env.store.database.has_one_writer else None
+    def __init__(self, context: ExecutionContext) -> None:
+        self._context = context
+        self._session_lock = SessionLock() if context.env.store.database.has_one_writer else None
         self._lost_attempts: list[tuple[StepExecution, StepAttempt, str]] = []
         """The attempts whose transaction the database lost, each with the reason. Their bodies run again."""
 
@@ -50,11 +50,11 @@ class BodyRunner:
         """
         due_attempts: list[tuple[StepExecution, RunAttempt]] = []
         for execution in executions:
-            decision = self._pass.replay_state.decide_do(
-                self._pass.replay_state.row(execution.key),
+            decision = self._context.replay_state.decide_do(
+                self._context.replay_state.row(execution.key),
                 max_attempts=execution.policy.max_attempts,
                 is_only_open=is_only_open,
-                now=self._pass.now,
+                now=self._context.now,
             )
             match decision:
                 case ReplayStep(row):
@@ -63,9 +63,9 @@ class BodyRunner:
                     execution.wait = OpenWait(until)
                 case AttemptsExhausted(attempts):
                     error = self._build_exhausted_error(execution, attempts)
-                    self._pass.commit_step(
+                    self._context.commit_step(
                         execution,
-                        self._pass.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts),
+                        self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts),
                     )
                 case RunAttempt():
                     due_attempts.append((execution, decision))
@@ -80,7 +80,7 @@ class BodyRunner:
         If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
         lowered the limit since. Otherwise the worker of the last attempt died.
         """
-        row = self._pass.replay_state.row(execution.key)
+        row = self._context.replay_state.row(execution.key)
         if row is not None and row.error_name is not None and row.attempts == attempts:
             return row.error_name, row.error_message or ""
         max_attempts = execution.policy.max_attempts
@@ -91,25 +91,25 @@ class BodyRunner:
         # With several open steps, a crash cannot be attributed to one of them. So a commit counts an attempt of each
         # before the bodies run.
         count_writes = [
-            self._pass.build_write(execution, StepStatus.PENDING, attempts=decision.attempt)
+            self._context.build_write(execution, StepStatus.PENDING, attempts=decision.attempt)
             for execution, decision in due_attempts
             if decision.count_in_advance
         ]
         if count_writes:
-            committed = self._pass.run_or_interrupt(
-                lambda: self._pass.committer.commit(StepCommit(count_writes, self._pass.drain_logs()))
+            committed = self._context.run_or_interrupt(
+                lambda: self._context.committer.commit(StepCommit(count_writes, self._context.drain_logs()))
             )
-            self._pass.apply(committed)
-            self._pass.counted_in_advance += [
+            self._context.apply(committed)
+            self._context.counted_in_advance += [
                 execution for execution, decision in due_attempts if decision.count_in_advance
             ]
         remaining = [(execution, decision.attempt) for execution, decision in due_attempts]
         for rerun in range(MAX_BODY_RERUNS + 1):
             self._lost_attempts.clear()
-            self._pass.run_or_interrupt(lambda: self._pass.lease.ensure_held(self._pass.env.store))
+            self._context.run_or_interrupt(lambda: self._context.lease.ensure_held(self._context.env.store))
             if rerun == 0:
                 for execution, attempt in remaining:
-                    notify.send_attempt_started(self._pass.lease.claim, execution.name, attempt)
+                    notify.send_attempt_started(self._context.lease.claim, execution.name, attempt)
             self._run_once(
                 [(execution, self._build_attempt(execution, attempt)) for execution, attempt in remaining],
                 may_suspend=may_suspend,
@@ -123,8 +123,8 @@ class BodyRunner:
 
     def _run_once(self, attempts: list[tuple[StepExecution, StepAttempt]], *, may_suspend: bool) -> None:
         """Run these bodies concurrently. Those whose transaction was lost are added to ``_lost_attempts``."""
-        self._pass.env.runtime.checkpoint("before-body")
-        if len(attempts) == 1 and (self._pass.env.runtime.can_interrupt() or attempts[0][0].policy.timeout is None):
+        self._context.env.runtime.checkpoint("before-body")
+        if len(attempts) == 1 and (self._context.env.runtime.can_interrupt() or attempts[0][0].policy.timeout is None):
             execution, step_attempt = attempts[0]
             self._finish(
                 execution, step_attempt, step_attempt.run_timed(execution.policy.timeout), may_suspend=may_suspend
@@ -136,7 +136,7 @@ class BodyRunner:
             for execution, step_attempt in attempts
         ]
         try:
-            self._pass.env.runtime.run_concurrently(jobs)
+            self._context.env.runtime.run_concurrently(jobs)
             if session_lock is not None:
                 session_lock.run_deferred()
         except BaseException:
@@ -169,21 +169,21 @@ class BodyRunner:
         assert isinstance(call, BodyCall)
         assert fn is not None
         buffer = TxBuffer()
-        ref = self._pass.lease.claim.ref
+        ref = self._context.lease.claim.ref
         tx = None
         if fn.wants_tx:
             tx = StepTx(
                 name=execution.name,
                 attempt=attempt,
-                idempotency_key=idempotency_key(self._pass.ancestry, execution.key),
+                idempotency_key=idempotency_key(self._context.ancestry, execution.key),
                 buffer=buffer,
                 open_session=lambda: self._open_session(step_attempt),
-                limits=self._pass.env.settings.limits,
+                limits=self._context.env.settings.limits,
             )
         args = call.args if tx is None else (tx, *call.args)
 
         def run() -> Any:
-            return self._pass.env.runtime.run_attempt(
+            return self._context.env.runtime.run_attempt(
                 lambda: call.fn(*args, **call.kwargs),
                 workflow=ref.workflow,
                 instance_id=ref.instance_id,
@@ -194,13 +194,13 @@ class BodyRunner:
         step_attempt = StepAttempt(
             step_key=execution.key,
             number=attempt,
-            call=notify.wrap_body(run, self._pass.lease.claim, step=execution.name, attempt=attempt),
+            call=notify.wrap_body(run, self._context.lease.claim, step=execution.name, attempt=attempt),
             buffer=buffer,
             close_session=self._close_session,
             abandon_session=self._abandon_session,
-            stops_process=self._pass.env.stops_process,
-            monotonic=self._pass.env.runtime.monotonic,
-            lease=self._pass.lease,
+            stops_process=self._context.env.stops_process,
+            monotonic=self._context.env.runtime.monotonic,
+            lease=self._context.lease,
         )
         return step_attempt
 
@@ -209,7 +209,7 @@ class BodyRunner:
         if session_lock is not None:
             session_lock.acquire(step_attempt.buffer)
         try:
-            step_attempt.buffer.session = self._pass.env.store.open_session()
+            step_attempt.buffer.session = self._context.env.store.open_session()
             step_attempt.check_not_abandoned()
         except BaseException:
             if session_lock is not None:
@@ -219,11 +219,11 @@ class BodyRunner:
 
     def _abandon_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
-            self._pass.env.store.abandon_session(buffer.session)
+            self._context.env.store.abandon_session(buffer.session)
 
     def _close_session(self, buffer: TxBuffer) -> None:
         if buffer.session is not None:
-            self._pass.env.store.close_session(buffer.session)
+            self._context.env.store.close_session(buffer.session)
             restore_transaction_control(
                 buffer.session
             )  # a shared session factory may return the same session to the application
@@ -238,7 +238,7 @@ class BodyRunner:
             self._record(execution, step_attempt, outcome, may_suspend=may_suspend)
         except BodyRerunRequired as exc:
             self._close_session(step_attempt.buffer)
-            self._pass.add_log(
+            self._context.add_log(
                 LogLevel.WARNING, f"The transaction of step {execution.name!r} was lost: {exc}", "system"
             )
             self._lost_attempts.append((execution, step_attempt, str(exc)))
@@ -249,17 +249,17 @@ class BodyRunner:
     def _record(
         self, execution: StepExecution, step_attempt: StepAttempt, outcome: AttemptOutcome | None, *, may_suspend: bool
     ) -> None:
-        self._pass.env.runtime.checkpoint("after-body")
+        self._context.env.runtime.checkpoint("after-body")
         match outcome:
             case PassOver(error):
                 step_attempt.abandon()
-                raise self._pass.interrupt(PassInterrupted(error))
+                raise self._context.interrupt(PassInterrupted(error))
             case TimedOut() | None:
                 step_attempt.abandon()
                 text = f"attempt {step_attempt.number} took longer than {execution.policy.timeout}"
                 self._fail(execution, step_attempt, ("StepTimeout", text), may_suspend=may_suspend)
             case Raised(error):
-                if step_attempt.buffer.session is not None and self._pass.env.store.is_transient(error):
+                if step_attempt.buffer.session is not None and self._context.env.store.is_transient(error):
                     raise BodyRerunRequired(values.get_error_text(error)) from error
                 self._close_session(step_attempt.buffer)
                 self._fail_with_error(
@@ -285,7 +285,7 @@ class BodyRunner:
     def _convert_to_step_error(
         self, execution: StepExecution, step_attempt: StepAttempt, error: BaseException
     ) -> BaseException:
-        if step_attempt.buffer.session is not None and self._pass.env.store.is_unique_violation(error):
+        if step_attempt.buffer.session is not None and self._context.env.store.is_unique_violation(error):
             return StepCommitConflict(execution.name, values.sanitize_text(values.get_error_text(error), 500))
         return error
 
@@ -294,17 +294,17 @@ class BodyRunner:
         buffer = step_attempt.buffer
         try:
             what = f"Result of step {execution.name!r}"
-            result = execution.fn.result.encode(value, what=what, limits=self._pass.env.settings.limits)
+            result = execution.fn.result.encode(value, what=what, limits=self._context.env.settings.limits)
             decode_result(execution.name, execution.fn.result, result)
         except (ValueRefused, StepResultInvalid) as exc:
             raise StepEffectFailed(exc) from exc
-        write = self._pass.build_write(
+        write = self._context.build_write(
             execution, StepStatus.COMPLETED, result=result, attempts=step_attempt.number, ran_for=step_attempt.duration
         )
-        saved_logs = list(self._pass.logs)
+        saved_logs = list(self._context.logs)
         step_commit = StepCommit(
-            [write, *self._pass.build_race_writes(execution, write.commit_id)],
-            self._pass.drain_logs(step_attempt),
+            [write, *self._context.build_race_writes(execution, write.commit_id)],
+            self._context.drain_logs(step_attempt),
             user_writes=buffer.user_writes,
             instances=buffer.instances,
             events=buffer.events,
@@ -313,14 +313,14 @@ class BodyRunner:
             labels=buffer.labels,
         )
         try:
-            committed = self._pass.run_or_interrupt(
-                lambda: self._pass.committer.commit(step_commit, session=buffer.session)
+            committed = self._context.run_or_interrupt(
+                lambda: self._context.committer.commit(step_commit, session=buffer.session)
             )
         except (StepEffectFailed, BodyRerunRequired):
-            self._pass.logs[:0] = saved_logs  # nothing was committed: the next commit writes them
+            self._context.logs[:0] = saved_logs  # nothing was committed: the next commit writes them
             raise
         self._close_session(buffer)
-        self._pass.apply_to(execution, committed)
+        self._context.apply_to(execution, committed)
 
     def _fail_with_error(
         self,
@@ -355,7 +355,7 @@ class BodyRunner:
         policy = execution.policy
         is_used_up = policy.max_attempts is not None and step_attempt.number >= policy.max_attempts
         is_final = is_non_retryable or is_used_up
-        write = self._pass.build_write(
+        write = self._context.build_write(
             execution,
             StepStatus.ERRORED if is_final else StepStatus.WAITING,
             attempts=step_attempt.number,
@@ -365,29 +365,29 @@ class BodyRunner:
         )
         execution.cause = error
         step_commit = StepCommit(
-            [write, *(self._pass.build_race_writes(execution, write.commit_id) if is_final else ())],
-            self._pass.drain_logs(step_attempt),
+            [write, *(self._context.build_race_writes(execution, write.commit_id) if is_final else ())],
+            self._context.drain_logs(step_attempt),
             user_writes=step_attempt.buffer.on_terminal_error if is_final else (),
             waits_after_commit=_retry_waits if may_suspend and not is_final else None,
         )
         if step_commit.waits_after_commit is not None:
-            self._pass.defer_suspension(step_commit)
+            self._context.defer_suspension(step_commit)
             return
         try:
-            committed = self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit))
+            committed = self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
         except StepEffectFailed as exc:
             # `on_terminal_error` itself failed: record the step's failure anyway, and log this error.
-            self._pass.add_log(
+            self._context.add_log(
                 LogLevel.ERROR, f"on_terminal_error of step {execution.name!r} failed: {exc.error!r}", "system"
             )
-            step_commit.user_writes, step_commit.logs = (), [*step_commit.logs, *self._pass.drain_logs()]
-            committed = self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit))
-        self._pass.apply_to(execution, committed)
+            step_commit.user_writes, step_commit.logs = (), [*step_commit.logs, *self._context.drain_logs()]
+            committed = self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
+        self._context.apply_to(execution, committed)
 
     def _get_retry_delay(self, execution: StepExecution, attempt: int) -> timedelta:
         """How long to wait after a failed attempt."""
-        delay, workflow = execution.policy.delay_after(attempt), self._pass.lease.claim.ref.workflow
-        return self._pass.env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=execution.name)
+        delay, workflow = execution.policy.delay_after(attempt), self._context.lease.claim.ref.workflow
+        return self._context.env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=execution.name)
 
 
 def _retry_waits(rows: list[StepRow]) -> list[OpenWait]:

@@ -13,8 +13,8 @@ from celery_durable.errors import NonRetryableError, WorkflowParamsInvalid
 from celery_durable.linear import LinearContext, TaskType
 from celery_durable.model import LogLevel, LogLine, ReceivedEvent, StepRow, to_us
 from celery_durable.runner.body_runner import idempotency_key
+from celery_durable.runner.execution_context import Environment, encode_log_data
 from celery_durable.runner.lease import Lease
-from celery_durable.runner.pass_state import Environment, encode_log_data
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import StepLog, StepTx, TxBuffer, restore_transaction_control

@@ -33,9 +33,9 @@ from celery_durable.model import (
     StepStatus,
 )
 from celery_durable.runner.body_runner import MAX_BODY_RERUNS
+from celery_durable.runner.execution_context import Environment
 from celery_durable.runner.handlers import Handlers
 from celery_durable.runner.lease import Lease
-from celery_durable.runner.pass_state import Environment
 from celery_durable.runner.step_attempt import PassOver, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed

@@ -14,7 +14,7 @@ from typing import Any
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, task_event_type
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.pass_state import PassState
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.remote_steps import find_task_name
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import StepExecution
@@ -30,12 +30,12 @@ from celery_durable.store.step_rows import StepWrite
 class MapSteps:
     """Advances the map steps of a pass."""
 
-    def __init__(self, pass_state: PassState, waits: WaitSteps) -> None:
-        self._pass, self._waits = pass_state, waits
+    def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
+        self._context, self._waits = context, waits
 
     def advance(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
         """Advance a map step: send its items, or check them."""
-        match self._pass.replay_state.decide_remote(execution.entry.row, now=self._pass.now):
+        match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case RunAttempt() | WaitUntil():
@@ -47,30 +47,30 @@ class MapSteps:
         """Return the answer of each item of a finished map step, and the number of its attempts."""
         if row.result is not None:  # completed with set-result, or read from an export
             return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
-        claim = self._pass.lease.claim
+        claim = self._context.lease.claim
         step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
-        read = self._pass.env.store.read
-        answers: list[tuple[str, int]] = self._pass.run_or_interrupt(
+        read = self._context.env.store.read
+        answers: list[tuple[str, int]] = self._context.run_or_interrupt(
             lambda: read(lambda tx: items.read_answers(tx, **step_fields))
         )
         return answers
 
     def _build_map_step(self, execution: StepExecution, call: MapCall) -> TaskSendingStep:
-        claim = self._pass.lease.claim
+        claim = self._context.lease.claim
         assert execution.policy.timeout is not None
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
-        on_lost = call.on_lost or self._pass.env.settings.task_on_lost
+        on_lost = call.on_lost or self._context.env.settings.task_on_lost
         return TaskSendingStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
     def _start(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
         """Record all items, and send the first ones, up to ``max_concurrency``."""
-        map_step, limits = self._build_map_step(execution, call), self._pass.env.settings.limits
+        map_step, limits = self._build_map_step(execution, call), self._context.env.settings.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
-            self._pass.commit_step(execution, self._pass.build_write(execution, StepStatus.COMPLETED, attempts=1))
+            self._context.commit_step(execution, self._context.build_write(execution, StepStatus.COMPLETED, attempts=1))
             return
-        write = self._pass.build_write(
+        write = self._context.build_write(
             execution,
             StepStatus.WAITING,
             attempts=1,
@@ -87,10 +87,10 @@ class MapSteps:
             return [_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None]
 
         step_commit = StepCommit(
-            [write], self._pass.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
+            [write], self._context.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
         )
         if may_suspend:
-            self._pass.defer_suspension(step_commit)
+            self._context.defer_suspension(step_commit)
             return
         self._commit(execution, map_step, step_commit)
 
@@ -102,14 +102,14 @@ class MapSteps:
         """
         map_step = self._build_map_step(execution, call)
         assert row.wake_at is not None
-        if row.wake_at > self._pass.now and not self._pass.run_or_interrupt(
-            lambda: self._pass.env.store.read(lambda tx: items.needs_pass(tx, map_step, now=self._pass.now))
+        if row.wake_at > self._context.now and not self._context.run_or_interrupt(
+            lambda: self._context.env.store.read(lambda tx: items.needs_pass(tx, map_step, now=self._context.now))
         ):
             execution.wait = _wait_for_items(map_step, row.wake_at)
             return
-        commit_id = self._pass.env.runtime.new_token()
+        commit_id = self._context.env.runtime.new_token()
         build_write = functools.partial(
-            self._pass.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
+            self._context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
@@ -130,10 +130,10 @@ class MapSteps:
                 if first_error is None
                 else build_write(StepStatus.ERRORED, **_error_of_first_failure(first_error))
             )
-            return [end, *self._pass.build_race_writes(execution, commit_id)]
+            return [end, *self._context.build_race_writes(execution, commit_id)]
 
         step_commit = StepCommit(
-            [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._pass.drain_logs(), decide=decide
+            [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._context.drain_logs(), decide=decide
         )
         self._commit(execution, map_step, step_commit)
 
@@ -153,7 +153,9 @@ class MapSteps:
         return RetryDecision(item, answer, now + pause)
 
     def _commit(self, execution: StepExecution, map_step: TaskSendingStep, step_commit: StepCommit) -> None:
-        self._pass.apply_to(execution, self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit)))
+        self._context.apply_to(
+            execution, self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
+        )
         if execution.wait is not None:
             execution.wait = _wait_for_items(map_step, execution.wait.due_at)
 

@@ -21,7 +21,7 @@ from celery_durable.model import (
     task_id,
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.pass_state import PassState
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import StepExecution
@@ -42,14 +42,14 @@ _GENERATED_ID_PREFIX = "child:"
 class RemoteSteps:
     """Advances the task steps and child steps of a pass. `MapSteps` advances the map steps."""
 
-    def __init__(self, pass_state: PassState, waits: WaitSteps) -> None:
-        self._pass, self._waits = pass_state, waits
+    def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
+        self._context, self._waits = context, waits
 
     # --- Celery tasks ---------------------------------------------------------------------------
 
     def advance_task(self, execution: StepExecution, call: TaskCall, *, may_suspend: bool) -> None:
         """Advance a task step: send an attempt, or check for its answer."""
-        match self._pass.replay_state.decide_remote(execution.entry.row, now=self._pass.now):
+        match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case WaitUntil(until):
@@ -62,16 +62,16 @@ class RemoteSteps:
     def _send_task(self, execution: StepExecution, call: TaskCall, attempt: int, *, may_suspend: bool) -> None:
         """Record this attempt as sent, and write its message to the outbox, in one commit."""
         assert execution.policy.timeout is not None
-        claim = self._pass.lease.claim
+        claim = self._context.lease.claim
         event_type = task_event_type(find_task_name(call.signature), claim.pk, execution.entry.seq, attempt)
-        body = encode_step_task(call.signature, limits=self._pass.env.settings.limits)
+        body = encode_step_task(call.signature, limits=self._context.env.settings.limits)
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
-        write = self._pass.build_write(
+        write = self._context.build_write(
             execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type
         )
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
         step = TaskSendingStep(
-            *instance_fields, execution.key, timeout, on_lost=call.on_lost or self._pass.env.settings.task_on_lost
+            *instance_fields, execution.key, timeout, on_lost=call.on_lost or self._context.env.settings.task_on_lost
         )
 
         def send(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
@@ -82,13 +82,13 @@ class RemoteSteps:
             return [write]
 
         step_commit = StepCommit(
-            [write], self._pass.drain_logs(), decide=send, waits_after_commit=recorded_waits if may_suspend else None
+            [write], self._context.drain_logs(), decide=send, waits_after_commit=recorded_waits if may_suspend else None
         )
         if may_suspend:
-            self._pass.defer_suspension(step_commit)
+            self._context.defer_suspension(step_commit)
         else:
-            self._pass.apply_to(
-                execution, self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit))
+            self._context.apply_to(
+                execution, self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
             )
 
     def _build_task_wait(self, execution: StepExecution, row: StepRow) -> WaitSpec:
@@ -124,7 +124,7 @@ class RemoteSteps:
             text = f"Celery task {name!r} did not answer within {execution.policy.timeout}"
             return build_failure(build_write, AnswerError("StepTimeout", text))
 
-        claim = self._pass.lease.claim
+        claim = self._context.lease.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
         return WaitSpec(row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id)
 
@@ -132,7 +132,7 @@ class RemoteSteps:
 
     def advance_child(self, execution: StepExecution, call: ChildCall, *, may_suspend: bool) -> None:
         """Advance a child step: create the child, or check for its answer."""
-        match self._pass.replay_state.decide_remote(execution.entry.row, now=self._pass.now):
+        match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case AwaitAnswer(row):
@@ -142,14 +142,14 @@ class RemoteSteps:
 
     def _create_child(self, execution: StepExecution, call: ChildCall) -> None:
         """Record the step and create the child in one commit. If the id is taken, a second commit fails the step."""
-        claim, settings = self._pass.lease.claim, self._pass.env.settings
+        claim, settings = self._context.lease.claim, self._context.env.settings
         instance_id = call.instance_id
         # The generated id is unique to this run: an earlier run, or a deleted instance with the same id, may have left
         # its own child.
         if instance_id is None:
             instance_id = derive_id(f"{_GENERATED_ID_PREFIX}{execution.key}", claim.pk, claim.ref.run_number)
         timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
-        write = self._pass.build_write(
+        write = self._context.build_write(
             execution,
             StepStatus.WAITING,
             attempts=1,
@@ -157,18 +157,18 @@ class RemoteSteps:
             event_type=child_event_type(call.definition.name, instance_id, execution.entry.seq),
         )
         new_instance = NewInstance(call.definition, instance_id, call.params, call.labels)
-        saved_logs = list(self._pass.logs)
-        step_commit = StepCommit([write], self._pass.drain_logs(), instances=[new_instance])
+        saved_logs = list(self._context.logs)
+        step_commit = StepCommit([write], self._context.drain_logs(), instances=[new_instance])
         try:
-            committed = self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit))
+            committed = self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
         except StepEffectFailed as exc:
-            self._pass.logs[:0] = saved_logs
+            self._context.logs[:0] = saved_logs
             error = values.sanitize_error(type(exc.error).__name__, str(exc.error))
-            self._pass.commit_step(
-                execution, self._pass.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
+            self._context.commit_step(
+                execution, self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
             )
         else:
-            self._pass.apply_to(execution, committed)
+            self._context.apply_to(execution, committed)
 
 
 def _build_child_wait(row: StepRow) -> WaitSpec:

@@ -14,11 +14,11 @@ from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
 from celery_durable.model import LogLine, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
-from celery_durable.runner.pass_state import PassState
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.recorded_run import RecordedRun
-from celery_durable.runner.step_calls import StepCalls
+from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.step_commit import Committer
 from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.step import StepCall
@@ -77,11 +77,11 @@ class DryRunCommitter(Committer):
         return ReleaseOutcome.WAITING
 
 
-class ReplayCheck(StepCalls):
-    """A `StepCalls` that only reads the record, and collects the differences."""
+class ReplayCheck(ReplayContext):
+    """A `ReplayContext` that only reads the record, and collects the differences."""
 
-    def __init__(self, definition: WorkflowDefinition, pass_state: PassState) -> None:
-        super().__init__(definition, pass_state)
+    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
+        super().__init__(definition, context)
         self.next_steps: tuple[StepExecution, ...] = ()
         self.differences: dict[str, Difference] = {}
         """Keyed by step name."""
@@ -89,9 +89,9 @@ class ReplayCheck(StepCalls):
 
     def publish(self, key: str, value: Any) -> None:
         """Check the value without publishing it."""
-        encode_published_value(self._pass.env.settings, key, value)
-        if self._pass.interruption is not None:
-            raise self._pass.interruption
+        encode_published_value(self._context.env.settings, key, value)
+        if self._context.interruption is not None:
+            raise self._context.interruption
 
     def _start_step(self, call: StepCall) -> StepExecution:
         try:
@@ -115,7 +115,7 @@ class ReplayCheck(StepCalls):
     def _advance(self, executions: list[StepExecution]) -> None:
         """Stop before the steps that have not finished in the record, instead of running them."""
         for execution in executions:
-            execution.finished_row = execution.finished_row or self._pass.find_finished_row(execution)
+            execution.finished_row = execution.finished_row or self._context.find_finished_row(execution)
         next_steps = [execution for execution in executions if execution.finished_row is None]
         if next_steps:
             self._stop_before(next_steps)
@@ -126,10 +126,10 @@ class ReplayCheck(StepCalls):
     def _stop_before(self, executions: list[StepExecution]) -> NoReturn:
         self.next_steps = tuple(executions)
         for execution in executions:
-            row = self._pass.replay_state.row(execution.key)
+            row = self._context.replay_state.row(execution.key)
             if row is not None and not row.is_finished:
-                self.open_step_changes += find_open_step_changes(execution, row, self._pass.env.settings)
-        raise self._pass.interrupt(Suspend())
+                self.open_step_changes += find_open_step_changes(execution, row, self._context.env.settings)
+        raise self._context.interrupt(Suspend())
 
 
 def compare(

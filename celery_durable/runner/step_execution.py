@@ -27,7 +27,7 @@ class StepExecution:
     """One step call in this pass.
 
     ``finished_row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass
-    has set `PassState.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
+    has set `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
     """
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from celery_durable import values
 from celery_durable.model import StepRow, StepStatus, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
-from celery_durable.runner.pass_state import PassState
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runtime import Purpose
@@ -24,7 +24,7 @@ _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
 BuildWrite = functools.partial[StepWrite]
-"""`PassState.build_write` for one step, with the arguments that are the same for an event and a timeout."""
+"""`ExecutionContext.build_write` for one step, with the arguments that are the same for an event and a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,22 @@ class WaitSpec:
 class WaitSteps:
     """Advances the sleeps and waits of a pass."""
 
-    def __init__(self, pass_state: PassState) -> None:
-        self._pass = pass_state
+    def __init__(self, context: ExecutionContext) -> None:
+        self._context = context
 
     def advance_sleep(self, execution: StepExecution, call: SleepCall, *, may_suspend: bool) -> None:
         """Advance a sleep.
 
         ``may_suspend``: no other step is waited for, so the commit of this wait may also suspend the instance.
         """
-        match self._pass.replay_state.decide_timer(execution.entry.row, now=self._pass.now):
+        match self._context.replay_state.decide_timer(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case WaitUntil(until):
                 execution.wait = OpenWait(until)
             case FinishTimer(row):
-                self._pass.commit_step(
-                    execution, self._pass.build_write(execution, StepStatus.COMPLETED, wake_at=row.wake_at)
+                self._context.commit_step(
+                    execution, self._context.build_write(execution, StepStatus.COMPLETED, wake_at=row.wake_at)
                 )
             case RecordNew():
                 self._start_sleep(execution, call, may_suspend=may_suspend)
@@ -77,14 +77,16 @@ class WaitSteps:
         left = (
             wake_in
             if wake_at is None
-            else self.wait_duration(execution, max(wake_at - self._pass.now, timedelta(0)), "sleep")
+            else self.wait_duration(execution, max(wake_at - self._context.now, timedelta(0)), "sleep")
         )
         status = StepStatus.WAITING if left else StepStatus.COMPLETED
-        write = self._pass.build_write(execution, status, wake_at=wake_at, wake_in=wake_in)
+        write = self._context.build_write(execution, status, wake_at=wake_at, wake_in=wake_in)
         if left and may_suspend:
-            self._pass.defer_suspension(StepCommit([write], self._pass.drain_logs(), waits_after_commit=recorded_waits))
+            self._context.defer_suspension(
+                StepCommit([write], self._context.drain_logs(), waits_after_commit=recorded_waits)
+            )
         else:
-            self._pass.commit_step(execution, write)
+            self._context.commit_step(execution, write)
 
     def advance_wait(self, execution: StepExecution, call: WaitCall, *, may_suspend: bool) -> None:
         """Advance a wait for an event or a topic. ``may_suspend``: as in `advance_sleep`."""
@@ -109,7 +111,7 @@ class WaitSteps:
 
     def check_wait(self, execution: StepExecution, wait: WaitSpec, *, may_suspend: bool) -> None:
         """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting."""
-        row, commit_id, event_type = execution.entry.row, self._pass.env.runtime.new_token(), wait.event_type
+        row, commit_id, event_type = execution.entry.row, self._context.env.runtime.new_token(), wait.event_type
 
         def deadline(guard_result: GuardResult) -> datetime:
             return row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
@@ -117,23 +119,23 @@ class WaitSteps:
         def write(guard_result: GuardResult, event: StoredEvent | None) -> list[StepWrite]:
             until = deadline(guard_result)
             build_write = functools.partial(
-                self._pass.build_write, execution, wake_at=until, event_type=event_type, commit_id=commit_id
+                self._context.build_write, execution, wake_at=until, event_type=event_type, commit_id=commit_id
             )
             if event is None and until > guard_result.now:
                 return [] if wait.has_same_type else [build_write(StepStatus.WAITING)]
             write_row = wait.on_timeout(build_write) if event is None else wait.on_event(event, build_write)
             return [
                 write_row,
-                *(self._pass.build_race_writes(execution, commit_id) if write_row.is_finished else ()),
+                *(self._context.build_race_writes(execution, commit_id) if write_row.is_finished else ()),
             ]
 
         def commit(*, suspends: bool) -> Committed:
-            return self._pass.committer.commit_wait(
+            return self._context.committer.commit_wait(
                 event_type=event_type,
                 topic=wait.topic,
                 deadline=deadline,
                 write=write,
-                logs=self._pass.drain_logs(),
+                logs=self._context.drain_logs(),
                 key=execution.key,
                 commit_id=commit_id,
                 suspends=suspends,
@@ -141,32 +143,32 @@ class WaitSteps:
             )
 
         wake_at = None if row is None else row.wake_at
-        if (wake_at is None or wake_at > self._pass.now) and not self._peek_event(event_type):
+        if (wake_at is None or wake_at > self._context.now) and not self._peek_event(event_type):
             if may_suspend:
-                self._pass.pending_suspension = lambda: commit(suspends=True)
+                self._context.pending_suspension = lambda: commit(suspends=True)
                 return
             if wait.has_same_type and wake_at is not None:  # the suspension checks again, under the lock
                 execution.wait = OpenWait(wake_at, event_type)
                 return
-        committed = self._pass.run_or_interrupt(lambda: commit(suspends=False))
+        committed = self._context.run_or_interrupt(lambda: commit(suspends=False))
         if not committed.rows:
             assert committed.until is not None
             execution.wait = OpenWait(committed.until, event_type)
-        self._pass.apply_to(execution, committed)
+        self._context.apply_to(execution, committed)
 
     def wait_duration(self, execution: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
         """Return how long a step waits: ``length``, unless the runtime shortens it, for example in tests."""
-        workflow = self._pass.lease.claim.ref.workflow
-        return self._pass.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=execution.name)
+        workflow = self._context.lease.claim.ref.workflow
+        return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=execution.name)
 
     def _peek_event(self, event_type: str) -> bool:
         """Check for an event without the lock. If there is one, the pass records it now and continues.
 
         An event may arrive right after this check. The commit that suspends the instance checks again under the lock.
         """
-        claim = self._pass.lease.claim
-        check = self._pass.env.store.transact
-        found = self._pass.run_or_interrupt(
+        claim = self._context.lease.claim
+        check = self._context.env.store.transact
+        found = self._context.run_or_interrupt(
             lambda: check(
                 lambda tx: step_rows.find_oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
                 is_single_statement=True,

@@ -482,7 +482,7 @@ MUTANTS = (
     _m(
         "a gather runs finished siblings again",
         (
-            "runner.step_calls:StepCalls._advance",
+            "runner.replay:ReplayContext._advance",
             "if execution.finished_row is not None:",
             "if execution.finished_row is not None and may_suspend:",
         ),
@@ -491,7 +491,7 @@ MUTANTS = (
     _m(
         "a race leaves its losers open",
         (
-            "runner.pass_state:PassState.build_race_writes",
+            "runner.execution_context:ExecutionContext.build_race_writes",
             "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
             "for branch in losers)]",
             "return [race_write]",
@@ -506,7 +506,7 @@ MUTANTS = (
     ),
     _m(
         "a replay publishes again",
-        ("runner.pass_state:PassState.publish", "elif not self.replay_state.is_replaying:", "else:"),
+        ("runner.execution_context:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
         caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
     ),
     _m(
@@ -716,7 +716,7 @@ MUTANTS = (
         (
             "runner.remote_steps:RemoteSteps._send_task",
             "step_commit.messages = [message]",
-            "self._pass.env.send_messages([message])",
+            "self._context.env.send_messages([message])",
         ),
     ),
     _m(

@@ -1,6 +1,6 @@
 """The step calls of one pass: each call of the workflow function replays, runs or waits for a step.
 
-`StepCalls` is the `StepContext` of the function's `Step`. Once the pass is interrupted, by `Suspend` or an error,
+`ReplayContext` is the `StepContext` of the function's `Step`. Once the pass is interrupted, by `Suspend` or an error,
 every further step call raises the interruption again and does nothing. So ``finally: step.do(...)`` does no harm.
 """
 
@@ -31,8 +31,8 @@ from celery_durable.errors import (
 from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.body_runner import BodyRunner
+from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext, encode_log_data
 from celery_durable.runner.map_steps import MapSteps
-from celery_durable.runner.pass_state import STEP_TYPES, PassState, encode_log_data
 from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import CallFingerprint, Race, RaceWon, StepExecution, decode_result
@@ -54,8 +54,8 @@ def _engine_code(method: V) -> V:
     """Mark a step method as engine code: while it runs, the workflow function does not count as user code (`Lease`)."""
 
     @functools.wraps(method)
-    def called(self: StepCalls, *args: Any, **options: Any) -> Any:
-        lease = self._pass.lease
+    def called(self: ReplayContext, *args: Any, **options: Any) -> Any:
+        lease = self._context.lease
         lease.exit_user_code(self._definition)
         try:
             return method(self, *args, **options)
@@ -65,14 +65,14 @@ def _engine_code(method: V) -> V:
     return cast("V", called)
 
 
-class StepCalls:
+class ReplayContext:
     """Executes the step calls of one pass: each is replayed, run, or suspends the pass."""
 
-    def __init__(self, definition: WorkflowDefinition, pass_state: PassState) -> None:
-        self._definition, self._pass = definition, pass_state
-        self._waits, self._body_runner = WaitSteps(pass_state), BodyRunner(pass_state)
-        self._remote_steps, self._map_steps = RemoteSteps(pass_state, self._waits), MapSteps(pass_state, self._waits)
-        self._policy = pass_state.env.settings.step_policy.override_with(definition.step_defaults)
+    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
+        self._definition, self._context = definition, context
+        self._waits, self._body_runner = WaitSteps(context), BodyRunner(context)
+        self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
+        self._policy = context.env.settings.step_policy.override_with(definition.step_defaults)
         self._last_finished_at = EPOCH
         self._random_calls = 0
         self._submitted: dict[str, StepExecution] = {}
@@ -80,7 +80,7 @@ class StepCalls:
 
     @_engine_code
     def call(self, call: StepCall) -> Any:
-        self._pass.check_running()
+        self._context.check_running()
         execution = self._start_step(call)
         self._advance([execution])
         if execution.finished_row is None:
@@ -88,15 +88,15 @@ class StepCalls:
         return self._decode_result(execution)
 
     def submit(self, call: StepCall) -> StepFuture[Any]:
-        self._pass.check_running()
+        self._context.check_running()
         branch = self._start_step(call)
-        self._pass.replay_state.reserve_name(branch.key)
+        self._context.replay_state.reserve_name(branch.key)
         self._submitted[branch.key] = branch
         return StepFuture(self, branch.name, branch.key, branch)
 
     @_engine_code
     def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
-        self._pass.check_running()
+        self._context.check_running()
         branches = self._take_branches(futures)
         self._advance(branches)
         open_ = [branch for branch in branches if branch.finished_row is None]
@@ -121,24 +121,24 @@ class StepCalls:
 
     @_engine_code
     def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
-        self._pass.check_running()
+        self._context.check_running()
         if not futures:
             raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
         branches = self._take_branches(futures)
         self._check_name(name)
-        entry = self._pass.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
+        entry = self._context.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
         by_key = {branch.key: branch for branch in branches}
         if entry.row is None:
-            self._pass.race = Race(entry, branches)
+            self._context.race = Race(entry, branches)
             try:
-                self._decide_race(self._pass.race)
+                self._decide_race(self._context.race)
             finally:
-                self._pass.race = None
-        row = self._pass.replay_state.row(entry.key)
+                self._context.race = None
+        row = self._context.replay_state.row(entry.key)
         if row is None:
             # A branch has finished, but the race's own row is not in memory: the commit of both was in doubt, and only
             # the branch's row was read back. The next pass reads the race's row.
-            is_over = any(self._pass.find_finished_row(branch) for branch in branches)
+            is_over = any(self._context.find_finished_row(branch) for branch in branches)
             self._suspend([] if is_over else branches)
             raise AssertionError("unreachable")
         key = Codec().decode(row.result or "null")
@@ -148,17 +148,19 @@ class StepCalls:
                 "Pass it again, or give the new race another name."
             )
         winner = by_key[key]
-        winner.finished_row = self._pass.replay_state.row(winner.key)
+        winner.finished_row = self._context.replay_state.row(winner.key)
         return self._decode_result(winner, [winner.key, entry.key])
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
-        self._pass.add_log(level, message, category, encode_log_data(self._pass.env.settings, message, category, data))
+        self._context.add_log(
+            level, message, category, encode_log_data(self._context.env.settings, message, category, data)
+        )
 
     def publish(self, key: str, value: Any) -> None:
-        self._pass.publish(key, value)
+        self._context.publish(key, value)
 
     def now(self) -> datetime:
-        self._pass.check_running()
+        self._context.check_running()
         return self._now()
 
     def _now(self) -> datetime:
@@ -166,13 +168,13 @@ class StepCalls:
 
         Before the first step, return when the run was created.
         """
-        return max(self._last_finished_at, self._pass.current_ancestor.created_at)
+        return max(self._last_finished_at, self._context.current_ancestor.created_at)
 
     def random_source(self) -> random.Random:
         """Return a random generator for one number, seeded with the run and with how many were returned before it."""
-        self._pass.check_running()
+        self._context.check_running()
         self._random_calls += 1
-        return random.Random(f"{self._pass.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
+        return random.Random(f"{self._context.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
 
     # --- called by the runner --------------------------------------------------------------------
 
@@ -186,10 +188,10 @@ class StepCalls:
         self.waits = [
             execution.wait for execution in executions if execution.finished_row is None and execution.wait is not None
         ]
-        raise self._pass.interrupt(Suspend())
+        raise self._context.interrupt(Suspend())
 
     def _check_name(self, name: str) -> None:
-        values.check_text_name("Step name", name, self._pass.env.settings.max_step_name)
+        values.check_text_name("Step name", name, self._context.env.settings.max_step_name)
 
     def _start_step(self, call: StepCall) -> StepExecution:
         """Check a call's arguments, find its step, and log a warning if its name is used again in this pass."""
@@ -203,19 +205,19 @@ class StepCalls:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
         identity = self._identify_arguments(call)
         self._check_name(name)
-        entry = self._pass.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
+        entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
             # a call that an earlier pass refused, although the workflow function handled the refusal.
-            values.parse_duration(identity - self._now(), maximum=self._pass.env.settings.max_sleep)
+            values.parse_duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
         if entry.is_repeated:
-            self._pass.add_log(
+            self._context.add_log(
                 LogLevel.WARNING,
                 f"Step name {name!r} is used again in one pass: the recorded result is returned.",
                 "system",
             )
             entry = StepEntry(
-                entry.key, entry.name, entry.seq, self._pass.replay_state.row(entry.key), is_repeated=True
+                entry.key, entry.name, entry.seq, self._context.replay_state.row(entry.key), is_repeated=True
             )
         return StepExecution(call, entry, policy, fn)
 
@@ -224,7 +226,7 @@ class StepCalls:
 
         Two calls of one name in one pass must have equal values.
         """
-        settings = self._pass.env.settings
+        settings = self._context.env.settings
         match call:
             case BodyCall():
                 return CallFingerprint.of(call)
@@ -250,7 +252,7 @@ class StepCalls:
                 assert_never(call)
 
     def _parse_timeout(self, timeout: Duration) -> timedelta:
-        return values.parse_duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._pass.env.settings.max_sleep)
+        return values.parse_duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """Return the branches of these futures, and release their names: the code may use them again."""
@@ -262,8 +264,8 @@ class StepCalls:
             if branch in branches:
                 raise StepNameReused(branch.name, concurrently=True)
             self._submitted.pop(branch.key, None)
-            self._pass.replay_state.release_name(branch.key)
-            branch.finished_row = self._pass.find_finished_row(branch)
+            self._context.replay_state.release_name(branch.key)
+            branch.finished_row = self._context.find_finished_row(branch)
             branches.append(branch)
         return branches
 
@@ -286,7 +288,7 @@ class StepCalls:
             failure = error_class(execution.name, row.error_name or "", row.error_message or "", row.attempts)
             failure.failed_keys, failure.failed_at_seq = (
                 tuple(failed) or (execution.key,),
-                self._pass.replay_state.last_seq,
+                self._context.replay_state.last_seq,
             )
             raise failure from execution.cause
         match execution.call:
@@ -318,7 +320,7 @@ class StepCalls:
             error_class = _FAILURES.get(error.name, StepFailed)
             failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
             if not call.return_exceptions:  # the step was completed with it, and the code has changed since
-                failure.failed_keys, failure.failed_at_seq = (execution.key,), self._pass.replay_state.last_seq
+                failure.failed_keys, failure.failed_at_seq = (execution.key,), self._context.replay_state.last_seq
                 raise failure
             results.append(failure)
         return results
@@ -359,10 +361,10 @@ class StepCalls:
         if candidates or len(finished) == len(race.branches):  # the winner finished before the race started
             winner = (candidates or finished)[0]
             step_commit = StepCommit(
-                self._pass.build_race_writes(winner, self._pass.env.runtime.new_token()),
-                self._pass.drain_logs(),
+                self._context.build_race_writes(winner, self._context.env.runtime.new_token()),
+                self._context.drain_logs(),
             )
-            self._pass.apply(self._pass.run_or_interrupt(lambda: self._pass.committer.commit(step_commit)))
+            self._context.apply(self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit)))
             return
         with suppress(RaceWon):
             self._advance(race.branches)

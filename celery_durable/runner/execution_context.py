@@ -66,7 +66,7 @@ def encode_log_data(settings: Settings, message: str, category: str, data: dict[
     return values.encode(data, what=f"Data of log line {message[:80]!r}", limits=settings.limits) if data else None
 
 
-class PassState:
+class ExecutionContext:
     """The state of one pass, shared by its parts."""
 
     def __init__(
