@@ -30,8 +30,8 @@ def git(*arguments: str) -> str:
 
 
 def earlier_commits() -> dict[str, str]:
-    """The commit that froze the tables, and the one before today's, if they can be told apart from it."""
-    frozen = git("log", "--diff-filter=A", "--format=%H", "--", _FROZEN).splitlines()[-1:]
+    """The commit that wrote the dumps and so froze the tables, and the commit before today's, if it is a later one."""
+    frozen = git("log", "-1", "--format=%H", "--", _FROZEN).splitlines()
     found = {"frozen": frozen[0]} if frozen else {}
     head, previous = git("rev-parse", "HEAD"), git("rev-parse", "--verify", "--quiet", "HEAD~1")
     if frozen and previous and git("merge-base", frozen[0], previous) == frozen[0]:
