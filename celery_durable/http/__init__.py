@@ -1,6 +1,7 @@
 """The HTTP API: a router for your FastAPI application, or an ASGI application to mount anywhere.
 
-Nobody gets in who is not let in (docs/http.md): without hooks there is no API. Needs the extra ``http``.
+The API refuses every request that your hooks do not allow (docs/http.md). It cannot be created without hooks unless you
+pass ``allow_anonymous=True``. It requires the extra ``http``.
 """
 
 from celery_durable.http.access import Access, Actor, Authorize, Hook, Permission

@@ -1,4 +1,4 @@
-"""`python -m celery_durable.http` prints the OpenAPI description of the whole API, as docs/openapi.json keeps it."""
+"""`python -m celery_durable.http` prints the OpenAPI description of the whole API. docs/openapi.json is its output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     "bearer": {"type": "http", "scheme": "bearer"},
 }
-"""Examples: what credentials there are is the application's choice."""
+"""Examples. Each application chooses its own security schemes."""
 
 
 def text() -> str:
-    """The description as JSON, with the tick."""
+    """Return the description as JSON text, including the tick route."""
     described = asgi(Durable(), allow_anonymous=True, tick=True, security_schemes=_SCHEMES).openapi()
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    print(text(), end="")  # noqa: T201  # that is what it is for
+    print(text(), end="")  # noqa: T201  # printing is its purpose

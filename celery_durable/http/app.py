@@ -1,6 +1,6 @@
-"""Putting the API together: a router for an application that has one, and an application for everybody else.
+"""Builds the API: `router` for a FastAPI application, `asgi` as an application of its own.
 
-`Durable` lies on a lower floor and knows nothing of HTTP, hence functions: ``router(durable, ...)``.
+These are functions, not methods of `Durable`, because `Durable` does not import the HTTP packages.
 """
 
 from __future__ import annotations
@@ -38,12 +38,20 @@ def router(
     max_body_bytes: int | None = None,
     max_streams: int = 1000,
 ) -> APIRouter:
-    """The routes, to include in a FastAPI application; each guards itself. Raises NoAuthorization.
+    """Return the routes, to include in a FastAPI application. Each route calls the hooks itself.
 
-    ``authorize``: an `Authorize`, or one hook for every request. ``security_schemes``: go into the description of your
-    application with these routes, as OpenAPI writes them; any one of them lets a client in, as far as the description
-    says. ``tick``: also the route that runs workflows in this process. ``max_body_bytes``: of a request, by default a
-    payload's limit and 64 KiB. ``max_streams``: streams and long polls that are open at a time in this process.
+    Args:
+        durable: Your `Durable`.
+        authorize: An `Authorize`, or one hook for every request.
+        allow_anonymous: Allows every request. Use it, without hooks, if only trusted clients can reach the API.
+        security_schemes: OpenAPI security schemes by name. They are added to the OpenAPI description of your
+            application, as alternatives. They authorize nothing: the hooks do.
+        tick: Whether to add the route that runs workflows in this process.
+        max_body_bytes: The largest body of a request. The default is the payload limit plus 64 KiB.
+        max_streams: How many streams and long polls may be open at the same time in this process.
+
+    Raises:
+        NoAuthorization: There is no hook, and ``allow_anonymous`` is not set; or both are given.
     """
 
     def limit() -> int:
@@ -62,10 +70,18 @@ def router(
 def asgi(
     durable: Durable, *, security_schemes: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
 ) -> FastAPI:
-    """An ASGI application with the routes, to serve or to mount; ``options`` as `router`. Raises NoAuthorization.
+    """Return an ASGI application with the routes, to serve or to mount.
 
-    Its description, ``/openapi.json``, is for who may read. ``security_schemes``: goes into it, as OpenAPI writes them;
-    any one of them lets a client in, as far as the description says.
+    ``/openapi.json`` returns its OpenAPI description. It requires the permission to read.
+
+    Args:
+        durable: Your `Durable`.
+        security_schemes: OpenAPI security schemes by name. They are added to the description, as alternatives. They
+            authorize nothing: the hooks do.
+        **options: The other arguments of `router`.
+
+    Raises:
+        NoAuthorization: There is no hook, and ``allow_anonymous`` is not set; or both are given.
     """
     app = FastAPI(title=openapi.TITLE, version=openapi.VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -74,7 +90,7 @@ def asgi(
 
     @requires(Permission.READING)
     def describe() -> Response:
-        """The description of this API."""
+        """Return the description of this API."""
         return JSONResponse(app.openapi())
 
     plain = app.openapi
@@ -86,7 +102,7 @@ def asgi(
             found["security"] = [{name: []} for name in security_schemes]
         return plain()
 
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend a description
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI documents this way to extend the description
 
     routes.add_api_route("/openapi.json", describe, include_in_schema=False)
     app.include_router(routes)
@@ -121,7 +137,7 @@ def _add(
     response_class: type[Response] = JSONResponse,
     in_schema: bool = True,
 ) -> None:
-    """``where``: method and path. ``codes``: of refusals that not every route knows."""
+    """Add a route. ``where``: method and path. ``codes``: the problem codes that only some routes return."""
     method, path = where.split()
     made.add_api_route(
         path,
@@ -172,7 +188,7 @@ def _add_changes(made: APIRouter, to: InstanceRoutes) -> None:
     _add(made, f"POST {_ONE}/resume", to.resume, responses.Done, _CHANGE)
     _add(made, f"POST {_ONE}/terminate", to.terminate, responses.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
     cancel = (*_CHANGE, "INSTANCE_TERMINAL")
-    _add(made, f"POST {_ONE}/cancel", to.terminate, responses.Done, cancel, in_schema=False)  # the same
+    _add(made, f"POST {_ONE}/cancel", to.terminate, responses.Done, cancel, in_schema=False)  # an alias
     _add(made, f"POST {_ONE}/restart", to.restart, responses.Restarted, _CHANGE)
     _add(made, f"POST {_ONE}/retry", to.retry, responses.Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
     _add(made, f"POST {_ONE}/rewind", to.rewind, responses.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))

@@ -1,4 +1,4 @@
-"""The codes of refusals, each with its status. Hooks of the application may answer with others."""
+"""The codes of problem responses, each with its HTTP status. Hooks of the application may return other codes."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ STATUS = {
     "NOT_READY": 503,
 }
 
-ProblemCode = StrEnum("ProblemCode", {code: code for code in STATUS})  # type: ignore[misc]  # its members are data
+ProblemCode = StrEnum("ProblemCode", {code: code for code in STATUS})  # type: ignore[misc]  # computed members
 ProblemCode.__doc__ = "Why a request was refused."

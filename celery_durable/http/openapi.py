@@ -1,4 +1,4 @@
-"""What the API says of itself in its OpenAPI description, beside what the endpoints' signatures say."""
+"""Parts of the OpenAPI description that FastAPI does not derive from the signatures of the endpoints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from celery_durable.http.responses import InstanceItem, Problem
 TITLE = "celery_durable"
 VERSION = "1"
 NOTHING: Any = None
-"""No model: the answer is described by hand."""
+"""For a route without a response model, whose response is described by hand."""
 
 NAME = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]*$", "minLength": 1, "maxLength": 255}
-"""Of names and ids. Described only: what does not fit is refused with the code that says so, or is not found."""
+"""The pattern of names and ids. FastAPI does not check it: the operations refuse invalid names with their own codes."""
 TOPIC = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*$", "minLength": 1, "maxLength": 100}
 WorkflowName = Annotated[
     str,
@@ -45,7 +45,7 @@ _EVERYWHERE = ("INVALID_REQUEST", "UNAUTHENTICATED", "FORBIDDEN", "HOOK_TIMEOUT"
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The refusals of a route, those that all have included."""
+    """Return the descriptions of a route's problem responses, including those that every route has."""
     by_status: dict[int, list[str]] = {}
     for code in (*_EVERYWHERE, *codes):
         by_status.setdefault(STATUS[code], []).append(code)
@@ -56,7 +56,7 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
         }
         for status, found in sorted(by_status.items())
     }
-    # With its model, which brings the schema into the description of an application that includes the router.
+    # The model adds the schema `Problem` to the description of an application that includes the router.
     content = {MEDIA_TYPE: {"schema": _REFERENCE}}
     return described | {"default": {"model": Problem, "description": "Any other refusal.", "content": content}}
 
@@ -79,17 +79,17 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 class DescribedScheme(SecurityBase):
-    """A security scheme that is described with the routes, and decides nothing: hooks do."""
+    """A security scheme that appears in the description. It checks nothing: the hooks do."""
 
     def __init__(self, name: str, about: Mapping[str, Any]) -> None:
-        self.scheme_name, self.model = name, dict(about)  # type: ignore[assignment]  # it is only written out as JSON
+        self.scheme_name, self.model = name, dict(about)  # type: ignore[assignment]  # it is only serialized as JSON
 
     async def __call__(self) -> None:
-        """Let the request go on."""
+        """Do nothing: FastAPI calls it as a dependency of the request."""
 
 
 class EventStream(StreamingResponse):
-    """Messages for browsers' EventSource. ``on_end``: called once, also where the response is never sent."""
+    """A response of server-sent events. It calls ``on_end`` once, even if the response is never sent."""
 
     media_type = "text/event-stream"
 
@@ -98,7 +98,7 @@ class EventStream(StreamingResponse):
         self._end = weakref.finalize(self, on_end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -106,18 +106,18 @@ class EventStream(StreamingResponse):
 
 
 def operation_id(name: str) -> str:
-    """Unique also in the description of an application that includes the router."""
+    """Return the operation id of an endpoint. The prefix keeps it unique in an application that includes the router."""
     head, *rest = name.split("_")
     return "durable" + head.title() + "".join(word.title() for word in rest)
 
 
 def summary(endpoint: Callable[..., Any]) -> str:
-    """The first line of its docstring."""
+    """Return the summary of an endpoint: the first line of its docstring."""
     return _doc(endpoint).partition("\n")[0].rstrip(".")
 
 
 def description(endpoint: Callable[..., Any]) -> str:
-    """The rest."""
+    """Return the description of an endpoint: the rest of its docstring."""
     return _doc(endpoint).partition("\n")[2].strip()
 
 

@@ -1,4 +1,4 @@
-"""Refusals as `application/problem+json` (RFC 9457), each with the ``code`` and ``message`` of its error."""
+"""Problem responses (`application/problem+json`, RFC 9457), each with the ``code`` and ``message`` of its error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class NoAuthorization(DurableError):
-    """An HTTP API was to be made that nobody guards."""
+    """The HTTP API was created with neither a hook nor ``allow_anonymous=True``, or with both."""
 
     code = "NO_AUTHORIZATION"
 
@@ -39,7 +39,7 @@ class NoAuthorization(DurableError):
 
 
 class Unauthenticated(DurableError):
-    """For hooks to raise: nobody knows who is asking. ``challenge`` is the header WWW-Authenticate."""
+    """Raised by your hooks if a request has no valid credentials. ``challenge`` is the header WWW-Authenticate."""
 
     code, http_status = "UNAUTHENTICATED", 401
 
@@ -49,7 +49,7 @@ class Unauthenticated(DurableError):
 
 
 class Forbidden(DurableError):
-    """For hooks to raise, and what every answer of a hook but True means."""
+    """Raised by your hooks to refuse a request, and by the API if a hook does not allow it."""
 
     code, http_status = "FORBIDDEN", 403
 
@@ -58,7 +58,7 @@ class Forbidden(DurableError):
 
 
 class BodyTooLarge(DurableError):
-    """The request's body is larger than what is read."""
+    """The request's body exceeds the limit."""
 
     code, http_status = "BODY_TOO_LARGE", 413
 
@@ -87,7 +87,7 @@ class NotReady(DurableError):
 def build_problem(
     status: int, code: str, message: str, *, headers: Any = None, invalid_fields: list[InvalidField] | None = None
 ) -> Response:
-    """A response with a problem as its body."""
+    """Return a response with a problem as its body."""
     given: dict[str, Any] = {} if invalid_fields is None else {"errors": invalid_fields}
     body = Problem(title=_status_phrase(status), status=status, detail=message, code=code, message=message, **given)
     return Response(body.to_json(), status, headers, MEDIA_TYPE)
@@ -101,7 +101,10 @@ def _status_phrase(status: int) -> str:
 
 
 def build_error_response(error: Exception) -> Response:
-    """What the client is told of an error: all of a refusal, nothing of a fault, which goes to the log."""
+    """Return the response to an error.
+
+    A refusal has the message of its error. An unexpected error is logged, and the response contains nothing of it.
+    """
     match error:
         case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
             return _build_refusal(error)
@@ -110,7 +113,7 @@ def build_error_response(error: Exception) -> Response:
             return build_problem(503, error.code, str(error), headers={"Retry-After": "2"})
         case StoreUnavailable():
             return _build_unavailable(error)
-        case ClientDisconnect():  # a client that breaks off is not a server error, and reads no answer
+        case ClientDisconnect():  # not a server error; the client does not read the response
             logger.debug("A client broke off its request")
             return build_problem(400, "CLIENT_DISCONNECTED", "The request ended before its body did.")
         case RequestValidationError():
@@ -138,13 +141,13 @@ def _build_refusal(error: DurableError) -> Response:
         headers = {"Accept-Encoding": "identity"}
     if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
         headers = {"Retry-After": "10"}
-    # Which workflows there are is told to who may list them.
+    # The error lists the known workflows. A client may lack the permission to list them.
     message = f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
     return build_problem(error.http_status, error.code, message, headers=headers)
 
 
 def build_http_exception_response(error: HTTPException) -> Response:
-    """The problem that an HTTPException of a hook or of the routing means."""
+    """Return the response for an HTTPException of a hook or of the routing."""
     if error.status_code in (204, 304):
         return Response(status_code=error.status_code, headers=error.headers)
     code = _status_phrase(error.status_code).upper().replace(" ", "_").replace("-", "_")
@@ -152,5 +155,5 @@ def build_http_exception_response(error: HTTPException) -> Response:
 
 
 def _list_invalid_fields(errors: Any) -> list[InvalidField]:
-    """Where and what, never the value: the answer may be logged."""
+    """Return the field and the message of each error, without the value: clients may log the response."""
     return [InvalidField(where=".".join(map(str, error["loc"])), message=str(error["msg"])) for error in errors[:20]]

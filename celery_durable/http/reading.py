@@ -144,8 +144,8 @@ class ReadRoutes:
         order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
         steps_cursor: Annotated[str | None, Query(alias="stepsCursor")] = None,
         events_cursor: Annotated[str | None, Query(alias="eventsCursor")] = None,
-        include_run: Annotated[bool, Query(alias="includeRun")] = False,  # noqa: FBT002  # a query's
-        include_logs: Annotated[bool, Query(alias="includeLogs")] = False,  # noqa: FBT002  # a query's
+        include_run: Annotated[bool, Query(alias="includeRun")] = False,  # noqa: FBT002  # a query parameter
+        include_logs: Annotated[bool, Query(alias="includeLogs")] = False,  # noqa: FBT002  # a query parameter
         logs_cursor: Annotated[str | None, Query(alias="logsCursor")] = None,
         log_level: Annotated[LogLevel | None, Query(alias="logLevel", description="This level and above.")] = None,
         log_category: Annotated[str | None, Query(alias="logCategory", max_length=255)] = None,
@@ -204,7 +204,7 @@ class ReadRoutes:
         cursors = await timeouts.run_in_request_thread(self._operations.stream_cursors, workflow, instance_id)
         position = StreamPosition(run) if last_event_id is None else StreamPosition.read(cursors, last_event_id)
         if position.run != run:
-            position = StreamPosition(run)  # the instance was restarted meanwhile, or the client looks at another run
+            position = StreamPosition(run)  # the instance was restarted meanwhile, or the client follows another run
         await timeouts.run_in_request_thread(self._operations.outcome, workflow, instance_id, run=run)
         if position.is_over:
             return Response(status_code=204)

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from celery_durable.model import Status
 from celery_durable.operations import IfExists
 
-# Described only: what does not fit is refused with the code that says so.
+# Only for the description: the operations refuse invalid values with their own problem codes.
 _NAME = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]*$", "minLength": 1}
 _TEXT = {"minLength": 1, "maxLength": 255, "pattern": "^[^\\x00-\\x1f\\x7f-\\x9f]*$"}
 _LABELS: dict[str, Any] = {

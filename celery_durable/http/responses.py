@@ -75,7 +75,7 @@ class Problem(ResponseModel):
 
 
 class ErrorView(ResponseModel):
-    """An error as it is stored."""
+    """A stored error."""
 
     name: str
     message: str
@@ -164,7 +164,7 @@ class InstanceList(ResponseModel):
 
 
 class ChildView(ResponseModel):
-    """The instance that does a step."""
+    """The child instance that does the work of a step."""
 
     workflow_name: str
     instance_id: str
@@ -378,7 +378,7 @@ class OriginView(ResponseModel):
 
 
 class ParentView(ResponseModel):
-    """The step of another instance's run that created this one as its child."""
+    """The step of another instance that created this instance as its child."""
 
     workflow_name: str
     instance_id: str

@@ -1,7 +1,8 @@
-"""Following an instance over server-sent events: what it records and publishes, told as it comes.
+"""Streams: a client follows a run over server-sent events, and receives what the run records and publishes.
 
-Each message's id says how far the client has come, so that a connection that broke goes on there. A step is told at
-least once for each state that was seen of it. Between two looks neither a thread nor a connection is held.
+A stream polls the instance. Between two polls it holds no thread and no database connection. The id of each message
+encodes the client's position, so a reconnected client continues there. Each state of a step that a poll finds is sent
+at least once.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from celery_durable.values import Cursors
 
 _PAGE = 100
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
-"""Between two looks: soon after something has happened, then less often. A look is one small read."""
+"""The pause between two polls. It is short after a change, then grows. A poll is one small read."""
 _KEEP_ALIVE_SECONDS = 15.0
 _MAX_STREAM_SECONDS = 3600.0
-"""Then the client comes again, and is asked for its credentials."""
+"""After this time the stream ends. The client reconnects, so its credentials are checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How far a client has come: a run, its last log line, and the step up to which, in call order, all have ended."""
+    """A client's position in the stream of a run.
+
+    ``log`` is the id of the last log line that was sent. ``seq`` and ``key`` name the step up to which,
+    in call order, all steps have ended. ``is_over``: the client has received the end of the run.
+    """
 
     run: int
     log: int = 0
@@ -38,12 +43,12 @@ class StreamPosition:
     is_over: bool = False
 
     def write(self, cursors: Cursors) -> str:
-        """The id of a message."""
+        """Return the id for a message."""
         return cursors.write(self.run, self.log, self.seq, self.key, int(self.is_over))
 
     @classmethod
     def read(cls, cursors: Cursors, text: str) -> StreamPosition:
-        """From the header Last-Event-ID; raises CursorInvalid."""
+        """Parse the header Last-Event-ID. Raises CursorInvalid."""
         run, log, seq, key, is_over = cursors.read(text)
         return cls(cast("int", run), cast("int", log), cast("int", seq), cast("str", key), bool(is_over))
 
@@ -72,7 +77,7 @@ class Stream:
         self._sent_published: dict[str, Published] = {}
 
     async def messages(self) -> AsyncIterator[str]:
-        """What to send, until the run ends or is replaced by another."""
+        """Yield the messages until the run ends or a new run replaces it."""
         yield "retry: 2000\n\n"
         pause, quiet, left = _SHORTEST_SECONDS, 0.0, _MAX_STREAM_SECONDS
         while left > 0:
@@ -81,10 +86,10 @@ class Stream:
                     self._operations, self._workflow, self._instance_id, within=pause / 2
                 )
             except InstanceNotFound:
-                return  # deleted by its operator
+                return  # the instance was deleted
             row = found.instance
             if found.tag != self._tag:
-                self._tag = found.tag  # read before what it stands for: the next look finds what came since
+                self._tag = found.tag  # read before the data, so the next poll finds later changes
                 async for message in self._logs():
                     yield message
                 async for message in self._steps():
@@ -115,7 +120,7 @@ class Stream:
                 return
 
     def _next_logs(self) -> list[tuple[int, ResponseModel]]:
-        # Shown here, on a thread: the redaction hook is the application's.
+        # The view runs here, on a thread, because it calls the redaction hook of the application.
         lines = self._operations.logs(self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE)
         return [(line.id, self._view.log(line)) for line in lines]
 
@@ -124,7 +129,7 @@ class Stream:
         while True:
             page = await timeouts.run_read(self._next_steps, after)
             for seq, step, shown in page:
-                # A place that is empty may still be taken, by a branch that began before its neighbours.
+                # A gap in ``seq`` may still be filled: a branch that started earlier may be recorded later.
                 is_complete = is_complete and _has_ended(step) and seq <= self._done_until[0] + 1
                 if is_complete:
                     self._done_until = (seq, step.step_key)

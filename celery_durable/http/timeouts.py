@@ -29,7 +29,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _DATABASE_SECONDS = 5.0
-"""For all operations of a request, or of a look, together; making a connection may take 3 s more."""
+"""The limit for all database operations of a request or of a poll together. Connecting may take 3 s more."""
 _ANSWER_SECONDS = 8.5
 _PROBE_SECONDS = 2.0
 _PROBE_ANSWER_SECONDS = 2.5
@@ -37,7 +37,7 @@ _HOOK_THREADS = 40
 # Each of these holds one connection at a time, so together they are the bound that docs/http.md names.
 _REQUEST_THREADS, _READ_THREADS, _PROBE_THREADS = 10, 4, 1
 HOOK_SECONDS = 5.0
-"""For one hook. Without this bound, hooks that hang would in the end hold every thread."""
+"""The limit for one hook. Without it, hooks that hang would eventually occupy every thread."""
 
 _open: ContextVar[tuple[CancelScope, CallerDeadline] | None] = ContextVar("celery_durable_open_request", default=None)
 _request_threads: RunVar[CapacityLimiter] = RunVar("celery_durable_request_threads")
@@ -66,7 +66,7 @@ async def serve_in_time(serve: Callable[[], Awaitable[T]]) -> T:
 
 
 async def pause(seconds: float) -> None:
-    """Sleep without a thread or a connection. Afterwards, the next read has the whole time of a request again."""
+    """Sleep without a thread or a connection. Afterwards, the time limits of the request start again."""
     if (found := _open.get()) is None:
         await anyio.sleep(seconds)
         return
@@ -77,19 +77,22 @@ async def pause(seconds: float) -> None:
 
 
 async def run_in_request_thread(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the work of a request on one of the request threads."""
+    """Call ``do`` on one of the request threads."""
     call = functools.partial(do, *args, **kwargs)
     return await to_thread.run_sync(call, limiter=_limiter(_request_threads, _REQUEST_THREADS))
 
 
 def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """A plain endpoint as a coroutine that has it done by `work`; FastAPI would take threads of the application."""
+    """Return a coroutine function that runs a plain endpoint on a request thread.
+
+    FastAPI itself would run a plain endpoint on threads that belong to the application.
+    """
 
     async def call(**given: Any) -> T:
         return await run_in_request_thread(endpoint, **given)
 
     functools.update_wrapper(call, endpoint)
-    del call.__wrapped__  # type: ignore[attr-defined]  # FastAPI would look at what is behind it
+    del call.__wrapped__  # type: ignore[attr-defined]  # FastAPI would unwrap it
     call.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     return call
 
@@ -100,7 +103,7 @@ async def run_read(read: Callable[..., T], *args: Any) -> T:
     if _open.get() is not None:
         return await to_thread.run_sync(read, *args, limiter=threads)
 
-    def within() -> T:  # of a stream: its request was answered with its beginning
+    def within() -> T:  # of a stream: its response has begun, so the limits of its request have ended
         with limit_database_time(_DATABASE_SECONDS):
             return read(*args)
 

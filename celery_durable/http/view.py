@@ -1,4 +1,4 @@
-"""Records as answers. What they show of values has passed the application's redaction before."""
+"""Builds response bodies from records, after the application's redaction hook has redacted them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from celery_durable.redaction import Redaction
 
 
 class View:
-    """Shows what concerns one instance."""
+    """Builds the response bodies for one instance."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
 
     def status(self, status: InstanceStatus) -> responses.StatusView:
-        """With the output, or the error."""
+        """Return the status with the output or the error."""
         return _status(self._redaction.redact_status(status))
 
     def instance(self, details: InstanceDetails) -> responses.InstanceView:
-        """All but its history."""
+        """Return an instance without its history."""
         details = self._redaction.redact_details(details)
         row, step = details.instance, details.current_step
         meta: dict[str, Any] = {} if step is None else {"current_step": _current(step)}
@@ -64,7 +64,7 @@ class View:
         )
 
     def list_item(self, item: InstanceSummary) -> responses.ListedInstance:
-        """A line of a list."""
+        """Return an item of a list of instances."""
         item = self._redaction.redact_summary(item)
         return responses.ListedInstance(
             id=item.id,
@@ -76,7 +76,7 @@ class View:
         )
 
     def history(self, page: HistoryPage, *, with_run: bool) -> responses.HistoryView:
-        """A page of each list."""
+        """Return a page of each list of a run. ``with_run`` adds the run itself."""
         page = self._redaction.redact_page(page)
         more: dict[str, Any] = {"run": _run(page)} if with_run else {}
         if page.logs is not None:
@@ -91,22 +91,22 @@ class View:
         )
 
     def step(self, step: StepRecord) -> responses.StepView:
-        """A step with its result."""
+        """Return a step with its result."""
         return _step(self._redaction.redact_step(step))
 
     def log(self, line: LogRecord) -> responses.LogView:
-        """A log line with its data."""
+        """Return a log line with its data."""
         return _log(self._redaction.redact_log(line))
 
     def published(self, found: Mapping[str, Published]) -> dict[str, responses.PublishedView]:
-        """Published values by key."""
+        """Return published values by key."""
         return {
             key: responses.PublishedView(value=each.value, updated_at=each.updated_at)
             for key, each in self._redaction.redact_published(found).items()
         }
 
     def explanation(self, facts: Facts) -> responses.Explanation:
-        """Why it stands where it stands; in the sentence, too, only what may be shown."""
+        """Return why the instance is in its current state. Its sentence is built from redacted facts."""
         found = explain(self._redaction.redact_facts(facts))
         return responses.Explanation(
             code=found.code, sentence=found.sentence, facts=dict(found.facts), actions=list(found.actions)
@@ -216,7 +216,7 @@ def _items(counts: ItemCounts) -> responses.ItemsView:
     return responses.ItemsView(total=counts.total, done=counts.done, failed=counts.failed)
 
 
-# Their stored names differ from the others in case alone, which no generated client can tell apart.
+# Some stored names differ from other statuses only in case. Generated clients cannot distinguish those.
 _LINEAR_STATES = {
     StepStatus.LINEAR_PENDING: StepState.PLANNED,
     StepStatus.READY: StepState.READY,

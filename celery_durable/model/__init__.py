@@ -1,4 +1,7 @@
-"""The nouns: statuses, references and rows, as frozen data. Instants are aware UTC datetimes, lengths timedeltas."""
+"""The data types of the engine: statuses, references and rows, all frozen.
+
+A point in time is an aware UTC datetime. A duration is a timedelta.
+"""
 
 from celery_durable.model.public import CreateOptions, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (

@@ -1,4 +1,4 @@
-"""What authors of workflows hold."""
+"""The data types that application code uses: workflow events, received events, and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ P_co = TypeVar("P_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 
 OnLost = Literal["resend", "fail", "wait"]
-"""What becomes of a task that is lost with its worker or queue: sent again, ended as TaskLost, left to its timeout."""
+"""What to do if a task is lost with its worker or queue: send it again, fail with TaskLost, or wait for its timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ReceivedEvent(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class OutboundEvent:
-    """What a handler of outbound events is called with.
+    """The argument of a handler for outbound events.
 
     Attributes:
         name: The event's name.

@@ -1,4 +1,4 @@
-"""What people read: statuses, histories, pages."""
+"""The records that queries return: statuses, histories and pages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from celery_durable.model.states import WAITING_STEPS, LogLevel, Status, StepSta
 T_co = TypeVar("T_co", covariant=True)
 
 EXPORT_VERSION = 1
-"""Of the form in which a run is exported."""
+"""The version of the export format of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as it is stored.
+    """A stored error.
 
     Attributes:
-        name: The name of its class.
-        message: Its text.
+        name: The name of the error's class.
+        message: The error's text.
     """
 
     name: str
@@ -56,7 +56,7 @@ class InstanceSummary:
         error: Why it failed; None unless it is errored.
         run_at: When it is due to start or to continue; None if no time is set.
         created_at: When it was created.
-        updated_at: When it changed last.
+        updated_at: When it last changed.
         labels: Its labels.
     """
 
@@ -77,7 +77,7 @@ class Page(Generic[T_co]):
 
     Attributes:
         items: The items.
-        cursor: Pass it to get the next page. None: this is the last one.
+        cursor: Pass it to get the next page. None on the last page.
     """
 
     items: tuple[T_co, ...]
@@ -89,7 +89,7 @@ DisplayType = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK,
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The instance that does a step.
+    """The child instance that does the work of a step.
 
     Attributes:
         workflow: The workflow's name.
@@ -119,12 +119,12 @@ class ParentStep:
 
 @dataclass(frozen=True, slots=True)
 class ItemCounts:
-    """The progress of a map. Items that are neither done nor failed are under way, or still to be sent.
+    """The progress of a map step. Items that are neither done nor failed are under way or not sent yet.
 
     Attributes:
         total: How many items the map has.
         done: How many have completed.
-        failed: How many have failed for good.
+        failed: How many have failed permanently.
     """
 
     total: int
@@ -143,19 +143,19 @@ class StepRecord:
         status: The progress of the step.
         attempts: How many attempts have started.
         max_attempts: How many attempts it may have; None for no limit.
-        timeout: Of each attempt; None if there is none.
+        timeout: The timeout of each attempt; None for no timeout.
         next_retry_at: When the next attempt is due; None if none is planned.
         wake_at: When a sleep ends, or when a wait, a task, a child or a map is due; None for other steps.
-        wait_event_type: The event type of a wait; None for other steps, and if it waits for a topic.
-        wait_topic: The topic of a wait; None for other steps.
-        result: The result as JSON data. Of a map, a list with ``{"output": ...}`` or ``{"error": ...}`` for each item.
+        wait_event_type: The event type of a wait for an event; None for other steps.
+        wait_topic: The topic of a wait for a topic; None for other steps.
+        result: The result as JSON data. For a map, a list with ``{"output": ...}`` or ``{"error": ...}`` for each item.
         error: The last error; None if there was none.
         created_at: When the step was recorded.
         started_at: When the last attempt of its function started; None if no attempt is recorded.
         finished_at: When it ended; None if it has not.
-        task: The name of the Celery task that does it; None for other steps.
-        task_id: The id with which that task was sent last; None for other steps.
-        child: The instance that does it; None for other steps.
+        task: The name of the step's Celery task; None for other steps.
+        task_id: The task id with which that task was last sent; None for other steps.
+        child: The child instance that does the work; None for other steps.
         items: The progress of a map; None for other steps.
     """
 
@@ -182,9 +182,10 @@ class StepRecord:
 
     @property
     def display_type(self) -> DisplayType:
-        """What kind of step it is for people: a linear one is a wait while it waits for its event.
+        """The kind of step to show to people.
 
-        A task that is to be sent again is tried again like any other step.
+        A linear step is shown as a wait while it waits for an event, and otherwise as `do`. A task step is shown as
+        `do` while it waits for its next attempt.
         """
         if self.type is StepType.TASK and self.next_retry_at is not None:
             return StepType.DO
@@ -194,7 +195,7 @@ class StepRecord:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for its time, its event or its next attempt."""
+        """Whether the step waits for a time, an event, an answer or its next attempt."""
         return self.status in WAITING_STEPS
 
 
@@ -205,10 +206,10 @@ class EventRecord:
     Attributes:
         seq: Its position in the order of arrival.
         event_id: Its id.
-        type: Its type, or its topic.
+        type: The type of the event, or its topic.
         payload: JSON data.
         created_at: When it was accepted.
-        delivered_at: When a wait took it; None if none has.
+        delivered_at: When a wait consumed it; None if none has.
         consumed_by_step_key: The key of the wait that consumed it; None if none has.
     """
 
@@ -226,13 +227,13 @@ class LogRecord:
     """A stored log line.
 
     Attributes:
-        id: Grows along the run; pass it as ``after_id`` to read on.
+        id: Increases along the run. Pass it as ``after_id`` to read the next lines.
         run_number: The number of the run, from 1.
         level: The `LogLevel`.
-        category: As in `StepLog.info`.
+        category: The category that was passed to the `StepLog` method.
         message: The text.
         data: JSON data; None if there is none.
-        step_key: The key of the step whose function logged it; None outside of steps.
+        step_key: The key of the step whose function logged it; None outside a step.
         attempt: The attempt of that step, from 1.
         is_replay: Whether the line was logged on a replay.
         created_at: When it was logged.
@@ -261,8 +262,8 @@ class AuditRecord:
         by: The name of the person.
         reason: The reason that was given; None if there was none.
         status_before: The step's status before.
-        attempts_before: How many attempts it had had.
-        error_before: Its last error; None if it had none.
+        attempts_before: How many attempts had started before.
+        error_before: The step's last error before; None if it had none.
         created_at: When it was changed.
     """
 
@@ -294,7 +295,7 @@ class History:
         steps: In the order in which the workflow called them.
         events: In the order of arrival.
         origin: The run that this one continues; None if it started from the beginning.
-        audit: What people changed by hand.
+        audit: The manual changes to steps.
         labels: The instance's labels now.
         parent: The step that created the instance; None if no step did.
     """
@@ -335,9 +336,10 @@ class RestartOrCreateResult:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDetails:
-    """All of an instance but its steps and events. ``params`` is the stored value of the current run.
+    """An instance and its current run, without steps and events. ``params`` are the parameters of the current run.
 
-    ``current_step``: of the open steps the one that is due first, else the last one; without its result.
+    ``tag`` is the version tag, as in `VersionedInstance`. ``current_step`` is the open step that is due first. If no
+    step is open, it is the last finished step, or else a planned step. It comes without its result.
     """
 
     instance: InstanceRow
@@ -353,7 +355,10 @@ class InstanceDetails:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """A run and a page of each of its lists; ``logs`` is None, and ``audit`` empty, where they were not asked for."""
+    """A run with one page of its steps, of its events and of its log lines.
+
+    If the query did not ask for them, ``logs`` is None and ``audit`` is empty.
+    """
 
     run_number: int
     status: InstanceStatus
@@ -386,7 +391,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A wait on a topic that is open; at ``deadline`` it times out."""
+    """An open wait for a topic. It times out at ``deadline``."""
 
     workflow: str
     instance_id: str

@@ -1,8 +1,8 @@
-"""References: what a Celery task's message says about the step, or the item of a map, that the task does.
+"""References: they say which step or map item a Celery task works for.
 
-A reference travels in the header `durable` of the message, and in the arguments of its callbacks. It comes back with
-the answer, from anybody who can write to the broker: `read` refuses what is malformed, and the token in it is compared
-with the one in the row.
+The message of the task carries its reference in the header `durable` and in the arguments of its callbacks. The answer
+returns it. Any client of the broker can forge an answer, so `read` refuses malformed references, and the engine
+compares the token with the one in the row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ REFERENCE_HEADER = "durable"
 
 @dataclass(frozen=True, slots=True)
 class TaskReference:
-    """One attempt of a task, and one of its deliveries.
+    """Identifies one attempt of a task and one delivery of that attempt.
 
-    ``database_id``: of the database that waits for the answer. ``event_type``: names the step or item, and the attempt.
-    ``token``: random for each attempt, and known to nobody but the row and its messages. ``queue``: where an answer
-    goes that comes as a message; None before it is published. ``delivery``: 0, then one more for each time that the
-    same attempt is sent again because its task was lost.
+    ``database_id``: identifies the database that waits for the answer. ``event_type``: names the step or the item, and
+    the attempt. ``token``: random for each attempt, stored only in the row and in the attempt's messages. ``queue``:
+    the queue for an answer that is sent as a message; None until the task is published. ``delivery``: 0 at first, plus
+    1 each time the same attempt is sent again because its task was lost.
     """
 
     database_id: str
@@ -34,22 +34,21 @@ class TaskReference:
     delivery: int = 0
 
     def with_queue(self, queue: str) -> TaskReference:
-        """The same, with the queue for answers."""
+        """Return a copy with the queue for answers."""
         return replace(self, queue=queue)
 
     def to_json(self) -> list[Any]:
-        """As it travels."""
+        """Return the form that the message carries."""
         ref = self.ref
         fields = (ref.workflow, ref.instance_id, ref.run_number, self.event_type)
         return [self.database_id, *fields, self.token, self.queue, self.delivery]
 
     @classmethod
     def read(cls, value: object) -> TaskReference | None:
-        """Return what travelled, or None for anything else, which may come from anybody.
+        """Parse the form that `to_json` returns. Returns None for anything else, because messages are not trusted.
 
-        A later version may append fields, which this one ignores.
-
-        A value that is longer than any valid name is refused here: these names are logged before a row is looked for.
+        Further elements are ignored: a later version may append fields. Overlong values are refused here, because the
+        names are logged before the row is read.
         """
         match value:
             case [
@@ -67,5 +66,5 @@ class TaskReference:
 
 _MAX_NAME_LENGTH = 255
 _MAX_TYPE_LENGTH = 600
-"""An item's names its step by its key, which is longer than the name that the key begins with."""
+"""Larger than for names, because the event type of an item contains the step's key, which can exceed a name."""
 _MAX_INTEGER = 2**31 - 1

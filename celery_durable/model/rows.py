@@ -1,4 +1,4 @@
-"""What the engine reads and writes: references, claims and rows."""
+"""The rows that the engine reads and writes, and the claims, plans and messages made from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_durable.model.states import FINISHED_STEPS, LogLevel, Status, StepSt
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """All that a message carries: which run of which instance to look at."""
+    """Identifies a run of an instance. It is the whole content of a dispatch message."""
 
     workflow: str
     instance_id: str
@@ -25,14 +25,14 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class DueRun:
-    """A run that a worker should look at now, and the queue to say so on."""
+    """A run that is due, and the queue for its dispatch message."""
 
     ref: RunRef
     queue: str
 
 
 class OutboxKind(StrEnum):
-    """What the outbox holds."""
+    """The kinds of message in the outbox."""
 
     TASK = "task"
     EVENT = "event"
@@ -40,10 +40,10 @@ class OutboxKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """What is sent once the transaction that wrote it has committed: a Celery task, or a named outbound event.
+    """A Celery task or a named outbound event, to be sent after the transaction that wrote it has committed.
 
-    ``id`` is the same however often it is sent. ``body`` is JSON text: a task's args, kwargs and options, an event's
-    payload.
+    ``id`` stays the same if the message is sent again. ``body`` is JSON text: the args, kwargs and options of a task,
+    or the payload of an event.
     """
 
     id: str
@@ -53,13 +53,13 @@ class OutboxMessage:
 
     @property
     def content(self) -> Any:
-        """``body`` as data."""
+        """The parsed ``body``."""
         return json.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The step of another instance's run that created this one."""
+    """The step that created a child instance. ``pk`` is the key of the parent instance's row."""
 
     pk: int
     run_number: int
@@ -68,7 +68,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to advance one run, as long as the row still names ``token`` (LAW 2)."""
+    """The right of one worker to advance one run. It holds while the instance's row has this ``token`` (LAW 2)."""
 
     pk: int
     ref: RunRef
@@ -78,20 +78,20 @@ class Claim:
     created_at: datetime
     claimed_at: datetime
     run_at: datetime
-    """Since when it had been due."""
+    """When the run became due."""
     parent: Parent | None = None
     sent_at: datetime | None = None
-    """When its last dispatch message had been sent; None: no message led to the claim."""
+    """When the run's last dispatch message was sent. None if no message led to the claim."""
 
     @property
     def latency(self) -> timedelta:
-        """How long it had been due when it was claimed."""
+        """How long the run was due before the worker claimed it."""
         return max(self.claimed_at - self.run_at, timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """The attempt of a step whose body a worker runs now, and when the body started, by the database's clock."""
+    """The attempt of a step that a worker runs now. ``since`` is its start by the database's clock."""
 
     step_key: str
     attempt: int
@@ -100,7 +100,7 @@ class RunningStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One recorded step of a run. ``result`` is JSON text; None while there is none."""
+    """One recorded step of a run. ``result`` is JSON text, or None while there is no result."""
 
     step_key: str
     seq: int
@@ -117,27 +117,27 @@ class StepRow:
     error_name: str | None = None
     error_message: str | None = None
     event_seq: int | None = None
-    """Of a linear step: the event that its handler is called with."""
+    """The ``seq`` of the event that a linear step's handler is called with."""
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     commit_id: str = ""
-    """The boundary that wrote it."""
+    """Identifies the step commit that wrote the row last."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the step has ended: its row never changes again."""
+        """Whether the step has ended."""
         return self.status in FINISHED_STEPS
 
     @property
     def is_timer_step(self) -> bool:
-        """Whether the step is a sleep, which is free."""
+        """Whether the step is a sleep. Sleeps do not count toward `max_steps`."""
         return self.type is StepType.SLEEP
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A linear step as it is inserted when a run begins."""
+    """A step of a linear workflow, as it is inserted when a run is created."""
 
     name: str
     max_attempts: int | None
@@ -146,7 +146,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How a run begins: its kind, the rows that a linear one follows to its end, and the version that they are of."""
+    """How to create a run: its kind and, if it is linear, all its steps and the version of their definition."""
 
     kind: WorkflowKind = WorkflowKind.REPLAY
     steps: tuple[PlannedStep, ...] = ()
@@ -155,7 +155,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line on its way to the next boundary; ``data`` is JSON text."""
+    """A log line that the next step commit stores. ``data`` is JSON text."""
 
     level: LogLevel
     category: str
@@ -168,7 +168,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
-    """The mutex row of an instance, with its scheduling."""
+    """The row of an instance: its mutex, its claim, and when it is due."""
 
     pk: int
     workflow: str
@@ -193,7 +193,7 @@ class InstanceRow:
     updated_at: datetime
     kind: WorkflowKind = WorkflowKind.REPLAY
     sent_at: datetime | None = None
-    """When its last dispatch message was sent; None: no message is on its way."""
+    """When the last dispatch message was sent. None if no message is under way."""
 
     @property
     def ref(self) -> RunRef:
@@ -203,7 +203,10 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionedInstance:
-    """An instance at one moment. ``tag``: opaque, another one after every change; no other instance ever has it."""
+    """An instance's row and its version tag: opaque text that every change of the instance replaces.
+
+    Two instances never have the same tag.
+    """
 
     instance: InstanceRow
     tag: str
@@ -214,9 +217,9 @@ class Origin:
     """The run that another run continues.
 
     Attributes:
-        instance_id: The id of its instance.
-        run_number: Its number, from 1.
-        step_key: The first step that the new run does not keep. None: it keeps every step that had ended.
+        instance_id: The id of the earlier run's instance.
+        run_number: The number of the earlier run, from 1.
+        step_key: The first step that the new run does not keep. None if it keeps all finished steps.
     """
 
     instance_id: str
@@ -226,7 +229,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run of an instance; ``params`` and ``output`` are JSON text."""
+    """The row of one run of an instance. ``params`` and ``output`` are JSON text."""
 
     run_number: int
     params: str
@@ -242,21 +245,21 @@ class RunRow:
 
 
 SUPPORTED_POOLS = frozenset({"prefork", "threads", "solo"})
-"""The pools on which leases, timers and commits are tested to hold."""
+"""The worker pools that may run workflows. Leases, timers and commits are tested only on these."""
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
-"""How often a process that sweeps or works says that it lives."""
+"""How often a dispatcher or a worker writes its heartbeat."""
 SWEEP_TASK = "celery_durable.sweep"
-"""The heartbeat of the `sweep` task, wherever it ran last: it belongs to no process."""
+"""The id of the heartbeat that the `sweep` task writes. It belongs to no process."""
 MAX_SWEEP_AGE = 3 * HEARTBEAT_INTERVAL
-"""How long ago a process may have looked for due work that still does."""
+"""A process whose last sweep is older than this no longer counts as sweeping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What keeps a dispatcher from its work, as it last said: a queue that refuses, or a server that is away.
+    """A failure that stops a dispatcher from working: a queue rejects messages, or a server is unreachable.
 
-    ``where``: the queue's name, the broker's URL with the password masked, or "database". ``error``: the last error in
-    the server's own words, with its class.
+    ``where``: the queue's name, the broker's URL with the password masked, or "database". ``error``: the class and the
+    text of the last error. ``failures``: how many tries have failed since the outage began.
     """
 
     what: Literal["queue", "broker", "database"]
@@ -268,36 +271,36 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A process that sweeps or works, as it last said; for people, nothing is decided by it."""
+    """The last heartbeat of a dispatcher or of a worker."""
 
     id: str
     kind: Literal["dispatcher", "worker"]
     node: str
     pid: int
     queues: tuple[str, ...]
-    """What it consumes; a dispatcher that is no worker consumes nothing."""
+    """The queues that a worker consumes. Empty for a dispatcher that is not part of a worker."""
     workflows: tuple[str, ...]
-    """What it knows."""
+    """The names of the workflows that are registered in the process."""
     started_at: datetime
     seen_at: datetime
     swept_at: datetime | None
-    """When it last looked for due work; None where that is not its business."""
+    """When the process last swept. None if it has not."""
     next_sweep_at: datetime | None
-    """When it expected to find the next; None: nothing in sight."""
+    """When the process plans its next sweep. None if it plans none."""
     outages: tuple[Outage, ...] = ()
-    """What keeps it from its work now."""
+    """The failures that stop the process from working now."""
     pool: str | None = None
-    """A worker's pool; None where that is not known, or the process is no worker."""
+    """The worker's pool. None if it is unknown or the process is not a worker."""
 
     @property
     def runs_workflows(self) -> bool:
-        """Whether it is a worker on a pool that runs workflows; others leave what comes to their queues."""
+        """Whether the process is a worker whose pool may run workflows. A worker on another pool runs none."""
         return self.kind == "worker" and (self.pool is None or self.pool in SUPPORTED_POOLS)
 
     def is_live(self, now: datetime) -> bool:
-        """Whether it has been seen lately: it may miss two heartbeats."""
+        """Whether the last heartbeat is recent. Up to two heartbeats may be missing."""
         return now - self.seen_at <= 3 * HEARTBEAT_INTERVAL
 
     def sweeps(self, now: datetime) -> bool:
-        """Whether it has looked for due work lately."""
+        """Whether the process swept recently."""
         return self.swept_at is not None and now - self.swept_at <= MAX_SWEEP_AGE

@@ -1,4 +1,4 @@
-"""Which instances a caller may reach, in all that he asks for."""
+"""Scopes: they limit a caller to some of the instances, in every operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 class Scope:
     """The instances that have all of ``labels``, and whose ids begin with ``id_prefix``.
 
-    It says something: a scope without labels and without a prefix is a ValueError, since it would be everything.
+    Raises ValueError if there are neither labels nor a prefix, because such a scope would allow every instance.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Scope:
             raise ValueError("A scope names labels with their values, a prefix of ids, or both.")
 
     def intersect(self, other: Scope) -> Scope | None:
-        """What is in both; None where nothing can be."""
+        """Return the scope of the instances that are in both scopes, or None if there can be none."""
         shorter, longer = sorted((self.id_prefix, other.id_prefix), key=len)
         labels = {**self.labels, **other.labels}
         if not longer.startswith(shorter) or any(labels[name] != value for name, value in self.labels.items()):
@@ -32,19 +32,19 @@ class Scope:
         return Scope(labels, longer)
 
     def allows_id(self, instance_id: str) -> bool:
-        """Whether an instance of this id may be in it."""
+        """Whether an instance with this id can be in the scope. It does not check labels."""
         return instance_id.startswith(self.id_prefix)
 
     def to_text(self) -> str:
-        """As it is stored; equal for equal scopes."""
+        """Return the stored form. Equal scopes have equal texts."""
         return json.dumps([dict(sorted(self.labels.items())), self.id_prefix], ensure_ascii=True)
 
     @classmethod
     def from_text(cls, text: str) -> Scope:
-        """From what `to_text` wrote."""
+        """Parse the stored form."""
         return cls(*json.loads(text))
 
     @property
     def digest(self) -> str:
-        """Short, and another one for another scope."""
+        """A short hash of the scope."""
         return hashlib.blake2b(self.to_text().encode(), digest_size=12).hexdigest()

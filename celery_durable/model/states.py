@@ -1,4 +1,4 @@
-"""The words in the database: what an instance, a step, a wake-up and a log line can be."""
+"""The enums and the event types that the database stores as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Status(StrEnum):
     """The status of an instance."""
 
     ACTIVE = "active"  # eligible to run, or running
-    WAITING = "waiting"  # hibernating: a sleep, a retry's delay, an event
+    WAITING = "waiting"  # suspended until its start, a timer, a retry or an event
     PAUSED = "paused"
     COMPLETE = "complete"
     ERRORED = "errored"
@@ -20,12 +20,12 @@ class Status(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing but a restart can move the instance."""
+        """Whether the instance has ended. Only a new run can make it active again."""
         return self in TERMINAL
 
     @property
     def linear(self) -> str:
-        """The same in the words of linear workflows: RUNNING, COMPLETED, FAILED or CANCELED."""
+        """The status as linear workflows name it: RUNNING, COMPLETED, FAILED or CANCELED."""
         return _LINEAR_NAMES.get(self, "RUNNING")
 
 
@@ -34,10 +34,10 @@ TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
 
 
 class WorkflowKind(StrEnum):
-    """How an instance is advanced."""
+    """How a pass advances an instance."""
 
-    REPLAY = "replay"  # by calling its function again
-    LINEAR = "linear"  # along the rows that were inserted when it began
+    REPLAY = "replay"  # it calls the workflow's function again
+    LINEAR = "linear"  # it calls the handlers of the step rows that were inserted when the run was created
 
 
 class StepType(StrEnum):
@@ -46,23 +46,23 @@ class StepType(StrEnum):
     DO = "do"
     SLEEP = "sleep"
     WAIT = "waitForEvent"
-    TASK = "task"  # a Celery task does it
-    CHILD = "child"  # another instance does it
-    MAP = "map"  # Celery tasks do it, one for each item
-    LINEAR = "linear"  # of a linear workflow
+    TASK = "task"  # a Celery task does the work
+    CHILD = "child"  # a child instance does the work
+    MAP = "map"  # Celery tasks do the work, one for each item
+    LINEAR = "linear"  # a step of a linear workflow
 
 
 class StepStatus(StrEnum):
     """The progress of a step."""
 
-    PENDING = "pending"  # a branch's attempt has started
-    WAITING = "waiting"  # for its time, its event or its next attempt
+    PENDING = "pending"  # an attempt was counted before its work started
+    WAITING = "waiting"  # for a time, an event, an answer or its next attempt
     COMPLETED = "completed"
     ERRORED = "errored"
-    CANCELLED = "cancelled"  # lost a race of first()
+    CANCELLED = "cancelled"  # lost a race of first(), or was open when the instance was terminated
 
-    # Of linear workflows.
-    LINEAR_PENDING = "PENDING"  # planned, and not yet its turn
+    # Statuses of steps of linear workflows.
+    LINEAR_PENDING = "PENDING"  # an earlier step is not done
     READY = "READY"
     RUNNING = "RUNNING"
     LINEAR_WAITING = "WAITING"  # for an event
@@ -74,16 +74,16 @@ FINISHED_STEPS = frozenset({
     StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED, StepStatus.DONE, StepStatus.DEAD,
 })  # fmt: skip
 OPEN_STEPS = frozenset(StepStatus) - FINISHED_STEPS - {StepStatus.LINEAR_PENDING}
-"""Started, and not ended."""
+"""The statuses of steps that have started and not ended."""
 WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
 LEASE_EXPIRED = "LEASE_EXPIRED"
 """The error of a linear step's attempt whose worker died."""
 
 
 class ItemStatus(StrEnum):
-    """How far an item of a map has come."""
+    """The progress of an item of a map step."""
 
-    PENDING = "pending"  # to be sent, perhaps not before a time
+    PENDING = "pending"  # its task is to be sent, perhaps after a delay
     SENT = "sent"
     FAILED = "failed"  # a pass decides whether to retry it
     DONE = "done"
@@ -94,35 +94,35 @@ OPEN_ITEMS = (ItemStatus.PENDING, ItemStatus.SENT, ItemStatus.FAILED)
 
 
 class AnswerResult(StrEnum):
-    """What became of what a Celery task answered."""
+    """Whether the engine accepted the answer of a Celery task."""
 
     TAKEN = "taken"
-    NOT_AWAITED = "not awaited"  # nothing waits for it any more, or has an answer already
-    FORGED = "forged"  # its token is not the attempt's
+    NOT_AWAITED = "not awaited"  # its step is gone, or already has an answer
+    FORGED = "forged"  # its token is not that of the attempt
 
     @property
     def is_taken(self) -> bool:
-        """Whether a step waits for it no more, because of this answer."""
+        """Whether the answer was stored for its step or map item."""
         return self is AnswerResult.TAKEN
 
 
 class WakeReason(StrEnum):
-    """Why an instance was made due. For people only: what decides is time and rows (LAW 5)."""
+    """Why an instance was made due. It is only shown to people: no decision depends on it (LAW 5)."""
 
     START = "start"
     TIMER = "timer"
-    EVENT = "event"  # or an answer
-    RESUME = "resume"  # or the run has more to do at once
-    RETRY = "retry"  # its claim was lost
-    WAKE = "wake"  # an operator's `wake`
+    EVENT = "event"  # or an answer from a task or a child
+    RESUME = "resume"  # or the run was released with work left
+    RETRY = "retry"  # its lease expired
+    WAKE = "wake"  # the operation `wake`
 
 
 class LogLevel(StrEnum):
-    """How loud a log line is."""
+    """The severity of a log line."""
 
     DEBUG = "debug"
     INFO = "info"
-    WARNING = "warn"  # as people type it
+    WARNING = "warn"
     ERROR = "error"
 
 
@@ -131,35 +131,39 @@ _ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)
 _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
 PRIVATE_TYPE_PATTERN = "%:%"
-"""All event types that one wait alone is for, for SQL's LIKE: those that people may send have no colon."""
+"""A LIKE pattern for the internal event types, each of which belongs to one step.
+
+They contain a colon. The event types that a client may send never do.
+"""
 _ID_NAMESPACE = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
 def topic_event_type(topic: str, seq: int) -> str:
-    """The event type of one wait on a topic, the step with this place in its run: nobody else consumes such events."""
+    """Return the event type for one wait on a topic. Only the step with this ``seq`` consumes such events."""
     return f"{_TOPIC}{seq}:{topic}"
 
 
 def parse_topic_event_type(event_type: str | None) -> str | None:
-    """The topic in an event type that `topic_event_type` made; None for others."""
+    """Return the topic from an event type of `topic_event_type`, or None for any other event type."""
     return _parse_subject(event_type, _TOPIC, 2)
 
 
 def task_event_type(task: str, pk: int, seq: int, attempt: int) -> str:
-    """The event type of the answer to one attempt of a task step: what an earlier attempt answers is for nobody.
+    """Return the event type for the answer to one attempt of a task step.
 
-    Nor is what is answered to an instance that was deleted, and made again under its id: ``pk`` is its key.
+    An answer to an earlier attempt has another type, so no step consumes it. ``pk`` is the key of the instance's row:
+    it excludes answers to a deleted instance that had the same id.
     """
     return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_MAX_TYPE_LENGTH]
 
 
 def parse_task_event_type(event_type: str | None) -> str | None:
-    """The name of the task in an event type that `task_event_type` made; None for others."""
+    """Return the task's name from an event type of `task_event_type`, or None for any other event type."""
     return _parse_subject(event_type, _TASK, 4)
 
 
 def is_task_event_type(event_type: str) -> bool:
-    """Whether `task_event_type` may have made it: what comes from outside may be anything."""
+    """Whether an event type has the form of `task_event_type`. References in messages are not trusted."""
     return _TASK_PATTERN.fullmatch(event_type) is not None
 
 
@@ -169,24 +173,24 @@ def derive_id(subject: str, pk: int, run_number: int) -> str:
 
 
 def task_id(event_type: str, pk: int, run_number: int) -> str:
-    """The id under which the task is sent that answers with such an event to this run of the instance ``pk``."""
+    """Return the Celery task id for the attempt that ``event_type`` names, in this run of the instance ``pk``."""
     return derive_id(event_type, pk, run_number)
 
 
 def child_event_type(workflow: str, instance_id: str, seq: int) -> str:
-    """The event type of a child workflow's answer to the step that created it."""
+    """Return the event type for the answer of a child instance to the step that created it."""
     return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
 def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
-    """The workflow and the id in an event type that `child_event_type` made; None for others."""
+    """Return the workflow and the instance id from an event type of `child_event_type`, or None for any other."""
     found = _parse_subject(event_type, _CHILD, 2)
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 
 
 @dataclass(frozen=True, slots=True)
 class ItemRef:
-    """One attempt at an item of a map; ``pk``: the key of its instance."""
+    """One attempt of an item of a map step. ``pk`` is the key of the instance's row."""
 
     pk: int
     step_key: str
@@ -195,23 +199,23 @@ class ItemRef:
 
     @property
     def type(self) -> str:
-        """What its task answers to; no event is of this type."""
+        """The text that names this attempt in a `TaskReference`. No event has this type."""
         return f"item:{self.pk}:{self.position}:{self.attempt}:{self.step_key}"
 
     @classmethod
     def read(cls, type_: str) -> ItemRef | None:
-        """What a type says; None for anything else, which may come from outside."""
+        """Parse the text that `type` returns. Returns None for any other text, because references are not trusted."""
         found = _ITEM_PATTERN.fullmatch(type_)
         return None if found is None else cls(int(found[1]), found[4], int(found[2]), int(found[3]))
 
 
 def is_answer(event_type: str) -> bool:
-    """Whether such an event is what somebody answered who does a step."""
+    """Whether the event type belongs to an answer of a task or of a child instance."""
     return event_type.startswith((_TASK, _CHILD))
 
 
 def get_public_event_type(event_type: str | None) -> str | None:
-    """The event type where people may send such events, else None."""
+    """Return the event type if a client may send it, or None if it is internal."""
     return None if event_type is None or ":" in event_type else event_type
 
 

@@ -1,4 +1,4 @@
-"""Instants and lengths of time, as the store keeps them and as people read them."""
+"""Conversion of points in time and durations to and from their stored form, and to text."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def from_us(us: int) -> datetime:
-    """The instant ``us`` microseconds after the epoch, as the store keeps it."""
+    """Return the time that is ``us`` microseconds after the epoch, the stored form."""
     return EPOCH + timedelta(microseconds=us)
 
 
 def to_us(instant: datetime) -> int:
-    """Microseconds since the epoch; exact, no floats."""
+    """Return the microseconds since the epoch. The result is exact, because no float is used."""
     return (instant - EPOCH) // _MICROSECOND
 
 
 def duration_us(length: timedelta) -> int:
-    """A length of time in microseconds."""
+    """Return a duration in microseconds."""
     return length // _MICROSECOND
 
 
 def iso(instant: datetime) -> str:
-    """ISO 8601 in UTC, to the millisecond."""
+    """Return ISO 8601 text in UTC, with milliseconds."""
     return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -32,7 +32,7 @@ _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def format_duration(length: timedelta, *, units: int = 2) -> str:
-    """A length of time for people, in its largest units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
+    """Return a duration as text in at most ``units`` units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
     seconds = length.total_seconds()
     if seconds < 1:
         return f"{max(0, round(seconds * 1000))} ms"

@@ -48,7 +48,7 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
             was = f"event {row.wait_event_type!r}" if topic is None else f"topic {topic!r}"
             now = f"{'topic' if call.is_topic else 'event'} {call.event_type!r}"
             if row.wait_event_type is not None and was != now:
-                yield was, now, "The wait keeps its deadline and is for the new one from the next pass on."
+                yield was, now, "The wait keeps its deadline. The next pass changes what it waits for."
             yield from _compare_duration(row, "timeout", values.parse_duration(call.timeout))
         case TaskCall() | MapCall():
             name = find_task_name(call.signature if isinstance(call, TaskCall) else call.task)
@@ -64,14 +64,14 @@ def _compare_call(execution: StepExecution, row: StepRow, settings: Settings) ->
                 workflow, instance_id = call.definition.name, call.instance_id or child[1]
                 if child != (workflow, instance_id):
                     was, now = f"child {child[0]}/{child[1]}", f"child {workflow}/{instance_id}"
-                    yield was, now, "The child that was created still counts; no other is created."
+                    yield was, now, "The step still waits for the existing child. No second child is created."
             timeout = settings.max_sleep if call.timeout is None else values.parse_duration(call.timeout)
             yield from _compare_duration(row, "timeout", timeout)
         case SleepCall(until=None):
             yield from _compare_duration(row, "length", values.parse_duration(call.duration))
         case SleepCall(until=until):
             if until is not None and row.wake_at is not None and values.to_utc(until, "sleep_until") != row.wake_at:
-                yield f"instant {row.wake_at}", f"instant {until}", "The sleep keeps the time that is recorded."
+                yield f"instant {row.wake_at}", f"instant {until}", "The sleep still ends at the recorded time."
         case BodyCall():
             yield from _compare_timeout(execution, row)
 
@@ -83,7 +83,7 @@ def _compare_duration(row: StepRow, what: str, now: timedelta) -> Iterator[tuple
     was = row.wake_at - row.created_at
     if abs(was - now) > _TOLERANCE:
         was = timedelta(seconds=round(was.total_seconds()))
-        yield f"{what} {was}", f"{what} {now}", "What is open keeps its deadline."
+        yield f"{what} {was}", f"{what} {now}", "The open step keeps its deadline."
 
 
 def _compare_timeout(execution: StepExecution, row: StepRow) -> Iterator[tuple[str, str, str]]:

@@ -143,25 +143,25 @@ OPEN: dict[str, tuple[Callable[[Step], Any], Callable[[Step], Any], str, str]] =
         lambda step: step.wait_for_event("wait", "paid"),
         lambda step: step.wait_for_event("wait", "settled"),
         "step 'wait' (waitForEvent) was recorded with event 'paid', and the code has event 'settled'.",
-        "The wait keeps its deadline and is for the new one from the next pass on.",
+        "The wait keeps its deadline. The next pass changes what it waits for.",
     ),
     "event's timeout": (
         lambda step: step.wait_for_event("wait", "paid", timeout="1 hour"),
         lambda step: step.wait_for_event("wait", "paid", timeout="2 hours"),
         "step 'wait' (waitForEvent) was recorded with timeout 1:00:00, and the code has timeout 2:00:00.",
-        "What is open keeps its deadline.",
+        "The open step keeps its deadline.",
     ),
     "topic": (
         lambda step: step.wait_for_topic("wait", "price:eur"),
         lambda step: step.wait_for_topic("wait", "price:usd"),
         "step 'wait' (waitForEvent) was recorded with topic 'price:eur', and the code has topic 'price:usd'.",
-        "The wait keeps its deadline and is for the new one from the next pass on.",
+        "The wait keeps its deadline. The next pass changes what it waits for.",
     ),
     "event becomes topic": (
         lambda step: step.wait_for_event("wait", "price"),
         lambda step: step.wait_for_topic("wait", "price"),
         "step 'wait' (waitForEvent) was recorded with event 'price', and the code has topic 'price'.",
-        "The wait keeps its deadline and is for the new one from the next pass on.",
+        "The wait keeps its deadline. The next pass changes what it waits for.",
     ),
     "task": (
         lambda step: step.task("task", "media.resize"),
@@ -185,13 +185,13 @@ OPEN: dict[str, tuple[Callable[[Step], Any], Callable[[Step], Any], str, str]] =
         lambda step: step.child("child", KID, id="k-1"),
         lambda step: step.child("child", KID, id="k-2"),
         "step 'child' (child) was recorded with child kid/k-1, and the code has child kid/k-2.",
-        "The child that was created still counts; no other is created.",
+        "The step still waits for the existing child. No second child is created.",
     ),
     "sleep": (
         lambda step: step.sleep("rest", 60),
         lambda step: step.sleep("rest", 90),
         "step 'rest' (sleep) was recorded with length 0:01:00, and the code has length 0:01:30.",
-        "What is open keeps its deadline.",
+        "The open step keeps its deadline.",
     ),
     "timeout of a body that is tried again": (
         lambda step: step.do("work", StepConfig(timeout=5), lambda: 1 / 0),
@@ -203,7 +203,7 @@ OPEN: dict[str, tuple[Callable[[Step], Any], Callable[[Step], Any], str, str]] =
         lambda step: step.first("race", step.submit_wait_for_event("wait", "paid"), step.submit_sleep("rest", 50)),
         lambda step: step.first("race", step.submit_wait_for_event("wait", "settled"), step.submit_sleep("rest", 50)),
         "step 'wait' (waitForEvent) was recorded with event 'paid', and the code has event 'settled'.",
-        "The wait keeps its deadline and is for the new one from the next pass on.",
+        "The wait keeps its deadline. The next pass changes what it waits for.",
     ),
 }
 
