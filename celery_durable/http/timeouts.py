@@ -103,7 +103,7 @@ async def run_read(read: Callable[..., T], *args: Any) -> T:
     if _open.get() is not None:
         return await to_thread.run_sync(read, *args, limiter=threads)
 
-    def within() -> T:  # of a stream: its response has begun, so the limits of its request have ended
+    def within() -> T:  # of a stream: the limits of its request ended when the response started
         with limit_database_time(_DATABASE_SECONDS):
             return read(*args)
 
