@@ -57,8 +57,8 @@ class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
     Args:
-        wake: Called after a commit with the runs that became due.
-        post: Called after a commit with the messages that it wrote to the outbox. A sweep finds the runs and
+        publish_runs: Called after a commit with the runs that became due.
+        send_messages: Called after a commit with the messages that it wrote to the outbox. A sweep finds the runs and
             messages for which a call of ``publish_runs`` or ``send_messages`` was lost.
         should_stop: Called before each claim and at every step call. It returns True while the worker shuts down.
         stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does

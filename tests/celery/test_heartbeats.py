@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def test_a_worker_says_what_it_consumes_and_knows_until_it_ends(make_app: MakeAp
         assert "nap" in found.workflows
         assert (found.swept_at is not None) is (dispatcher == "worker")
     until(lambda: not rows(durable))
+    threads = {"durable-heartbeat", "durable-dispatcher"}
+    until(lambda: threads.isdisjoint(thread.name for thread in threading.enumerate()))
 
 
 def test_a_beat_says_that_it_sweeps(make_app: MakeApp, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_a_restart_begins_anew(world: World) -> None:
 @on_one_database
 def test_people_may_settle_a_map(world: World) -> None:
     instance = mapping(world, 2).run()
-    with pytest.raises(ValueRefused, match="its result is a list"):
+    with pytest.raises(ValueRefused, match="its result must be a list"):
         world.operations.set_result("press", instance.id, "convert", "all", by="ops")
     world.operations.set_result("press", instance.id, "convert", ["x", "y"], by="ops")
     world.run_until_idle()

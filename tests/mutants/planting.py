@@ -3,11 +3,19 @@
 from __future__ import annotations
 import __future__
 
+import builtins
+import dis
+import functools
 import importlib
 import inspect
+import re
 import textwrap
+import types
+from collections.abc import Container, Iterator
+from pathlib import Path
 from typing import Any
 
+import celery_durable
 from celery_durable.store.engine import Statement
 from celery_durable.testing import databases
 from tests.mutants.mutants import Edit, Mutant
@@ -24,6 +32,39 @@ def plant(mutant: Mutant) -> None:
     databases.compiled.clear()
 
 
+def unknown_names(mutant: Mutant) -> set[str]:
+    """The global names of the changed functions that their modules lack, and the attributes that the package lacks."""
+    found: set[str] = set()
+    sources: dict[Any, str] = {}
+    changed = {function: edit for edit in mutant.edits for _, function, _ in [_edited(edit, sources)]}
+    for function, edit in changed.items():
+        known_globals = {**vars(builtins), **function.__globals__}
+        for instruction in _instructions(_compiled(edit, function, sources[function])):
+            if instruction.opname == "LOAD_GLOBAL":
+                known: Container[str] = known_globals
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+                known = _words()
+            else:
+                continue
+            if instruction.argval not in known:
+                found.add(instruction.argval)
+    return found
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _instructions(constant)
+
+
+@functools.cache
+def _words() -> frozenset[str]:
+    package = Path(celery_durable.__file__).parent
+    texts = (path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+
+
 def find(mutant: Mutant) -> None:
     """Raise DoesNotApply where the lines that a mutant changes are not there; changes nothing."""
     sources: dict[Any, str] = {}
@@ -36,11 +77,15 @@ _sources: dict[Any, str] = {}
 
 def _change(edit: Edit) -> None:
     module, function, source = _edited(edit, _sources)
-    body = source[source.index("async def " if inspect.iscoroutinefunction(function) else "def ") :]
     scope: dict[str, Any] = {}
-    flags = __future__.annotations.compiler_flag
-    exec(compile(body, f"<mutant of {edit.where}>", "exec", flags, dont_inherit=True), vars(module), scope)
+    exec(_compiled(edit, function, source), vars(module), scope)
     function.__code__ = scope[function.__name__].__code__
+
+
+def _compiled(edit: Edit, function: Any, source: str) -> types.CodeType:
+    body = source[source.index("async def " if inspect.iscoroutinefunction(function) else "def ") :]
+    flags = __future__.annotations.compiler_flag
+    return compile(body, f"<mutant of {edit.where}>", "exec", flags, dont_inherit=True)
 
 
 def _edited(edit: Edit, sources: dict[Any, str]) -> tuple[Any, Any, str]:

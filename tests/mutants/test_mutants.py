@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.mutants.mutants import MUTANTS, Mutant
-from tests.mutants.planting import find
+from tests.mutants.planting import find, unknown_names
 
 QUICK = (
     "the guard has no fence",
@@ -27,6 +27,12 @@ def scored(name: str) -> str:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=names)
 def test_the_lines_that_a_mutant_changes_are_there(mutant: Mutant) -> None:
     find(mutant)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=names)
+def test_the_names_that_a_mutant_uses_exist(mutant: Mutant) -> None:
+    """A name that the package no longer has would make the mutant fail by itself, and count as caught."""
+    assert not unknown_names(mutant)
 
 
 def test_mutants_have_names_of_their_own() -> None:
