@@ -164,7 +164,7 @@ class AccessControl:
         name = await self._call_hook(self._hooks.actor, access)
         if name is None or isinstance(name, str):
             return name
-        raise TypeError(f"The actor hook answered with a {type(name).__name__}, not with a name or None.")
+        raise TypeError(f"The actor hook returned a {type(name).__name__}, not a name or None.")
 
     async def _call_hook(self, hook: Hook | Actor, access: Access) -> object:
         call: Any = hook
@@ -258,7 +258,7 @@ def required_permission(endpoint: Any) -> Permission:
     """Return the permission that an endpoint requires. Raises TypeError if it declares none."""
     permission = getattr(endpoint, _PERMISSION_ATTRIBUTE, None)
     if not isinstance(permission, Permission):
-        raise TypeError(f"{endpoint!r} does not say what it needs.")
+        raise TypeError(f"{endpoint!r} declares no permission.")
     return permission
 
 

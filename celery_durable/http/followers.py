@@ -20,7 +20,7 @@ class TooManyStreams(DurableError):
     code, http_status = "TOO_MANY_STREAMS", 429
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"This server follows instances for {limit} clients at a time. Come again later.")
+        super().__init__(f"This server follows instances for {limit} clients at a time. Try again later.")
 
 
 class Followers:

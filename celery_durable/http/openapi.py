@@ -33,11 +33,18 @@ InstanceId = Annotated[
     Path(alias="instanceId", description="The instance's id.", examples=["order-42"], json_schema_extra=dict(NAME)),
 ]
 IfNoneMatch = Annotated[
-    str | None, Header(alias="If-None-Match", description="The ETag that the client knows: answered with 304.")
+    str | None,
+    Header(
+        alias="If-None-Match",
+        description="An ETag from an earlier response. If it is still current, the response is 304.",
+    ),
 ]
 IfMatch = Annotated[
     str | None,
-    Header(alias="If-Match", description="The ETag that the change is meant for: 412 where it is another."),
+    Header(
+        alias="If-Match",
+        description="The ETag of the version to change. If the instance has another version now, the response is 412.",
+    ),
 ]
 
 _REFERENCE = {"$ref": "#/components/schemas/Problem"}
@@ -58,10 +65,10 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     }
     # The model adds the schema `Problem` to the description of an application that includes the router.
     content = {MEDIA_TYPE: {"schema": _REFERENCE}}
-    return described | {"default": {"model": Problem, "description": "Any other refusal.", "content": content}}
+    return described | {"default": {"model": Problem, "description": "Any other error.", "content": content}}
 
 
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "It has not changed."}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The instance has not changed."}}
 EXISTING: dict[int | str, dict[str, Any]] = {
     200: {"model": InstanceItem, "description": "The instance that exists (`ifExists`)."}
 }
@@ -74,7 +81,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
             }
         },
     },
-    204: {"description": "The run has ended, and the client has been told: do not come again."},
+    204: {"description": "The run has ended, and the client has received everything. It must not reconnect."},
 }
 
 

@@ -30,10 +30,10 @@ class NoAuthorization(DurableError):
         what = (
             "Both authorize= and allow_anonymous=True were given"
             if is_contradiction
-            else "The HTTP API has no authorize= hook, and so everybody could start, read and end workflows"
+            else "The HTTP API has no authorize= hook, so any client could start, read and end workflows"
         )
         super().__init__(
-            f"{what}. Pass authorize=your_hook (see celery_durable.http.Authorize), or, where only trusted clients "
+            f"{what}. Pass authorize=your_hook (see celery_durable.http.Authorize), or, if only trusted clients "
             "can reach it, allow_anonymous=True."
         )
 
@@ -72,7 +72,7 @@ class UnsupportedEncoding(DurableError):
     code, http_status = "UNSUPPORTED_ENCODING", 415
 
     def __init__(self) -> None:
-        super().__init__("The body of a request is read as it is: send it without Content-Encoding.")
+        super().__init__("Request bodies are not decoded. Send this one without Content-Encoding.")
 
 
 class NotReady(DurableError):
@@ -81,7 +81,7 @@ class NotReady(DurableError):
     code, http_status = "NOT_READY", 503
 
     def __init__(self) -> None:
-        super().__init__("The database does not answer, or its tables are missing or outdated. The log says more.")
+        super().__init__("The database does not answer, or its tables are missing or outdated. See the server's log.")
 
 
 def build_problem(
@@ -126,7 +126,7 @@ def build_error_response(error: Exception) -> Response:
         return _build_unavailable(error)
     logger.error("A request failed", exc_info=error)
     code = error.code if isinstance(error, DurableError) else "INTERNAL_ERROR"
-    return build_problem(500, code, "The request could not be served. The server's log says why.")
+    return build_problem(500, code, "The request failed. See the server's log.")
 
 
 def _build_unavailable(error: Exception) -> Response:

@@ -51,7 +51,7 @@ class HookTimeout(DurableError):
     code, http_status = "HOOK_TIMEOUT", 503
 
     def __init__(self) -> None:
-        super().__init__("Whether you may do this could not be decided in time. Try again later.")
+        super().__init__("A hook of the application did not return in time. Try again later.")
 
 
 async def serve_in_time(serve: Callable[[], Awaitable[T]]) -> T:

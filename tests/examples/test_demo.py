@@ -156,4 +156,4 @@ def test_a_demo_without_proof_ends_with_1(monkeypatch, capsys) -> None:
         assert demo.main() == 1
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "A count is wrong. The worker's last words:\n\nlast words" in capsys.readouterr().out
+    assert "A count is wrong. The end of the worker's log:\n\nlast words" in capsys.readouterr().out

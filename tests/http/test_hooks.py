@@ -57,9 +57,7 @@ def test_a_hook_that_does_not_return_refuses(shop: Shop, monkeypatch: pytest.Mon
     api = shop.client(authorize=hang_too if is_async else hang)
     answer = api.get("/workflows")
     may_return.set()
-    assert (
-        refused(answer, 503, "HOOK_TIMEOUT") == "Whether you may do this could not be decided in time. Try again later."
-    )
+    assert refused(answer, 503, "HOOK_TIMEOUT") == "A hook of the application did not return in time. Try again later."
     assert answer.headers["retry-after"] == "2"
 
 

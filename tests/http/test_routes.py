@@ -373,7 +373,7 @@ def test_health_and_readiness(shop: Shop, api: TestClient) -> None:
         connection.exec_driver_sql("DROP TABLE workflow_schema_version")
     assert api.get("/healthz").status_code == 200
     message = refused(api.get("/readyz"), 503, "NOT_READY")
-    assert message == "The database does not answer, or its tables are missing or outdated. The log says more."
+    assert message == "The database does not answer, or its tables are missing or outdated. See the server's log."
 
 
 def test_while_the_database_is_away_clients_are_told_to_come_again() -> None:
