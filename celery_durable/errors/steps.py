@@ -104,8 +104,8 @@ class BranchNeverGathered(NonRetryableError):
         self.steps = list(steps)
         listed = ", ".join(repr(name) for name in steps)
         super().__init__(
-            f"The workflow returned, but nobody gathered {listed}: a submitted step runs when it is handed to "
-            "step.gather() or step.first(), or its result() is asked for."
+            f"The workflow returned, but did not gather {listed}. A submitted step runs when it is passed to "
+            "step.gather() or step.first(), or when its result() is called."
         )
 
 

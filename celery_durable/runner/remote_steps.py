@@ -181,7 +181,7 @@ def _build_child_wait(row: StepRow) -> WaitSpec:
 
     def on_timeout(build_write: BuildWrite) -> StepWrite:
         workflow, instance_id = parse_child_event_type(row.wait_event_type) or ("", "")
-        text = f"Instance {instance_id!r} of workflow {workflow!r} did not end in time; it goes on"
+        text = f"Instance {instance_id!r} of workflow {workflow!r} did not end in time; it continues"
         return build_write(StepStatus.ERRORED, error=("StepTimeout", text), attempts=1)
 
     return WaitSpec(row.wait_event_type, on_event, on_timeout)

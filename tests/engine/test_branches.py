@@ -278,8 +278,8 @@ def test_a_branch_that_nobody_gathers_is_an_error(world: World) -> None:
 
     instance = order.run()
     assert instance.error == (
-        "BranchNeverGathered: The workflow returned, but nobody gathered 'a', 'b': a submitted step runs when it is "
-        "handed to step.gather() or step.first(), or its result() is asked for."
+        "BranchNeverGathered: The workflow returned, but did not gather 'a', 'b'. A submitted step runs when it is "
+        "passed to step.gather() or step.first(), or when its result() is called."
     )
     assert ran == []
 

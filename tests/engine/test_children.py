@@ -110,7 +110,7 @@ def test_a_child_that_takes_too_long_is_not_waited_for(world: World, order, bill
     world.run_after(3600)
     kind, *_, text = instance.output
     assert (kind, text) == (
-        StepTimeout.__name__, "Instance 'b-1' of workflow 'billing' did not end in time; it goes on",
+        StepTimeout.__name__, "Instance 'b-1' of workflow 'billing' did not end in time; it continues",
     )  # fmt: skip
     child = billing.of("b-1")
     child.send("paid", 7)

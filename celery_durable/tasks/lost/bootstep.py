@@ -8,7 +8,7 @@ from celery import bootsteps
 
 
 class InventoryStep(bootsteps.StartStopStep):
-    """Starts with the pool, and goes on until Celery reports the shutdown: until then the pool holds tasks."""
+    """Starts with the pool and runs until Celery reports the shutdown: until then the pool holds tasks."""
 
     requires = ("celery.worker.components:Pool",)
 

@@ -24,7 +24,7 @@ SOLO_ANSWER_SECONDS = 60.0
 STUCK_LOOP_SECONDS = 20.0
 """How long to wait for a worker whose main loop runs no task bodies.
 
-After that time its loop is stuck, although its heartbeat goes on. Otherwise the tasks that the loop has received, but
+After that time its loop is stuck, although its heartbeat continues. Otherwise the tasks that the loop has received, but
 not given to the pool, would wait for their timeout.
 """
 

@@ -74,7 +74,7 @@ class Sender(ForkSafeThread):
     def run(self, job: Job, seconds: float) -> bool:
         """Run a job and wait for it; returns False if the job is not done in time.
 
-        Then the job was removed from the queue, unless the thread had started it. A started job goes on.
+        Then the job was removed from the queue, unless the thread had started it. A started job continues.
         """
         if not self.submit(job):
             return False
