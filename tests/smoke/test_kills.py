@@ -50,7 +50,7 @@ def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_it
         site.hold_again()
     record_property("seconds from the kill to the next body", seconds)
     print("seconds from the kill to the next body:", seconds)
-    assert f"A worker process died while it advanced {instance.workflow.name}/{instance.id}#1" in worker.text()
+    assert f"A pool process died while it advanced {instance.workflow.name}/{instance.id}#1" in worker.text()
     site.finish()
 
 
