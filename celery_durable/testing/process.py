@@ -144,10 +144,12 @@ class RunnerProcess(Process):
         """Continue the process after `suspend`."""
         self.runtime.wake_up()
 
-    def advance(self, ref: RunRef, *, task_id: str = "task", max_steps: int | None = None) -> str:
+    def advance(
+        self, ref: RunRef, *, task_id: str = "task", node: str | None = None, max_steps: int | None = None
+    ) -> str:
         """Run a pass on this thread, as a worker does for a message. Returns "crashed" if the process died in it."""
         try:
-            return self.runner.advance(ref, task_id=task_id, node=self.name, max_steps=max_steps)
+            return self.runner.advance(ref, task_id=task_id, node=node or self.name, max_steps=max_steps)
         except BaseException:
             if not self.runtime.is_dead:
                 raise

@@ -160,10 +160,10 @@ def test_a_list_of_one_workflow_reads_only_its_own_rows(live: World, is_first: b
 
 
 RARE: dict[str, dict[str, Any]] = {
-    "of all workflows": {"labelled": {"tenant": "rare"}},
-    "of a workflow": {"workflow": "order", "labelled": {"tenant": "rare"}},
-    "in a status": {"workflow": "order", "status": Status.WAITING, "labelled": {"tenant": "rare"}},
-    "and a common one": {"workflow": "order", "labelled": {"tenant": "rare", "stage": "new"}},
+    "of all workflows": {"with_labels": {"tenant": "rare"}},
+    "of a workflow": {"workflow": "order", "with_labels": {"tenant": "rare"}},
+    "in a status": {"workflow": "order", "status": Status.WAITING, "with_labels": {"tenant": "rare"}},
+    "and a common one": {"workflow": "order", "with_labels": {"tenant": "rare", "stage": "new"}},
 }
 
 
