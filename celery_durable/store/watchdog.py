@@ -1,9 +1,10 @@
 """Deadlines of internal statements: a watchdog cuts the connection of a statement that is late (LAW 7).
 
 If a database stops answering (a failover, a lost route), its connections stay open and a read waits without a timeout.
-psycopg offers no read timeout, and PyMySQL's would also apply to an author's bulk update. So one thread per process
-shuts down the socket of a connection with a late internal statement. The thread that waits for the answer gets an
-OperationalError at once. Statements do not run on threads of their own: every timeout would leave a thread behind.
+psycopg offers no read timeout (see psycopg/psycopg2#561), and PyMySQL's would also apply to an author's bulk update. So
+one thread per process shuts down the socket of a connection with a late internal statement. The thread that waits for
+the answer gets an OperationalError at once. Statements do not run on threads of their own: every timeout would leave a
+thread behind.
 
 If the watchdog cuts a connection during a commit, the commit is in doubt and is resolved as usual (docs/design.md).
 """

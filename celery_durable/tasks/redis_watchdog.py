@@ -4,7 +4,7 @@ A worker may hold a limited number of messages (the prefetch limit). A message w
 against this limit forever: `kombu.transport.redis.QoS.ack` removes the message from Redis first and from the count
 afterwards, and `Message.ack_log_error` only logs the error. While the limit is reached, Celery does not read the
 connection. A worker without remote control and gossip has no other connection that could show the outage. So such a
-worker never consumes again when Redis is back.
+worker never consumes again when Redis is back. Reports of workers that stopped so: celery/celery#8030, #10205.
 
 The failed acknowledgement distinguishes this worker from a worker that is merely busy. Redis closes idle connections
 too (its ``timeout``), and Celery opens a new one when it may receive messages again. A reconnect by the watchdog would

@@ -77,7 +77,8 @@ class AmqpTransport(Transport):
     def open(self) -> None:
         super().open()
         self._amqp: Any = self.connection.connection
-        # Python's own timeout: with read_timeout (SO_RCVTIMEO) py-amqp waits forever in the middle of a frame.
+        # py-amqp leaves the socket without Python's own timeout (celery/py-amqp#98). With read_timeout (SO_RCVTIMEO) it
+        # waits forever in the middle of a frame.
         self._amqp.transport.sock.settimeout(SEND_SECONDS)
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._encoder = Encoder(self.channel)
@@ -171,7 +172,7 @@ class AmqpTransport(Transport):
     def _open_destination(self, batch: DestinationBatch) -> _Destination:
         channel = self._amqp.channel()
         # After an error py-amqp would open the channel again in the middle of a read: it would wait, and the channel
-        # would have no confirms.
+        # would have no confirms. A publish on such a channel waits forever (celery/py-amqp#445).
         channel._do_revive = channel.collect  # noqa: SLF001
         channel.confirm_select()
         destination = _Destination(channel, batch)
