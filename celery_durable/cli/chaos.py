@@ -60,7 +60,7 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
 
     Use it on your staging while instances run there. It starts its own workers for the queues of your workflows and
     kills them with kill -9. It also repeats messages, and drops messages of its own dispatcher. It does not touch your
-    workers, other tasks and the broker. A kill counts as an attempt of the running step. At the end it shows what it
+    workers, other tasks or the broker. A kill counts as an attempt of the running step. At the end it shows what it
     did, how soon the interrupted runs continued, and contradictions in the tables. The exit code is 1 if there are any.
     Ctrl-C stops it and its workers. In a pipe: what, how often.
     """

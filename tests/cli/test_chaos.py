@@ -92,7 +92,7 @@ def test_chaos_kills_what_it_started_and_finds_nothing_lost(staging: Folder) -> 
     assert said["instances seen"] == "10"
     assert said["violations"] == "0"
     assert int(said["steps recorded meanwhile"]) > 0
-    assert "seed 5, 2 workers, 0.2 min; Ctrl-C ends it" in staging.log()
+    assert "seed 5, 2 workers, 0.2 min; Ctrl-C stops it" in staging.log()
     assert processes_of(chaos.pid) == []
 
 
@@ -121,9 +121,9 @@ def test_a_worker_that_does_not_start_ends_chaos_with_what_it_said(staging: Fold
     done = staging.celery("-A", "shop", "durable", "chaos", "--yes", "--seed", "1")
     assert done.returncode == 1
     assert done.stderr == (
-        "seed 1, 2 workers, 1 min; Ctrl-C ends it\n"
+        "seed 1, 2 workers, 1 min; Ctrl-C stops it\n"
         "error: A worker could not be started.\n"
-        "hint: It said: no workers on Sundays\n"
+        "hint: Its last log line: no workers on Sundays\n"
     )
 
 
