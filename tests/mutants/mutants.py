@@ -1064,7 +1064,7 @@ MUTANTS = (
         (
             "store.outbox:finish_delivery",
             "sa.delete(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token)",
-            "sa.update(o).where(o.c.id == delivery.id).values(token=None, run_at=tx.store.clock())",
+            "sa.update(o).where(o.c.id == delivery.id).values(claim_token=None, run_at=tx.store.clock())",
         ),
     ),
     # --- two transactions at once ---------------------------------------------------------------
