@@ -107,6 +107,7 @@ class ChaosRun:
         self._durable, self._console, self._rng, self._app = durable, console, rng, app
         self._folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
         self._messenger = Messenger(durable.internals.publisher, rng)
+        # Loops poll it between sleeps: a signal handler sets it, which could deadlock with wait() on the main thread.
         self._stop = threading.Event()
         self._workers: list[OwnWorker] = []
         self._logs: list[Path] = []

@@ -73,7 +73,7 @@ class InvalidLabel(NameInvalid):
 class TooManyLabels(ValueRefused):
     """An instance would have more labels than it may have.
 
-    Remove one with ``tx.set_labels({name: None})``, or keep data that nobody searches for in the parameters.
+    Remove one with ``tx.set_labels({name: None})``, or keep data that you do not search by in the parameters.
 
     Attributes:
         count: How many labels it would have.

@@ -61,7 +61,7 @@ def full(folder: Path, *, instances: int = 1_000_000, seconds: float = 20.0) -> 
             took = time.monotonic() - began
             assert room.length(ASIDE) == 21_000, "nothing but the outbox may go to a full queue"
             blocks, slowest = dispatcher_plans(room)
-            case = "hints sent" if are_sent else "no hint sent"
+            case = "dispatched" if are_sent else "not dispatched"
             figures += [
                 Figure(f"{case}: database, per second", load * 1000, "ms", 50.0),
                 Figure(f"{case}: statements, per second", calls, "", 100.0),
@@ -99,7 +99,7 @@ def behind(folder: Path, *, foreign: int = 5_000, instances: int = 500) -> list[
         for _ in range(foreign):
             mark.apply_async()
         room.create(instances, ONE)
-        time.sleep(10.0)  # as long as hints would have been sent again before
+        time.sleep(10.0)  # longer than a dispatch message once counted as lost
         worker = room.site.worker()
         took = room.wait_for_completed(instances, _LONG)
         until("the queue is empty", lambda: not room.length(room.queue), _LONG)

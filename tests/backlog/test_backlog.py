@@ -53,12 +53,12 @@ def test_nothing_is_read_of_what_waits_for_a_full_queue(room: Room, *, are_sent:
     assert room.length(ASIDE) == 20_000
 
 
-def test_hints_behind_messages_of_others_are_not_sent_again(tmp_path: Path) -> None:
+def test_dispatch_messages_behind_those_of_others_are_not_sent_again(tmp_path: Path) -> None:
     figures = figures_of(behind(tmp_path, foreign=1_000, instances=200))
     assert figures["superfluous messages"] <= 20  # a machine that stands still for seconds has a worker hold some
 
 
-def test_hints_that_a_queue_has_lost_are_sent_again_and_no_others(tmp_path: Path) -> None:
+def test_dispatch_messages_that_a_queue_has_lost_are_sent_again_and_no_others(tmp_path: Path) -> None:
     figures = figures_of(half(tmp_path, instances=1_000))
     assert figures["superfluous messages"] <= 100
 

@@ -67,7 +67,7 @@ def started() -> list[int]:
 
 @pytest.fixture
 def tasks(app: Celery, durable: Durable, started: list[int]) -> threading.Event:
-    """Tasks that note that they have started; `work` goes on when the event is set."""
+    """Tasks that record their start; `work` continues when the event is set."""
     may_end = threading.Event()
 
     @app.task(name="work", shared=False)

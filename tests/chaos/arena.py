@@ -23,6 +23,7 @@ LEASE_SECONDS = 2.0
 AT_TASK = "a task"
 """What a pool process says that does a step's task."""
 _SETTLING_SECONDS = 0.5
+"""For a worker that stands still to write its stacks. They are evidence for people; no check depends on them."""
 _CELERY_GAVE_UP = (
     "Could not start worker processes",
     "Unrecoverable error: ValueError('file descriptor is None')",
