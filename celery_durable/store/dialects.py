@@ -1,27 +1,17 @@
-"""Differences between PostgreSQL, MariaDB and SQLite: clocks, error codes, upserts, engines and connections."""
+"""Differences between PostgreSQL, MariaDB and SQLite: what each can do, clocks and upserts."""
 
 from __future__ import annotations
 
-import logging
-import socket
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event, exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from celery_durable.errors import UnsupportedDatabase
-from celery_durable.runtime import real_monotonic
-from celery_durable.store.cooperative import make_cooperative
-from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
-
-logger = logging.getLogger("celery_durable.store")
 
 CLOCK_PARAM = "durable_clock_us"
 
@@ -79,60 +69,6 @@ def _maria_statement_clock(*_: Any, **__: Any) -> str:
 @compiles(statement_clock, "sqlite")
 def _sqlite_clock(*_: Any, **__: Any) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000"
-
-
-# --- faults -------------------------------------------------------------------------------------
-
-
-class Fault(Enum):
-    """What a database error means for the transaction that raised it."""
-
-    RETRY = auto()  # a deadlock, a serialization failure, a lock timeout: nothing was applied, and a retry may succeed
-    NO_WRITES = auto()  # a standby, a read-only server, or a full disk: nothing was applied
-    CONNECTION_LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
-    UNIQUE = auto()  # a unique constraint was violated
-    # Another constraint was violated, or an earlier error was ignored. The transaction cannot commit.
-    CONSTRAINT = auto()
-    MISSING_TABLE = auto()
-    OTHER = auto()
-
-
-_PG_RETRY = frozenset({"40001", "40P01", "55P03"})
-_PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
-_MARIA_RETRY = frozenset({1020, 1205, 1213})
-_MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
-# The server is read-only, or its disk is full.
-_PG_NO_WRITES = frozenset({"25006", "53100"})
-_MARIA_NO_WRITES = frozenset({1021, 1114, 1290, 1836})
-_SQLITE_RETRY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_SQLITE_UNIQUE = frozenset({sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY})
-
-
-def classify_fault(error: exc.DBAPIError) -> Fault:
-    """Classify a database error by its code."""
-    origin: Any = error.orig
-    sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)  # psycopg, psycopg2
-    code = origin.args[0] if isinstance(origin, Exception) and origin.args and isinstance(origin.args[0], int) else None
-    sqlite_code = getattr(origin, "sqlite_errorcode", None)
-    if (
-        sqlstate in _PG_RETRY
-        or code in _MARIA_RETRY
-        or (sqlite_code is not None and sqlite_code & 0xFF in _SQLITE_RETRY)
-    ):
-        return Fault.RETRY
-    if sqlstate in _PG_NO_WRITES or code in _MARIA_NO_WRITES:
-        return Fault.NO_WRITES
-    if error.connection_invalidated or sqlstate in _PG_LOST or (sqlstate or "").startswith("08") or code in _MARIA_LOST:
-        return Fault.CONNECTION_LOST
-    if isinstance(error, exc.OperationalError) and sqlstate is None and code is None and sqlite_code is None:
-        return Fault.CONNECTION_LOST  # an error of libpq, not of the server: no connection
-    if sqlstate == "23505" or code == 1062 or sqlite_code in _SQLITE_UNIQUE:
-        return Fault.UNIQUE
-    if isinstance(error, exc.IntegrityError) or sqlstate == "25P02":
-        return Fault.CONSTRAINT
-    if sqlstate == "42P01" or code == 1146 or (sqlite_code is not None and str(origin).startswith("no such table")):
-        return Fault.MISSING_TABLE
-    return Fault.OTHER
 
 
 # --- the databases ------------------------------------------------------------------------------
@@ -266,165 +202,3 @@ def bypass_snapshot(database: Database, query: sa.Select[Any]) -> sa.Select[Any]
     locked.
     """
     return query.with_for_update(read=True) if database is MARIADB else query
-
-
-# --- engines ------------------------------------------------------------------------------------
-
-_LOCK_TIMEOUT_SECONDS = 5
-_SQLITE_BUSY_SECONDS = 30
-_CONNECT_SECONDS = 3
-"""The limit for connecting to one address. The first queries on a new connection have the same limit again."""
-
-_LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-"""Options for drivers that use libpq, which detect an idle connection whose server no longer answers."""
-
-
-def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
-    """Make the store's own engine: READ COMMITTED, lock timeouts, detection of dead connections.
-
-    ``prepared_statements`` is False behind a pooler in transaction mode, which supports neither prepared statements nor
-    settings of a session. The lock timeout is then set in each transaction.
-
-    REPEATABLE READ, MariaDB's default, would read outdated rows there (see `bypass_snapshot`). On PostgreSQL it would
-    raise an error for each row that a lease renewal changed meanwhile.
-    """
-    database = database_from_url(url)
-    if database is SQLITE:
-        engine = sa.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
-        event.listen(engine, "connect", _configure_sqlite)
-        return engine
-    if database is POSTGRESQL:
-        connect_args: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
-        if url.get_driver_name() in ("psycopg", "psycopg2"):
-            connect_args |= _LIBPQ_KEEPALIVE
-        if url.get_driver_name() == "psycopg":
-            connect_args["prepare_threshold"] = 0 if prepared_statements else None
-        if prepared_statements:
-            connect_args["options"] = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS}s"
-    else:
-        connect_args = {
-            "connect_timeout": _CONNECT_SECONDS,
-            "charset": "utf8mb4",
-            "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
-        }
-    # Kept connections, one per thread that advances runs, come from the same pool. The pool has no limit of its own,
-    # because the number of threads limits it.
-    engine = sa.create_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        connect_args=connect_args,
-        pool_size=5,
-        max_overflow=-1,
-        pool_recycle=1800,
-    )
-    if database is POSTGRESQL:
-        event.listen(engine, "connect", make_cooperative, insert=True)
-    if database is POSTGRESQL and not prepared_statements:
-        event.listen(engine, "begin", _set_lock_timeout)
-    if url.get_driver_name() == "pymysql":
-        event.listen(engine, "do_connect", _connect_watched)
-    event.listen(engine, "connect", _watch_first_statements, insert=True)
-    event.listen(engine, "connect", _stop_watching_first_statements)
-    return engine
-
-
-_WATCHED_SOCKET = "celery_durable.watched_socket"
-
-
-def _watch_first_statements(connection: Any, record: Any) -> None:
-    """Let the watchdog cut a new connection if the server does not answer SQLAlchemy's first statements.
-
-    With them SQLAlchemy reads the server's version and sets the isolation level.
-    """
-    watched_socket = watch_socket_of(connection, closes_after_cut=True)
-    if watched_socket is not None:
-        watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
-        record.info[_WATCHED_SOCKET] = watched_socket
-
-
-def _stop_watching_first_statements(_: Any, record: Any) -> None:
-    watched_socket = record.info.pop(_WATCHED_SOCKET, None)
-    if watched_socket is not None:
-        watched_socket.disarm()
-        watched_socket.close()
-
-
-def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
-    """Connect PyMySQL over a socket that the watchdog cuts if the server does not answer.
-
-    PyMySQL's connect_timeout covers only the TCP connection. A server that accepts and then sends nothing would block
-    the thread. PyMySQL's read_timeout would apply to every later statement too.
-    """
-    if args or params.get("unix_socket") or "host" not in params:
-        return None  # SQLAlchemy connects
-    connection = dialect.loaded_dbapi.connect(**params, defer_connect=True)
-    try:
-        sock = socket.create_connection((connection.host, connection.port), _CONNECT_SECONDS)
-    except OSError as error:
-        text = f"Can't connect to the server on {connection.host!r} ({error})"
-        raise dialect.loaded_dbapi.OperationalError(2003, text) from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.settimeout(None)
-    watched_socket = WatchedSocket(sock.fileno())
-    watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
-    try:
-        connection.connect(sock)
-    finally:
-        watched_socket.disarm()
-        watched_socket.close()
-    return connection
-
-
-def _set_lock_timeout(connection: sa.Connection) -> None:
-    """Set the lock timeout in each transaction, because a pooler in transaction mode rejects session settings.
-
-    Statements in autocommit have the lock timeout of the database role.
-    """
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_SECONDS}s'")
-
-
-def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine:
-    """Return an engine with the transactions that the store needs: READ COMMITTED, or BEGIN IMMEDIATE on SQLite.
-
-    An engine of the application stays unchanged: the store uses a copy that shares its pool.
-    """
-    if database_from_url(engine.url) is SQLITE:
-        writing = engine.execution_options()
-        event.listen(writing, "begin", _begin_immediate)
-        return writing
-    return engine if owns_engine else engine.execution_options(isolation_level="READ COMMITTED")
-
-
-def begin_immediate(connection: sa.Connection) -> None:
-    """Take SQLite's write lock now, waiting for it. A transaction that reads first and then writes would not wait."""
-    driver: Any = connection.connection.driver_connection
-    if not driver.in_transaction:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:
-    """End the transaction of a connection that another thread uses, and block all later writes of that connection.
-
-    Writes are blocked first. After a rollback alone, each further statement of that thread would commit by itself.
-
-    This waits for a running statement instead of interrupting it. While a query is only partly read, an interrupt
-    would also hit every later statement of the connection, including the two here.
-    """
-    try:
-        connection.execute("PRAGMA query_only=ON")
-        connection.rollback()
-    except sqlite3.Error as error:
-        logger.warning("SQLite's write lock is kept by a body that outlived its step, until it ends: %s", error)
-
-
-def _begin_immediate(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-        begin_immediate(connection)
-
-
-def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")

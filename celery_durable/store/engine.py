@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from celery_durable.errors import (
     ConfigInvalid,
     SchemaOutdated,
     StepTxMisuse,
-    StoreMismatch,
     StoreUnavailable,
     Superseded,
 )
 from celery_durable.runtime import Runtime
-from celery_durable.store import dialects
+from celery_durable.store import dialects, drivers, faults, sessions
+from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement
 from celery_durable.store.connections import Connections
-from celery_durable.store.dialects import CLOCK_PARAM, Database, Fault, classify_fault
+from celery_durable.store.dialects import CLOCK_PARAM, Database
+from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
 from celery_durable.store.schema import REVISION, Tables, build_tables
+from celery_durable.store.sessions import StepSessions
 from celery_durable.store.watchdog import LOOP, ORDINARY, TimeBudget, Timeouts
 
 T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")
 
 _TRIES = 8
-_PARAM_PREFIX = "p_"
 
 
 class Statement:
@@ -57,38 +55,10 @@ def statement(build: Callable[[Store], Any]) -> Statement:
 
 def param(name: str, type_: Any = None) -> sa.BindParameter[Any]:
     """Return a parameter of a Statement. A prefix keeps it apart from the names that SQLAlchemy gives to values."""
-    return sa.bindparam(_PARAM_PREFIX + name, type_=type_)
+    return sa.bindparam(PARAM_PREFIX + name, type_=type_)
 
 
-class _Compiled:
-    """A Statement as SQL text for one driver, with the values of its parameters that are not passed to `Tx.run`."""
-
-    def __init__(self, store: Store, expression: Any, dialect: sa.Dialect) -> None:
-        compiled = expression.compile(dialect=dialect)
-        self.sql: str = compiled.string
-        # Required parameters are left out. If a caller forgets one, the driver raises instead of writing NULL.
-        self._defaults: dict[str, Any] = {
-            name: bound.effective_value for bound, name in compiled.bind_names.items() if not bound.required
-        }
-        self._order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
-        self.clock = store.runtime.clock if CLOCK_PARAM in self._defaults else None
-
-    def bind(self, params: dict[str, Any]) -> Any:
-        values = self._defaults.copy()
-        for name, value in params.items():
-            values[_PARAM_PREFIX + name] = value
-        if self.clock is not None:
-            values[CLOCK_PARAM] = self.clock()
-        return values if self._order is None else tuple([values[name] for name in self._order])
-
-    def with_clock(self, clock: Callable[[], int] | None) -> _Compiled:
-        """Return the same statement for a store with another clock."""
-        other = copy.copy(self)
-        other.clock = clock if CLOCK_PARAM in self._defaults else None
-        return other
-
-
-CompiledStatements = dict[tuple[Statement, str, str], _Compiled]
+CompiledStatements = dict[tuple[Statement, str, str], CompiledStatement]
 
 
 class Tx:
@@ -117,7 +87,7 @@ class Tx:
 
     def execute(self, expression: Any, /, **params: Any) -> sa.CursorResult[Any]:
         """Run a SQLAlchemy statement that is built for this call, for example one with a list of values (IN)."""
-        return self.conn.execute(expression, {_PARAM_PREFIX + name: value for name, value in params.items()})
+        return self.conn.execute(expression, {PARAM_PREFIX + name: value for name, value in params.items()})
 
 
 class Store:
@@ -146,13 +116,12 @@ class Store:
                 raise ConfigInvalid(
                     "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"
                 )
-            engine = dialects.make_engine(where, prepared_statements=prepared_statements)
+            engine = drivers.make_engine(where, prepared_statements=prepared_statements)
             self._owns_engine = True
         else:
             self._owns_engine = False
         self.database: Database = dialects.database_from_url(engine.url)
-        self.engine = dialects.configure_transactions(engine, owns_engine=self._owns_engine)
-        self.session_factory = session_factory
+        self.engine = drivers.configure_transactions(engine, owns_engine=self._owns_engine)
         self.schema, self.prefix = schema, prefix
         self.tables = build_tables(schema, prefix)
         self.runtime = runtime or Runtime()
@@ -166,8 +135,7 @@ class Store:
         self._is_server_checked = False
         self.database_id: str | None = None
         """The id of the database, after `database_identity.read_database_id` has read it."""
-        self._threads_with_write_lock: set[int] = set()
-        """The threads whose step session holds SQLite's only write lock; always empty for other databases."""
+        self.sessions = StepSessions(self.engine, session_factory, self.database, self._connections)
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -184,13 +152,13 @@ class Store:
             return real
         return sa.bindparam(CLOCK_PARAM, callable_=self.runtime.clock, type_=sa.BigInteger)
 
-    def compiled(self, statement: Statement, dialect: sa.Dialect | None = None) -> _Compiled:
+    def compiled(self, statement: Statement, dialect: sa.Dialect | None = None) -> CompiledStatement:
         """Return ``statement`` compiled for a dialect. A joined session may use another driver than the store."""
         dialect = dialect or self.engine.dialect
         key = (statement, dialect.driver, dialect.paramstyle)
         found = self._statements.get(key)
         if found is None:
-            found = self._statements[key] = _Compiled(self, statement.build(self), dialect)
+            found = self._statements[key] = CompiledStatement(statement.build(self), dialect, self.runtime.clock)
         return found
 
     def export_statements(self) -> CompiledStatements:
@@ -235,7 +203,7 @@ class Store:
         *,
         is_single_statement: bool,
     ) -> T:
-        if threading.get_ident() in self._threads_with_write_lock:
+        if self.sessions.is_write_locked_by_this_thread:
             raise StepTxMisuse(
                 "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
                 "else durable meanwhile. Use tx.create(), tx.send_event() or session=tx.session."
@@ -243,8 +211,8 @@ class Store:
         for tries_left in reversed(range(_TRIES)):
             try:
                 return self._run_once(work, self._next_deadline(budget), is_single_statement=is_single_statement)
-            except _CommitInDoubt as in_doubt:
-                _log_commit_in_doubt(in_doubt.cause)
+            except CommitInDoubt as in_doubt:
+                faults.log_commit_in_doubt(in_doubt.cause)
                 if find_committed is not None and not budget.is_spent:
                     found = self._transact(find_committed, None, budget, is_single_statement=False)
                     if found is not None:
@@ -267,7 +235,7 @@ class Store:
     @property
     def is_write_locked_by_step(self) -> bool:
         """Whether an author's session in this process holds SQLite's only write lock, so that a write would wait."""
-        return bool(self._threads_with_write_lock)
+        return self.sessions.is_write_locked
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
@@ -297,7 +265,7 @@ class Store:
                 transaction.commit()
             except exc.DBAPIError as error:
                 if classify_fault(error) is Fault.CONNECTION_LOST:
-                    raise _CommitInDoubt(error) from error
+                    raise CommitInDoubt(error) from error
                 raise
             self.runtime.checkpoint("after-commit")
             return result
@@ -306,7 +274,7 @@ class Store:
     def kept_connection(self, deadline: float = math.inf) -> Iterator[Tx]:
         """Yield the calling thread's autocommit connection. After an error the connection goes back to the pool.
 
-        Raises _CommitInDoubt if the connection is lost, because the statement may have been applied.
+        Raises CommitInDoubt if the connection is lost, because the statement may have been applied.
         """
         self._check_server_once(deadline)
         kept = self._connections.take_or_open(deadline)
@@ -317,7 +285,7 @@ class Store:
         except exc.DBAPIError as error:
             self._connections.return_to_pool(kept)
             if classify_fault(error) is Fault.CONNECTION_LOST:
-                raise _CommitInDoubt(error) from error
+                raise CommitInDoubt(error) from error
             raise
         except BaseException:
             self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets the connection
@@ -351,41 +319,17 @@ class Store:
 
     def join(self, session: Session) -> Tx:
         """Return a Tx in the application's transaction, for operations with ``session=``; raises StoreMismatch."""
-        self._check_same_database(session)
+        self.sessions.check_same_database(session)
         return Tx(session.connection(), self)
 
-    def after_commit(self, session: Session, callback: Callable[[], None]) -> None:
+    @staticmethod
+    def after_commit(session: Session, callback: Callable[[], None]) -> None:
         """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
-        if _CALLBACKS not in session.info:
-            # The listeners stay for the life of the session: one cannot be removed while it is being called.
-            event.listen(session, "after_commit", _run_callbacks)
-            event.listen(session, "after_transaction_end", _discard_callbacks)  # a rollback, or close() without one
-        session.info.setdefault(_CALLBACKS, []).append(callback)
+        sessions.after_commit(session, callback)
 
     def open_session(self) -> Session:
         """Open a session for a step's own transaction, with the store's isolation level."""
-        # Keeps the process at two connections: the one of this session, and the one that renews leases.
-        self._connections.release_kept()
-        if self.session_factory is None:
-            session = Session(self.engine, expire_on_commit=False)
-        else:
-            session = self.session_factory()
-            self._check_same_database(session)
-        if self.database.has_one_writer:
-            connection = session.connection()
-            dialects.begin_immediate(connection)
-            session.info[_DRIVER] = connection.connection.driver_connection
-            session.info[_THREAD] = threading.get_ident()
-            self._threads_with_write_lock.add(threading.get_ident())
-        elif self.session_factory is not None:
-            with self._connections.wrap_driver_errors():
-                session.connection(execution_options={"isolation_level": "READ COMMITTED"})
-        return session
-
-    def _check_same_database(self, session: Session) -> None:
-        url = session.get_bind().engine.url
-        if _identify_database(url) != _identify_database(self.engine.url):
-            raise StoreMismatch(url.render_as_string(), self.engine.url.render_as_string())
+        return self.sessions.open()
 
     def transact_session(self, session: Session, work: Callable[[Tx], T]) -> T:
         """Run ``work`` in a step's own transaction and commit it, without retries.
@@ -394,49 +338,21 @@ class Store:
         """
         result = work(Tx(session.connection(), self))
         self.runtime.checkpoint("before-commit")
-        try:
-            type(session).commit(session)  # the session's own commit() is blocked for the step's body
-        except exc.DBAPIError as error:
-            if classify_fault(error) is Fault.CONNECTION_LOST:
-                _log_commit_in_doubt(error)
-                # The lock ended with the connection.
-                self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
-                raise _CommitInDoubt(error) from error
-            raise
+        self.sessions.commit(session)
         self.runtime.checkpoint("after-commit")
         return result
 
     def abandon_session(self, session: Session) -> None:
-        """Take SQLite's write lock away from the session of a step whose body did not end in time.
-
-        The body's thread may still use the session, and gets an error at its next write. For other databases this does
-        nothing, because `close_session` rolls back.
-        """
-        if (driver := session.info.pop(_DRIVER, None)) is not None:
-            session.info[_ABANDONED] = True
-            dialects.roll_back_and_block_writes(driver)
+        """Take SQLite's write lock away from the session of a step whose body did not end in time."""
+        self.sessions.abandon(session)
 
     def close_session(self, session: Session) -> None:
         """Close a step's session, which rolls back what is not committed."""
-        self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
-        session.info.pop(_DRIVER, None)
-        # The session's own close() and invalidate() are blocked for authors, so they are called through its type. A
-        # connection whose writes were blocked must not go back to the pool.
-        end = type(session).invalidate if session.info.pop(_ABANDONED, False) else type(session).close
-        try:
-            with self._connections.wrap_driver_errors():
-                end(session)
-        except exc.DBAPIError as error:
-            logger.info("A step's session was closed after its connection was lost: %s", error.orig)
+        self.sessions.close(session)
 
     def run_user_writes(self, tx: Tx, writes: Sequence[Callable[[Session], object]], session: Session | None) -> None:
         """Run the writes that a step's body buffered with `StepTx.mutate`, in the transaction that commits the step."""
-        own = session or Session(tx.conn, join_transaction_mode="rollback_only", expire_on_commit=False)
-        for write in writes:
-            write(own)
-        own.flush()
-        if session is None:
-            own.close()  # does not end the transaction, which belongs to the step's commit
+        sessions.run_user_writes(tx.conn, writes, session)
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -448,33 +364,10 @@ class Store:
         except exc.IntegrityError as error:
             raise Superseded(str(error.orig)) from error
 
-    @staticmethod
-    def is_transient(error: BaseException) -> bool:
-        """Whether nothing was applied and a retry may succeed, as after a deadlock or a lost connection."""
-        if isinstance(error, exc.TimeoutError):  # of the application's pool
-            return True
-        return isinstance(error, exc.DBAPIError) and classify_fault(error) in (
-            Fault.RETRY,
-            Fault.CONNECTION_LOST,
-            Fault.NO_WRITES,
-        )
-
-    @staticmethod
-    def is_unique_violation(error: BaseException) -> bool:
-        """Whether a unique constraint was violated."""
-        return isinstance(error, exc.DBAPIError) and classify_fault(error) is Fault.UNIQUE
-
-    @staticmethod
-    def is_rejection(error: BaseException) -> bool:
-        """Whether the database rejects the transaction: a constraint, or an earlier error that was ignored in it."""
-        if isinstance(error, exc.DBAPIError):
-            return classify_fault(error) in (Fault.UNIQUE, Fault.CONSTRAINT)
-        return isinstance(error, exc.PendingRollbackError)
-
-    @staticmethod
-    def is_commit_in_doubt(error: BaseException) -> bool:
-        """Whether the connection was lost during a commit."""
-        return isinstance(error, _CommitInDoubt)
+    is_transient = staticmethod(faults.is_transient)
+    is_unique_violation = staticmethod(faults.is_unique_violation)
+    is_rejection = staticmethod(faults.is_rejection)
+    is_commit_in_doubt = staticmethod(faults.is_commit_in_doubt)
 
     def close(self) -> None:
         """Close all connections of the store. No other thread may be using it.
@@ -493,50 +386,9 @@ class Store:
             self._is_server_checked = True
 
 
-_THREAD = "celery_durable.thread"
-_DRIVER = "celery_durable.driver_connection"
-_ABANDONED = "celery_durable.is_abandoned"
-_CALLBACKS = "celery_durable.after_commit"
-
-
-def _run_callbacks(session: Session) -> None:
-    if not session.in_nested_transaction():  # releasing a savepoint is not a commit
-        callbacks, session.info[_CALLBACKS] = session.info[_CALLBACKS], []
-        for callback in callbacks:
-            callback()
-
-
-def _discard_callbacks(session: Session, ended: SessionTransaction) -> None:
-    if ended.parent is None:
-        session.info[_CALLBACKS] = []
-
-
-class _CommitInDoubt(Exception):
-    """The connection was lost during a commit, so the transaction may or may not have been applied."""
-
-    def __init__(self, cause: exc.DBAPIError) -> None:
-        self.cause = cause
-        super().__init__(str(cause.orig))
-
-
-def _log_commit_in_doubt(cause: exc.DBAPIError) -> None:
-    logger.warning("The outcome of a commit is unknown, looking it up: %s", cause)
-
-
 def _roll_back(transaction: sa.RootTransaction) -> None:
     try:
         transaction.rollback()
     except exc.DBAPIError as error:
         # The transaction ended with the connection. The caller raises the original error.
         logger.info("A rollback found the connection lost: %s", error.orig)
-
-
-_PORTS = {"postgresql": 5432, "mysql": 3306}
-
-
-def _identify_database(url: sa.URL) -> tuple[Any, ...]:
-    """Return the parts of a URL that name the database: not the driver, not the credentials."""
-    backend = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
-    if backend == "sqlite":
-        return backend, Path(url.database or "").resolve()
-    return backend, url.host, url.port or _PORTS.get(backend), url.database

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import sqlalchemy as sa
 
 from celery_durable.errors import SchemaIncomplete, SchemaOutdated
-from celery_durable.store import dialects
+from celery_durable.store import drivers
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION
 
@@ -140,7 +140,7 @@ def _migration_lock(connection: sa.Connection) -> Iterator[None]:
             connection.execute(set_timeout, {"value": lock_timeout})
             yield
         case "sqlite":
-            dialects.begin_immediate(connection)
+            drivers.begin_immediate(connection)
             yield
         case _:
             connection.execute(sa.select(sa.func.get_lock(_LOCK_NAME, _LOCK_TIMEOUT_SECONDS)))

@@ -69,7 +69,7 @@ def test_a_constraint_that_fails_at_the_commit_fails_the_step(world: World) -> N
 
 def test_a_session_of_the_application_gets_its_verbs_back(world: World) -> None:
     shared = scoped_session(sessionmaker(world.store.engine))
-    world.store.session_factory = shared
+    world.store.sessions.factory = shared
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):

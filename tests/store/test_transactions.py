@@ -433,7 +433,7 @@ def test_a_session_of_the_same_database_under_another_name_is_accepted(session_u
         store_url = store_url.replace("postgresql:", "postgresql+psycopg:")
     store = Store(store_url)
     with Session(sa.create_engine(session_url)) as session:
-        store._check_same_database(session)
+        store.sessions.check_same_database(session)
 
 
 # --- after_commit -------------------------------------------------------------------------------

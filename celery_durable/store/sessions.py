@@ -1,0 +1,155 @@
+"""Sessions: a step's own transaction (`StepTx.session`), and callbacks after the commit of a caller's transaction."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.orm import Session, SessionTransaction
+
+from celery_durable.errors import StoreMismatch
+from celery_durable.store import drivers
+from celery_durable.store.connections import Connections
+from celery_durable.store.dialects import Database
+from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, log_commit_in_doubt
+
+logger = logging.getLogger("celery_durable.store")
+
+_THREAD = "celery_durable.thread"
+_DRIVER = "celery_durable.driver_connection"
+_ABANDONED = "celery_durable.is_abandoned"
+_CALLBACKS = "celery_durable.after_commit"
+
+
+class StepSessions:
+    """The sessions of steps that are open in this process. ``factory`` is the application's; None for plain sessions.
+
+    On SQLite an open session holds the only write lock. So the threads with an open session are remembered there.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, factory: Callable[[], Session] | None, database: Database, connections: Connections
+    ) -> None:
+        self._engine, self.factory, self._database, self._connections = engine, factory, database, connections
+        self._threads_with_write_lock: set[int] = set()
+
+    @property
+    def is_write_locked(self) -> bool:
+        """Whether a session in this process holds SQLite's only write lock, so that a write would wait."""
+        return bool(self._threads_with_write_lock)
+
+    @property
+    def is_write_locked_by_this_thread(self) -> bool:
+        """Whether a session of the calling thread holds SQLite's only write lock, so that a write would never end."""
+        return threading.get_ident() in self._threads_with_write_lock
+
+    def open(self) -> Session:
+        """Open a session for a step's own transaction, with the store's isolation level."""
+        # Keeps the process at two connections: the one of this session, and the one that renews leases.
+        self._connections.release_kept()
+        if self.factory is None:
+            session = Session(self._engine, expire_on_commit=False)
+        else:
+            session = self.factory()
+            self.check_same_database(session)
+        if self._database.has_one_writer:
+            connection = session.connection()
+            drivers.begin_immediate(connection)
+            session.info[_DRIVER] = connection.connection.driver_connection
+            session.info[_THREAD] = threading.get_ident()
+            self._threads_with_write_lock.add(threading.get_ident())
+        elif self.factory is not None:
+            with self._connections.wrap_driver_errors():
+                session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        return session
+
+    def check_same_database(self, session: Session) -> None:
+        """Raise StoreMismatch if a session is bound to another database than the store."""
+        url = session.get_bind().engine.url
+        if _identify_database(url) != _identify_database(self._engine.url):
+            raise StoreMismatch(url.render_as_string(), self._engine.url.render_as_string())
+
+    def commit(self, session: Session) -> None:
+        """Commit a step's own transaction; raises CommitInDoubt."""
+        try:
+            type(session).commit(session)  # the session's own commit() is blocked for the step's body
+        except exc.DBAPIError as error:
+            if classify_fault(error) is Fault.CONNECTION_LOST:
+                log_commit_in_doubt(error)
+                # The lock ended with the connection.
+                self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
+                raise CommitInDoubt(error) from error
+            raise
+
+    @staticmethod
+    def abandon(session: Session) -> None:
+        """Take SQLite's write lock away from the session of a step whose body did not end in time.
+
+        The body's thread may still use the session, and gets an error at its next write. For other databases this does
+        nothing, because `close` rolls back.
+        """
+        if (driver := session.info.pop(_DRIVER, None)) is not None:
+            session.info[_ABANDONED] = True
+            drivers.roll_back_and_block_writes(driver)
+
+    def close(self, session: Session) -> None:
+        """Close a step's session, which rolls back what is not committed."""
+        self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
+        session.info.pop(_DRIVER, None)
+        # The session's own close() and invalidate() are blocked for authors, so they are called through its type. A
+        # connection whose writes were blocked must not go back to the pool.
+        end = type(session).invalidate if session.info.pop(_ABANDONED, False) else type(session).close
+        try:
+            with self._connections.wrap_driver_errors():
+                end(session)
+        except exc.DBAPIError as error:
+            logger.info("A step's session was closed after its connection was lost: %s", error.orig)
+
+
+def run_user_writes(
+    connection: sa.Connection, writes: Sequence[Callable[[Session], object]], session: Session | None
+) -> None:
+    """Run the writes of a step's body in the body's session, or without one on the connection of the step's commit."""
+    own = session or Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+    for write in writes:
+        write(own)
+    own.flush()
+    if session is None:
+        own.close()  # does not end the transaction, which belongs to the step's commit
+
+
+def after_commit(session: Session, callback: Callable[[], None]) -> None:
+    """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
+    if _CALLBACKS not in session.info:
+        # The listeners stay for the life of the session: one cannot be removed while it is being called.
+        event.listen(session, "after_commit", _run_callbacks)
+        event.listen(session, "after_transaction_end", _discard_callbacks)  # a rollback, or close() without one
+    session.info.setdefault(_CALLBACKS, []).append(callback)
+
+
+def _run_callbacks(session: Session) -> None:
+    if not session.in_nested_transaction():  # releasing a savepoint is not a commit
+        callbacks, session.info[_CALLBACKS] = session.info[_CALLBACKS], []
+        for callback in callbacks:
+            callback()
+
+
+def _discard_callbacks(session: Session, ended: SessionTransaction) -> None:
+    if ended.parent is None:
+        session.info[_CALLBACKS] = []
+
+
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+
+def _identify_database(url: sa.URL) -> tuple[Any, ...]:
+    """Return the parts of a URL that name the database: not the driver, not the credentials."""
+    backend = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
+    if backend == "sqlite":
+        return backend, Path(url.database or "").resolve()
+    return backend, url.host, url.port or _PORTS.get(backend), url.database
