@@ -3,6 +3,7 @@
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
+from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
 from celery_durable.model.public import CreateOptions, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     EXPORT_VERSION,
@@ -79,6 +80,7 @@ from celery_durable.model.states import (
     topic_event_type,
 )
 from celery_durable.model.times import EPOCH, duration_us, format_duration, from_us, iso, to_us
+from celery_durable.model.waits import OpenWait, TaskSendingStep
 
 __all__ = [
     "EPOCH",
@@ -117,6 +119,7 @@ __all__ = [
     "LogLine",
     "LogRecord",
     "OnLost",
+    "OpenWait",
     "Origin",
     "Outage",
     "OutboundEvent",
@@ -128,7 +131,9 @@ __all__ = [
     "PlannedStep",
     "Published",
     "ReceivedEvent",
+    "ReleaseOutcome",
     "RestartOrCreateResult",
+    "RunOutcome",
     "RunPlan",
     "RunRef",
     "RunRow",
@@ -140,6 +145,7 @@ __all__ = [
     "StepStatus",
     "StepType",
     "TaskReference",
+    "TaskSendingStep",
     "VersionedInstance",
     "Waiter",
     "WakeReason",

@@ -30,7 +30,7 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.operations.base import OperationsBase, Versions
-from celery_durable.store import instances, runs, scopes
+from celery_durable.store import instances, lifecycle, runs, scopes
 from celery_durable.store.engine import Tx
 
 IfExists = Literal["error", "return"]
@@ -207,7 +207,7 @@ class CreateOperations(OperationsBase):
                 return started(row, 1)
             if row.status not in restartable:
                 return RestartOrCreateResult("unchanged", instance_id, row.run_number, row.status), []
-            due = instances.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
+            due = lifecycle.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
             return started(row, due.ref.run_number)
 
         def was_applied(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]] | None:

@@ -17,9 +17,9 @@ from celery_durable.operations.continuations import (
     find_step,
     has_ended_run,
 )
-from celery_durable.store import instances, interventions, items, runs
+from celery_durable.store import interventions, items, lifecycle, run_events, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StoredEvent
+from celery_durable.store.run_events import StoredEvent
 
 _MAX_ACTOR_LENGTH = 255
 
@@ -175,7 +175,7 @@ class InterventionOperations(OperationsBase):
             raise _not_open(row, steps, step)
         if row.claim_token is not None:
             interventions.subtract_started_attempts(tx, row, excluding=step.step_key)
-        due = instances.reclaim(tx, row, grace=self._grace)
+        due = lifecycle.reclaim(tx, row, grace=self._grace)
         return row, step, [] if due is None else [due]
 
     def _continue_in_new_run(
@@ -187,7 +187,7 @@ class InterventionOperations(OperationsBase):
         if not has_ended_run(row, source, step):
             raise _not_open(row, source.steps, step)
         continuation = build_continuation_after(row, source, step)
-        due = instances.restart(
+        due = lifecycle.restart(
             tx,
             row,
             grace=self._grace,
@@ -244,7 +244,7 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
             return
         case StepType.WAIT:
             type_, payload = step.wait_event_type or "", intervention.result or "null"
-            sent = instances.insert_event(tx, row, type_=type_, payload=payload, event_id=intervention.event_id)
+            sent = run_events.insert_event(tx, row, type_=type_, payload=payload, event_id=intervention.event_id)
             assert sent is not None
             event = StoredEvent(sent.seq, type_, payload, sent.created_at)
     interventions.complete_step(tx, row, step, event=event, result=result, commit_id=intervention.commit_id)

@@ -23,7 +23,7 @@ from celery_durable.model import (
     is_task_event_type,
 )
 from celery_durable.operations.base import OperationsBase, Versions, require_possible_id
-from celery_durable.store import answers, instances, task_answers
+from celery_durable.store import answers, instances, lifecycle, run_events, task_answers
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.task_answers import AnswerOutcome
@@ -51,7 +51,7 @@ class LifecycleOperations(OperationsBase):
 
         def work(tx: Tx) -> RunRef | None:
             row = self._lock_unfinished(tx, workflow, instance_id, "pause", if_version)
-            return row.ref if instances.pause(tx, row) else None
+            return row.ref if lifecycle.pause(tx, row) else None
 
         ref = self._store.transact(work)
         if ref is not None:
@@ -73,10 +73,10 @@ class LifecycleOperations(OperationsBase):
         def work(tx: Tx) -> list[DueRun]:
             row = self._lock_row(tx, workflow, instance_id, if_version)
             if row.status is Status.PAUSED:
-                due = instances.resume(tx, row, grace=self._grace)
+                due = lifecycle.resume(tx, row, grace=self._grace)
                 return [] if due is None else [due]
             if row.pause_requested:
-                instances.cancel_pause_request(tx, row)
+                lifecycle.cancel_pause_request(tx, row)
             return []
 
         self._publish_runs(self._store.transact(work))
@@ -103,7 +103,7 @@ class LifecycleOperations(OperationsBase):
             row = self._lock_unfinished(tx, workflow, instance_id, "wake", None)
             if row.status is Status.PAUSED or row.claim_token is not None:
                 return []
-            return [instances.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._grace)]
+            return [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._grace)]
 
         due_runs = self._store.transact(work)
         self._publish_runs(due_runs)
@@ -137,7 +137,7 @@ class LifecycleOperations(OperationsBase):
             answers.lock_parent(tx, parent)
             row = self._lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
             target_run[:] = [row.run_number]
-            instances.terminate(tx, row, reason=reason)
+            lifecycle.terminate(tx, row, reason=reason)
             if parent is None:
                 return True, []
             payload = values.encode_termination_answer(workflow, instance_id, reason)
@@ -232,18 +232,18 @@ class LifecycleOperations(OperationsBase):
         )
         text = values.encode(payload, what=f"Payload of event {type_!r}", limits=self._settings.limits)
 
-        sent: list[instances.InsertedEvent | None] = []
+        sent: list[run_events.InsertedEvent | None] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
             row = self._lock_row(tx, workflow, instance_id, if_version)
             if row.status.is_terminal:
                 sent[:] = [None]
-                if id is not None and instances.has_event(tx, row, event_id=event_id):
+                if id is not None and run_events.has_event(tx, row, event_id=event_id):
                     return False, []  # a client that missed the first response repeats its request
                 raise InstanceTerminal(workflow, instance_id, row.status, "send an event to")
-            sent[:] = [instances.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
-            if sent[0] is not None and instances.is_awaited(tx, row, type_):
-                return True, [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace)]
+            sent[:] = [run_events.insert_event(tx, row, type_=type_, payload=text, event_id=event_id)]
+            if sent[0] is not None and run_events.is_awaited(tx, row, type_):
+                return True, [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace)]
             return sent[0] is not None, []
 
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
@@ -251,7 +251,7 @@ class LifecycleOperations(OperationsBase):
             inserted = sent[0]
             if inserted is None:
                 return False, []  # accepted before, so nothing was to be written
-            is_committed = instances.is_event_committed(tx, row, inserted, event_id=event_id)
+            is_committed = run_events.is_event_committed(tx, row, inserted, event_id=event_id)
             return (True, [DueRun(row.ref, row.queue)]) if is_committed else None
 
         def notify_and_wake(due_runs: list[DueRun]) -> None:

@@ -13,7 +13,7 @@ from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, Out
 from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
 from celery_durable.operations.base import OperationsBase, Versions
 from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
-from celery_durable.store import instances, labels, runs
+from celery_durable.store import instances, labels, lifecycle, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import Continuation
 
@@ -172,7 +172,7 @@ class RewindOperations(OperationsBase):
             row = self._lock_row(tx, workflow, instance_id, if_version)
             found = continuation(tx, row)
             plan = self._plan(row) if found is None else found.plan
-            return instances.restart(
+            return lifecycle.restart(
                 tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, continuation=found
             )
 

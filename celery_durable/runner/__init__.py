@@ -25,7 +25,17 @@ from celery_durable.errors import (
     WorkflowOutputInvalid,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import Claim, DueRun, OutboxMessage, RunRef, Status, WorkflowEvent, WorkflowKind
+from celery_durable.model import (
+    Claim,
+    DueRun,
+    OutboxMessage,
+    ReleaseOutcome,
+    RunOutcome,
+    RunRef,
+    Status,
+    WorkflowEvent,
+    WorkflowKind,
+)
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.completion_messages import CompletionMessages
 from celery_durable.runner.execution_context import Environment, ExecutionContext
@@ -43,7 +53,6 @@ from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.step import Step
 from celery_durable.store import claims, step_rows
-from celery_durable.store.claims import ReleaseOutcome, RunOutcome
 from celery_durable.store.engine import Store
 from celery_durable.store.watchdog import LOAD, PASS
 

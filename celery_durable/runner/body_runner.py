@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, StepCommitConflict, StepResultInvalid, ValueRefused
-from celery_durable.model import LogLevel, StepRow, StepStatus
+from celery_durable.model import LogLevel, OpenWait, StepRow, StepStatus
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_attempt import AttemptOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
@@ -18,7 +18,6 @@ from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted, SessionLock, StepExecution, decode_result
 from celery_durable.runtime import ConcurrentBody
 from celery_durable.step import BodyCall, StepTx, TxBuffer, restore_transaction_control
-from celery_durable.store.claims import OpenWait
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
 MAX_BODY_RERUNS = 3

@@ -12,8 +12,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, OutboxMessage, RunRef, Status
-from celery_durable.store.claims import RunOutcome
+from celery_durable.model import Claim, OutboxMessage, RunOutcome, RunRef, Status
 from celery_durable.values import PayloadLimits
 
 logger = logging.getLogger("celery_durable.runner")

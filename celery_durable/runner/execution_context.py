@@ -16,7 +16,7 @@ from celery_durable import notify, values
 from celery_durable.ancestry import AncestorRun, Ancestry
 from celery_durable.config import Settings
 from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend, ValueRefused
-from celery_durable.model import DueRun, LogLevel, LogLine, OutboxMessage, StepRow, StepStatus, StepType
+from celery_durable.model import DueRun, LogLevel, LogLine, OpenWait, OutboxMessage, StepRow, StepStatus, StepType
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.run_limits import RunLimits
@@ -26,7 +26,6 @@ from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted, Race, RaceWon, StepExecution
 from celery_durable.runtime import Runtime
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
-from celery_durable.store.claims import OpenWait
 from celery_durable.store.engine import Store
 from celery_durable.store.step_rows import StepWrite
 

@@ -18,7 +18,7 @@ from celery_durable.runner.lease import Lease
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import StepLog, StepTx, TxBuffer, restore_transaction_control
-from celery_durable.store import step_rows
+from celery_durable.store import run_events
 from celery_durable.store.step_rows import RunState
 
 _PLAIN = values.Codec()
@@ -142,7 +142,7 @@ class Handlers:
         """Read the event that the step received, for its handler; None if it received none."""
         if row.event_seq is None:
             return None
-        query = functools.partial(step_rows.read_event, claim=self._lease.claim, seq=row.event_seq)
+        query = functools.partial(run_events.read_event, claim=self._lease.claim, seq=row.event_seq)
         found = self._env.store.transact(query, is_single_statement=True)
         return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
 

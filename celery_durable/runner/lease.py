@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from celery_durable.errors import PassStalled, Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims, step_rows
+from celery_durable.store import claims, leases, releases, run_logs
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.watchdog import LOOP, PASS
 
@@ -187,7 +187,7 @@ class LeaseRenewer:
         changed = {token: step for token, step in running.items() if step != held[token].recorded_step}
         try:
             renewal = self._store.transact(
-                lambda tx: claims.renew(tx, claims_to_renew, lease=self._length, running=changed), timeouts=LOOP
+                lambda tx: leases.renew(tx, claims_to_renew, lease=self._length, running=changed), timeouts=LOOP
             )
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
             logger.warning("The leases of %d instances could not be renewed; the next try follows: %s", len(held), exc)
@@ -208,5 +208,5 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
     """
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
-    step_rows.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
-    claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)
+    run_logs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
+    releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

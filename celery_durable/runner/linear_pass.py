@@ -28,6 +28,9 @@ from celery_durable.model import (
     DueRun,
     LogLevel,
     LogLine,
+    OpenWait,
+    ReleaseOutcome,
+    RunOutcome,
     Status,
     StepRow,
     StepStatus,
@@ -40,8 +43,8 @@ from celery_durable.runner.step_attempt import PassOver, Raised, Returned, StepA
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runtime import ConcurrentBody
-from celery_durable.store import step_rows
-from celery_durable.store.claims import GuardResult, OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store import run_events
+from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState, StepWrite
 
@@ -175,9 +178,9 @@ class LinearPass:
         assert type_ is not None
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            event = step_rows.find_oldest_event(tx, self._lease.claim, type_, deadline=due_at)
+            event = run_events.find_oldest_event(tx, self._lease.claim, type_, deadline=due_at)
             if event is not None:
-                step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
+                run_events.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
                 return [replace(self._build_ready_write(row, event.seq), commit_id=commit_id)]
             return [replace(self._build_running_write(row), commit_id=commit_id)] if due_at <= guard_result.now else []
 
@@ -362,10 +365,10 @@ class LinearPass:
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
-            event = step_rows.find_oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + wait_length)
+            event = run_events.find_oldest_event(tx, self._lease.claim, type_, deadline=guard_result.now + wait_length)
             if event is None:
                 return [waiting_write]
-            step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
+            run_events.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)
             return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]
 
         self._commit(

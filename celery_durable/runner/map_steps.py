@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import StepRow, StepStatus, task_event_type
+from celery_durable.model import OpenWait, StepRow, StepStatus, TaskSendingStep, task_event_type
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.remote_steps import find_task_name
@@ -21,9 +21,9 @@ from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import MapCall
 from celery_durable.store import items
-from celery_durable.store.claims import GuardResult, OpenWait
+from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import FailedItem, RetryDecision, TaskSendingStep
+from celery_durable.store.items import FailedItem, RetryDecision
 from celery_durable.store.step_rows import StepWrite
 
 
@@ -169,4 +169,4 @@ def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]
 
 
 def _wait_for_items(map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
-    return OpenWait(due_at, is_satisfied=lambda tx, now: items.needs_pass(tx, map_step, now=now))
+    return OpenWait(due_at, map_step=map_step)

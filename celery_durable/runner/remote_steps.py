@@ -11,8 +11,10 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.model import (
+    OpenWait,
     StepRow,
     StepStatus,
+    TaskSendingStep,
     child_event_type,
     derive_id,
     parse_child_event_type,
@@ -28,10 +30,10 @@ from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runner.waits import BuildWrite, WaitSpec, WaitSteps, recorded_waits
 from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store import items
-from celery_durable.store.claims import GuardResult, OpenWait
+from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import TaskSendingStep
-from celery_durable.store.step_rows import StepWrite, StoredEvent
+from celery_durable.store.run_events import StoredEvent
+from celery_durable.store.step_rows import StepWrite
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)

@@ -28,7 +28,7 @@ from celery_durable.errors import (
     StepTimeout,
     Suspend,
 )
-from celery_durable.model import EPOCH, LogLevel, ReceivedEvent, StepRow, StepStatus, StepType, from_us
+from celery_durable.model import EPOCH, LogLevel, OpenWait, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.body_runner import BodyRunner
 from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext, encode_log_data
@@ -38,7 +38,6 @@ from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import CallFingerprint, Race, RaceWon, StepExecution, decode_result
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
-from celery_durable.store.claims import OpenWait
 from celery_durable.values import Codec, Duration
 
 V = TypeVar("V", bound=Callable[..., Any])

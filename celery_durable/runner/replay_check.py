@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
-from celery_durable.model import LogLine, RunRef, Status, StepRow
+from celery_durable.model import LogLine, OpenWait, ReleaseOutcome, RunOutcome, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
@@ -22,7 +22,6 @@ from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.step_commit import Committer
 from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.step import StepCall
-from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
 from celery_durable.store.step_rows import StepWrite
 
 _KEEP_STEPS = (

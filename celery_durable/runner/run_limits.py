@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, StepRow, StepStatus, StepType, format_duration
-from celery_durable.store import items, step_rows
-from celery_durable.store.claims import OpenWait
+from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType, format_duration
+from celery_durable.store import items, run_events
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState
 
@@ -63,7 +62,7 @@ class RunLimits:
             return False
         if row.type is StepType.MAP:
             return items.are_all_finished(tx, self._claim.pk, self._claim.ref.run_number, row.step_key)
-        return step_rows.find_oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
+        return run_events.find_oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
 
 
 def find_waiting_start(row: StepRow) -> datetime:

@@ -21,7 +21,20 @@ from celery_durable.errors import (
     Superseded,
     TooManyLabels,
 )
-from celery_durable.model import Claim, DueRun, LogLine, OutboxMessage, RunRef, Status, StepRow, StepStatus, StepType
+from celery_durable.model import (
+    Claim,
+    DueRun,
+    LogLine,
+    OpenWait,
+    OutboxMessage,
+    ReleaseOutcome,
+    RunOutcome,
+    RunRef,
+    Status,
+    StepRow,
+    StepStatus,
+    StepType,
+)
 from celery_durable.runner import step_effects
 from celery_durable.runner.completion_messages import CompletionMessages, build_child_answer
 from celery_durable.runner.lease import Lease
@@ -29,8 +42,21 @@ from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_effects import StepEffectFailed, StepEffects
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import answers, claims, instances, items, labels, outbox, step_rows, topic_waits
-from celery_durable.store.claims import GuardResult, OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store import (
+    answers,
+    claims,
+    instances,
+    items,
+    labels,
+    lifecycle,
+    outbox,
+    releases,
+    run_events,
+    run_logs,
+    step_rows,
+    topic_waits,
+)
+from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.step_rows import StepWrite
 from celery_durable.store.watchdog import PASS
@@ -225,7 +251,7 @@ class Committer:
             writes = step_commit.writes if step_commit.decide is None else step_commit.decide(tx, guard_result)
             rows = [self._write_row(tx, guard_result, write) for write in writes]
         self._merge_labels(tx, step_commit)
-        step_rows.write_logs(tx, self.claim, guard_result, step_commit.logs, remaining=self._remaining_logs)
+        run_logs.write_logs(tx, self.claim, guard_result, step_commit.logs, remaining=self._remaining_logs)
         self.published.flush(tx)
         outbox.insert(
             tx,
@@ -248,7 +274,7 @@ class Committer:
             released = self._suspend(tx, guard_result, waits)
         messages = tuple(step_commit.messages)
         if step_commit.run_outcome is not None:
-            claims.end_run(tx, self.claim, step_commit.run_outcome)
+            releases.end_run(tx, self.claim, step_commit.run_outcome)
             messages += self._insert_messages(tx, self._completion_messages.build(step_commit.run_outcome))
             due_runs += self._answer_parent(tx, step_commit.run_outcome)
         if released is ReleaseOutcome.DUE:
@@ -363,7 +389,7 @@ class Committer:
         event_type: str,
         topic: str | None,
         deadline: Callable[[GuardResult], datetime],
-        write: Callable[[GuardResult, step_rows.StoredEvent | None], list[StepWrite]],
+        write: Callable[[GuardResult, run_events.StoredEvent | None], list[StepWrite]],
         logs: list[LogLine],
         key: str,
         commit_id: str,
@@ -385,12 +411,12 @@ class Committer:
             with self._store.conflict_as_superseded():
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
                 until = deadline(guard_result)
-                event = step_rows.find_oldest_event(tx, self.claim, event_type, deadline=until)
+                event = run_events.find_oldest_event(tx, self.claim, event_type, deadline=until)
                 writes = write(guard_result, event)
                 if writes:
                     self._run_limits.reset_suspension()
                 if event is not None:
-                    step_rows.consume(tx, self.claim, guard_result, event, key=key)
+                    run_events.consume(tx, self.claim, guard_result, event, key=key)
                 rows = [self._write_row(tx, guard_result, each) for each in writes]
                 if message_id_to_cancel is not None and event is None and until <= guard_result.now:
                     outbox.delete(tx, [message_id_to_cancel])
@@ -399,7 +425,7 @@ class Committer:
                     topic_waits.open_wait(tx, self.claim, guard_result, key=key, topic=topic)
                 elif topic is not None and writes:
                     topic_waits.close_wait(tx, self.claim, key=key)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
+            run_logs.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
             self.published.flush(tx)
             is_open = not writes or not writes[0].is_finished
             released = None
@@ -435,11 +461,11 @@ class Committer:
 
     def _suspend(self, tx: Tx, guard_result: GuardResult, waits: list[OpenWait]) -> ReleaseOutcome:
         if not self._is_start_recorded:
-            claims.mark_started(tx, self.claim)
+            releases.mark_started(tx, self.claim)
         if not waits:
-            return claims.release(tx, self.claim, guard_result, grace=self._grace)
+            return releases.release(tx, self.claim, guard_result, grace=self._grace)
         waits = [*waits, *self._run_limits.deadlines(guard_result.now)]
-        return claims.suspend(tx, self.claim, guard_result, waits, grace=self._grace)
+        return releases.suspend(tx, self.claim, guard_result, waits, grace=self._grace)
 
     def release(
         self,
@@ -459,7 +485,7 @@ class Committer:
             guard_result = claims.guard(tx, self.claim, lease=self._lease.length, resets_crash_count=must_reset)
             for write in writes:
                 step_rows.write_step(tx, self.claim, guard_result, write)
-            step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
+            run_logs.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
             self.published.flush(tx)
             return self._suspend(tx, guard_result, waits)
 
@@ -489,7 +515,7 @@ class Committer:
             # id's entry after the guard would deadlock with a transaction that holds the entry and waits for the row.
             row = instances.lock(tx, self.claim.ref.workflow, self.claim.ref.instance_id)
             claims.guard(tx, self.claim, lease=self._lease.length)
-            instances.terminate(tx, row, reason=reason)
+            lifecycle.terminate(tx, row, reason=reason)
             self._insert_messages(tx, messages)
             return _EndResult(self._answer_parent(tx, run_outcome, reason=reason))
 
@@ -498,15 +524,15 @@ class Committer:
     def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:
         """End the run with ``run_outcome``, and send its completion messages."""
         messages = self._completion_messages.build(run_outcome)
-        needs_guard = bool(logs or self.published.has_pending)  # otherwise `claims.end_run` checks the token
+        needs_guard = bool(logs or self.published.has_pending)  # otherwise `releases.end_run` checks the token
 
         def work(tx: Tx) -> _EndResult:
             answers.lock_parent(tx, self.claim.parent)
             if needs_guard:
                 guard_result = claims.guard(tx, self.claim, lease=self._lease.length)
-                step_rows.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
+                run_logs.write_logs(tx, self.claim, guard_result, logs, remaining=self._remaining_logs)
                 self.published.flush(tx)
-            claims.end_run(tx, self.claim, run_outcome)
+            releases.end_run(tx, self.claim, run_outcome)
             self._insert_messages(tx, messages)
             return _EndResult(self._answer_parent(tx, run_outcome))
 

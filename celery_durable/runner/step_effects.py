@@ -17,7 +17,7 @@ from celery_durable.errors import (
 from celery_durable.model import Claim, DueRun, Parent, RunRef, WakeReason
 from celery_durable.runtime import Runtime
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import emissions, instances
+from celery_durable.store import emissions, instances, lifecycle, run_events
 from celery_durable.store.engine import Tx
 
 
@@ -113,12 +113,12 @@ class StepEffects:
                 raise StepEffectFailed(
                     InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")
                 )
-            sent = instances.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
+            sent = run_events.insert_event(tx, row, type_=event.type, payload=payload, event_id=event.event_id)
             if sent is None:
                 continue
             received.append(notify.AcceptedEvent(row.ref, event.type, event.event_id))
-            if instances.is_awaited(tx, row, event.type):
-                due_runs.append(instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace))
+            if run_events.is_awaited(tx, row, event.type):
+                due_runs.append(lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace))
         return due_runs
 
     def emit(self, tx: Tx, requests: Sequence[NewEmission]) -> None:

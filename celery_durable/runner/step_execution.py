@@ -14,10 +14,9 @@ from typing import Any
 
 from celery_durable.definitions import StepFunction
 from celery_durable.errors import Interruption, StepResultInvalid
-from celery_durable.model import StepRow
+from celery_durable.model import OpenWait, StepRow
 from celery_durable.replay_state import StepEntry
 from celery_durable.step import BodyCall, StepCall, TxBuffer
-from celery_durable.store.claims import OpenWait
 from celery_durable.values import Codec, StepPolicy, ValidationFailed
 
 logger = logging.getLogger("celery_durable.runner")

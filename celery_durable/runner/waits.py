@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from celery_durable import values
-from celery_durable.model import StepRow, StepStatus, topic_event_type
+from celery_durable.model import OpenWait, StepRow, StepStatus, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import StepExecution
 from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
-from celery_durable.store import step_rows
-from celery_durable.store.claims import GuardResult, OpenWait
-from celery_durable.store.step_rows import StepWrite, StoredEvent
+from celery_durable.store import run_events
+from celery_durable.store.claims import GuardResult
+from celery_durable.store.run_events import StoredEvent
+from celery_durable.store.step_rows import StepWrite
 from celery_durable.values import Codec, ValidationFailed
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
@@ -170,7 +171,7 @@ class WaitSteps:
         check = self._context.env.store.transact
         found = self._context.run_or_interrupt(
             lambda: check(
-                lambda tx: step_rows.find_oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
+                lambda tx: run_events.find_oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE),
                 is_single_statement=True,
             )
         )

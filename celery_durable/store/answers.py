@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, InstanceRow, Parent, StepStatus, StepType, WakeReason
-from celery_durable.store import instances
+from celery_durable.store import instances, lifecycle, run_events
 from celery_durable.store.engine import Store, Tx, param, statement
 
 
@@ -101,10 +101,10 @@ def store_answer(
     )
     if row.status.is_terminal or not is_unanswered:
         return None
-    instances.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
+    run_events.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
     # If a worker holds the claim, it finds the event itself. Only a suspended run must be made due.
-    is_suspended = instances.is_awaited(tx, row, waiting_step.event_type)
-    return [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_suspended else []
+    is_suspended = run_events.is_awaited(tx, row, waiting_step.event_type)
+    return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_suspended else []
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:

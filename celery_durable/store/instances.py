@@ -6,7 +6,6 @@ Every change locks the instance's row first, and then decides from what it reads
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,16 +14,12 @@ import sqlalchemy as sa
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
-    TERMINAL,
     Child,
-    DueRun,
     InstanceRow,
     Parent,
     ParentStep,
     RunPlan,
-    RunRef,
     Status,
-    StepStatus,
     VersionedInstance,
     WakeReason,
     WorkflowKind,
@@ -32,15 +27,14 @@ from celery_durable.model import (
     from_us,
     to_us,
 )
-from celery_durable.store import dialects, labels, runs, topic_waits
-from celery_durable.store.claims import RELEASED
+from celery_durable.store import dialects, labels, runs
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.runs import Continuation
 from celery_durable.store.step_rows import from_us_or_none
 
 STARTING, RESUMING = 1, 0
 """The priorities of runs. A sweep publishes resumed runs first, then new runs."""
-_REPLAY = RunPlan()
+REPLAY = RunPlan()
 
 
 # --- insert -------------------------------------------------------------------------------------
@@ -86,7 +80,7 @@ def insert(
     queue: str,
     grace: timedelta,
     commit_id: str,
-    plan: RunPlan = _REPLAY,
+    plan: RunPlan = REPLAY,
     run_at: datetime | None = None,
     parent: Parent | None = None,
     continuation: Continuation | None = None,
@@ -266,261 +260,3 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         created_at=from_us(row.created_at),
         updated_at=from_us(row.updated_at),
     )
-
-
-# --- changes of state, under the lock -----------------------------------------------------------
-
-
-def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
-    i = tx.t.instance
-    tx.execute(
-        sa.update(i).where(i.c.id == row.pk).values(version=i.c.version + 1, updated_at=tx.store.clock(), **values)
-    )
-
-
-def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timedelta) -> DueRun:
-    """Make the instance due now, and return its run for the caller to publish after the commit.
-
-    If the caller does not publish it, the sweep does after ``grace``.
-    """
-    now = tx.store.clock()
-    _update(
-        tx,
-        row,
-        status=Status.ACTIVE.value,
-        run_at=now,
-        next_check_at=now + duration_us(grace),
-        sent_at=now,
-        dispatch_count=0,
-        wake_reason=wake_reason.value,
-        priority=RESUMING,
-    )
-    return DueRun(row.ref, row.queue)
-
-
-def pause(tx: Tx, row: InstanceRow) -> bool:
-    """Pause the instance, or request a pause if a worker holds it. Returns whether this call paused it.
-
-    The worker reads the request under its next guard, and the instance becomes paused when the worker releases it.
-    """
-    if row.claim_token is not None:
-        _update(tx, row, pause_requested=True)
-    elif row.status is not Status.PAUSED:
-        _update(tx, row, status=Status.PAUSED.value, next_check_at=None, sent_at=None)
-        return True
-    return False
-
-
-def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
-    """End a pause and make the instance due now, so that a pass checks what happened meanwhile. Returns the run.
-
-    A run that has not started keeps its start time. If that lies in the future, this returns None.
-    """
-    now = read_clock(tx)
-    if row.priority == STARTING and row.run_at is not None and row.run_at > now:
-        _update(tx, row, status=Status.WAITING.value, next_check_at=to_us(row.run_at), sent_at=None)
-        return None
-    return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
-
-
-def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
-    """Cancel a requested pause."""
-    _update(tx, row, pause_requested=False)
-
-
-def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
-    """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect."""
-    _update(
-        tx,
-        row,
-        **RELEASED,
-        status=Status.TERMINATED.value,
-        run_at=None,
-        next_check_at=None,
-        sent_at=None,
-        pause_requested=False,
-        retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
-    )
-    r = tx.t.run
-    tx.execute(
-        sa.update(r)
-        .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        .values(
-            completed_at=tx.store.clock(), reason=reason or r.c.reason
-        )  # without a new reason, keep the reason of the restart
-    )
-    st = tx.t.step
-    open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
-    tx.execute(
-        sa.update(st)
-        .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.status.in_(open_))
-        .values(status=StepStatus.CANCELLED.value)
-    )
-    topic_waits.close_all(tx, row.pk)
-
-
-def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
-    """Take the instance from the worker that holds its claim, and make it due now.
-
-    Returns None if the instance is paused, or if a pause was requested: then it is paused.
-    """
-    is_paused = row.status is Status.PAUSED or row.pause_requested
-    now = tx.store.clock()
-    _update(
-        tx,
-        row,
-        **RELEASED,
-        status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
-        run_at=now,
-        next_check_at=None if is_paused else now + duration_us(grace),
-        sent_at=None if is_paused else now,
-        wake_reason=WakeReason.RESUME.value,
-        priority=RESUMING,
-        dispatch_count=0,
-        crash_count=0,
-        pause_requested=False,
-    )
-    return None if is_paused else DueRun(row.ref, row.queue)
-
-
-def restart(
-    tx: Tx,
-    row: InstanceRow,
-    *,
-    grace: timedelta,
-    commit_id: str,
-    reason: str | None,
-    plan: RunPlan = _REPLAY,
-    continuation: Continuation | None = None,
-) -> DueRun:
-    """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
-
-    ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state
-    that a rewind starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
-    """
-    r, now = tx.t.run, tx.store.clock()
-    params = tx.execute(
-        sa.select(r.c.params).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-    ).scalar_one()
-    if row.status not in TERMINAL:
-        tx.execute(
-            sa.update(r)
-            .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-            .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
-        )
-    topic_waits.close_all(tx, row.pk)
-    number = row.run_number + 1
-    _update(
-        tx,
-        row,
-        **RELEASED,
-        kind=plan.kind.value,
-        run_number=number,
-        status=Status.ACTIVE.value,
-        run_at=now,
-        next_check_at=now + duration_us(grace),
-        sent_at=now,
-        wake_reason=WakeReason.START.value,
-        priority=STARTING,
-        dispatch_count=0,
-        crash_count=0,
-        pause_requested=False,
-        retention_until=None,
-    )
-    # The new run records the reason too. A run that had ended keeps its own.
-    runs.insert(
-        tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, continuation=continuation
-    )
-    return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
-
-
-# --- events -------------------------------------------------------------------------------------
-
-
-@statement
-def _bump_version(s: Store) -> Any:
-    i = s.tables.instance
-    return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
-
-
-@statement
-def _insert_event(s: Store) -> Any:
-    i, e = s.tables.instance.c, s.tables.event
-    values = {
-        "instance_pk": param("pk", sa.BigInteger),
-        "run_number": param("run", sa.Integer),
-        "seq": sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery(),
-        "event_id": param("event_id", sa.String),
-        "type": param("type", sa.String),
-        "payload": param("payload", sa.Text),
-        "created_at": s.clock(),
-    }
-    once = dialects.insert_or_nothing(s.database, e, values, ("instance_pk", "run_number", "event_id"))
-    return once.returning(e.c.seq, e.c.created_at)
-
-
-_WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
-
-
-@statement
-def _find_open_wait(s: Store) -> Any:
-    st = s.tables.step.c
-    live = (
-        st.instance_pk == param("pk"),
-        st.run_number == param("run"),
-        st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
-        st.wait_event_type == param("type"),
-        st.wake_at > s.clock(),
-    )
-    return dialects.bypass_snapshot(s.database, sa.select(st.step_key).where(*live).limit(1))
-
-
-@dataclass(frozen=True, slots=True)
-class InsertedEvent:
-    """An event that `insert_event` inserted. `is_event_committed` tells it from another event with the same id."""
-
-    run_number: int
-    seq: int
-    created_us: int
-
-    @property
-    def created_at(self) -> datetime:
-        return from_us(self.created_us)
-
-
-def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
-    """Store an event for the current run. Returns None if an event with this id was accepted before.
-
-    Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
-    INSERT itself reads the version. An earlier SELECT could be outdated in a caller's REPEATABLE READ session.
-    """
-    tx.run(_bump_version, pk=row.pk)
-    inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
-    new = inserted.first()
-    return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
-
-
-def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
-    """Return whether the current run has an event with this id."""
-    e = tx.t.event.c
-    same_event = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
-    return tx.execute(sa.select(e.seq).where(*same_event).limit(1)).first() is not None
-
-
-def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_id: str) -> bool:
-    """Return whether the transaction that inserted this event was committed, after a commit in doubt."""
-    e = tx.t.event.c
-    same_event = (
-        e.run_number == sent.run_number,
-        e.seq == sent.seq,
-        e.created_at == sent.created_us,
-        e.event_id == event_id,
-    )
-    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *same_event)).first() is not None
-
-
-def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
-    """Return whether the suspended run waits for this event type. A wait whose deadline has passed does not count."""
-    if row.status is not Status.WAITING or row.claim_token is not None:
-        return False
-    return tx.run(_find_open_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None

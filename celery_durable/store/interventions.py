@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import AuditRecord, ErrorInfo, InstanceRow, StepRow, StepStatus, from_us, iso, to_us
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StoredEvent
+from celery_durable.store.run_events import StoredEvent
 
 
 def complete_step(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,10 +22,9 @@ from celery_durable.model import (
     ItemCounts,
     ItemRef,
     ItemStatus,
-    OnLost,
     OutboxMessage,
-    RunRef,
     TaskReference,
+    TaskSendingStep,
     from_us,
     task_id,
     to_us,
@@ -38,33 +37,13 @@ from celery_durable.values import build_replying_task_message, read_task_route
 _OPEN = [status.value for status in OPEN_ITEMS]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSendingStep:
-    """A map or task step of a run: a step that sends Celery tasks.
-
-    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
-    """
-
-    workflow: str
-    instance_id: str
-    pk: int
-    run_number: int
-    step_key: str
-    timeout: timedelta
-    max_concurrency: int | None = None
-    on_lost: OnLost = "resend"
-
-    @property
-    def ref(self) -> RunRef:
-        return RunRef(self.workflow, self.instance_id, self.run_number)
-
-    @property
-    def key_parameters(self) -> dict[str, Any]:
-        return {"pk": self.pk, "run": self.run_number, "key": self.step_key}
+def key_parameters(step: TaskSendingStep) -> dict[str, Any]:
+    """Return the parameters of `step_conditions`."""
+    return {"pk": step.pk, "run": step.run_number, "key": step.step_key}
 
 
 def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Conditions for the items of the step that `TaskSendingStep.key_parameters` names."""
+    """Conditions for the items of the step that `key_parameters` names."""
     item = s.tables.item.c
     return [
         item.instance_pk == param("pk", sa.BigInteger),
@@ -112,7 +91,7 @@ def insert(tx: Tx, step: TaskSendingStep, bodies: Sequence[str]) -> None:
         for position, body in enumerate(bodies)
         if position not in kept
     ]
-    tx.run_many(_insert, [step.key_parameters | each for each in new])
+    tx.run_many(_insert, [key_parameters(step) | each for each in new])
 
 
 # --- send ---------------------------------------------------------------------------------------
@@ -171,7 +150,7 @@ _MAX_INTEGER = 2**31 - 1
 def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
     """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
     limit = _MAX_INTEGER if limit is None else max(limit, 0)
-    found = tx.run(_select_ready, **step.key_parameters, limit=limit).all() if limit else []
+    found = tx.run(_select_ready, **key_parameters(step), limit=limit).all() if limit else []
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
@@ -183,7 +162,7 @@ def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> l
             )
         )
         marks.append(
-            step.key_parameters
+            key_parameters(step)
             | {"position": row.position}
             | _attempt_values(row.task, reference, attempt, now=now, step=step)
         )
@@ -245,7 +224,7 @@ def _update_parameters(
 ) -> dict[str, Any]:
     due_us = None if due_at is None else to_us(due_at)
     new = {"new_status": status.value, "new_attempts": attempts, "new_due_us": due_us, "new_answer": answer}
-    return step.key_parameters | {"position": position} | new
+    return key_parameters(step) | {"position": position} | new
 
 
 # --- decide on failed items, in a pass ----------------------------------------------------------
@@ -302,7 +281,7 @@ class MapState:
 
 def read_map_state(tx: Tx, step: TaskSendingStep, *, now: datetime) -> MapState:
     """Count the items of a map, and find its next timer."""
-    rows = {row.status: row for row in tx.run(_count_by_status, **step.key_parameters, now_us=to_us(now))}
+    rows = {row.status: row for row in tx.run(_count_by_status, **key_parameters(step), now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
     return MapState(
         sent=sum(row.n for status, row in rows.items() if status == ItemStatus.SENT.value),
@@ -322,7 +301,7 @@ class FailedItem:
 
 def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
     """Lock and return the items that have failed or timed out."""
-    rows = tx.run(_select_failed_items, **step.key_parameters, now_us=to_us(now))
+    rows = tx.run(_select_failed_items, **key_parameters(step), now_us=to_us(now))
     return [
         FailedItem(row.position, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
         for row in rows
@@ -357,13 +336,13 @@ def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDeci
 
 def needs_pass(tx: Tx, step: TaskSendingStep, *, now: datetime) -> bool:
     """Return whether the map needs a pass now, without waiting for an answer."""
-    if tx.run(_select_any_failed, **step.key_parameters, now_us=to_us(now)).first() is not None:
+    if tx.run(_select_any_failed, **key_parameters(step), now_us=to_us(now)).first() is not None:
         return True
     state = read_map_state(tx, step, now=now)
     if not state.open:
         return True
     is_full = step.max_concurrency is not None and state.sent >= step.max_concurrency
-    return not is_full and tx.run(_select_ready, **step.key_parameters, limit=1).first() is not None
+    return not is_full and tx.run(_select_ready, **key_parameters(step), limit=1).first() is not None
 
 
 # --- read ---------------------------------------------------------------------------------------

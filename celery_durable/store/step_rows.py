@@ -5,7 +5,6 @@ A boundary is one commit: first the step's own writes, then the guard, then thes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,13 +17,11 @@ from celery_durable.model import (
     FINISHED_STEPS,
     LEASE_EXPIRED,
     Claim,
-    LogLine,
     StepRow,
     StepStatus,
     StepType,
     duration_us,
     from_us,
-    parse_topic_event_type,
     to_us,
 )
 from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
@@ -401,141 +398,3 @@ def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | 
     """
     row = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
     return None if row is None else to_step_row(row)
-
-
-# --- events -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """An event of a run, consumed or not; ``payload`` is JSON text."""
-
-    seq: int
-    type: str
-    payload: str
-    created_at: datetime
-
-    @property
-    def result_json(self) -> str:
-        """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
-        type_ = parse_topic_event_type(self.type) or self.type
-        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
-
-
-@statement
-def _select_oldest_event(s: Store) -> Any:
-    e = s.tables.event.c
-    return (
-        sa.select(e.seq, e.type, e.payload, e.created_at)
-        .where(
-            e.instance_pk == param("pk"),
-            e.run_number == param("run"),
-            e.type == param("type"),
-            e.delivered_at.is_(None),
-            e.created_at <= param("deadline_us"),
-        )
-        .order_by(e.seq)
-        .limit(1)
-    )
-
-
-def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> StoredEvent | None:
-    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
-    row = tx.run(
-        _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
-    ).first()
-    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
-
-
-@statement
-def _select_event(s: Store) -> Any:
-    e = s.tables.event.c
-    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
-        e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
-    )
-
-
-def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
-    """Return one event of the run, consumed or not."""
-    row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
-    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
-
-
-@statement
-def _consume(s: Store) -> Any:
-    e = s.tables.event
-    return (
-        sa.update(e)
-        .where(e.c.instance_pk == param("pk"), e.c.run_number == param("run"), e.c.seq == param("seq"))
-        .values(delivered_at=param("now_us"), consumed_by_step_key=param("key"))
-    )
-
-
-def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent, *, key: str) -> None:
-    """Mark an event as consumed by a step. This is permanent."""
-    tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
-
-
-# --- logs ---------------------------------------------------------------------------------------
-
-
-@statement
-def _insert_log(s: Store) -> Any:
-    return (
-        sa.insert(s.tables.log)
-        .values(
-            instance_pk=param("pk"),
-            run_number=param("run"),
-            step_key=param("key"),
-            attempt=param("attempt"),
-            level=param("level"),
-            category=param("category"),
-            message=param("message"),
-            data=param("data"),
-            is_replay=param("is_replay", sa.Boolean),
-            created_at=param("now_us"),
-        )
-        .inline()
-    )
-
-
-@statement
-def _count_logs(s: Store) -> Any:
-    r = s.tables.run
-    return (
-        sa.update(r)
-        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
-        .values(
-            log_count=r.c.log_count + param("kept", sa.Integer),
-            dropped_log_count=r.c.dropped_log_count + param("dropped", sa.Integer),
-        )
-    )
-
-
-def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, remaining: int) -> None:
-    """Append log lines in order.
-
-    ``remaining`` is how many lines the run may still store. Further lines are dropped and only counted.
-    """
-    if not lines:
-        return
-    kept = lines[: max(remaining, 0)]
-    scope = {"pk": claim.pk, "run": claim.ref.run_number}
-    tx.run_many(
-        _insert_log,
-        [
-            scope
-            | {
-                "key": line.step_key,
-                "attempt": line.attempt,
-                "level": line.level.value,
-                "category": line.category,
-                "message": line.message,
-                "data": line.data,
-                "is_replay": line.is_replay,
-                "now_us": to_us(guard_result.now),
-            }
-            for line in kept
-        ],
-    )
-    tx.run(_count_logs, **scope, kept=len(kept), dropped=len(lines) - len(kept))

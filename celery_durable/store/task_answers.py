@@ -30,11 +30,11 @@ from celery_durable.model import (
     OutboxMessage,
     Status,
     TaskReference,
+    TaskSendingStep,
     WakeReason,
 )
-from celery_durable.store import answers, instances, items, outbox, sent_attempts
+from celery_durable.store import answers, items, lifecycle, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.items import TaskSendingStep
 from celery_durable.values import read_answer_error
 
 
@@ -166,7 +166,10 @@ def _answer_item(
     step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
     status = _status_after(payload, item.attempt, found.max_attempts)
     given = {"position": item.position, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
-    if tx.run(_update_item, **step.key_parameters, **given, **_delivery_parameters(payload, reference)).rowcount == 0:
+    if (
+        tx.run(_update_item, **items.key_parameters(step), **given, **_delivery_parameters(payload, reference)).rowcount
+        == 0
+    ):
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
     messages = [] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)
@@ -175,7 +178,7 @@ def _answer_item(
     needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
     is_suspended = row.status is Status.WAITING and row.claim_token is None
     due_runs = (
-        [instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
+        [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
     )
     return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
 from celery_durable.model import RunRef
-from celery_durable.store import instances, retention
+from celery_durable.store import instances, lifecycle, retention
 from celery_durable.store.retention import EndedFilter
 from tests.engine.world import World, on_one_database
 
@@ -175,7 +175,7 @@ def test_an_instance_that_somebody_holds_is_left_for_another_time(world: World) 
     def restart(tx) -> None:
         row = instances.lock(tx, "order", "o-1")
         deleted.append(other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)))
-        instances.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
+        lifecycle.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
 
     world.store.transact(restart)
     world.run_after(5)  # nobody has sent a hint of it

@@ -85,9 +85,9 @@ MUTANTS = (
             "claims.guard(tx, self.claim, ",
             "(lambda *_, **__: claims.GuardResult(self.claim.claimed_at, False))(",
         ),
-        ("store.claims:_release", ', i.c.claim_token == param("token")', ""),
+        ("store.releases:_release", ', i.c.claim_token == param("token")', ""),
     ),
-    _m("settling has no fence", ("store.claims:_end", ', i.c.claim_token == param("token", type_=sa.String)', "")),
+    _m("settling has no fence", ("store.releases:_end", ', i.c.claim_token == param("token", type_=sa.String)', "")),
     _m(
         "the fused step has no fence",
         (
@@ -98,8 +98,8 @@ MUTANTS = (
         ),
         caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
-    _m("a restart keeps the token", ("store.instances:restart", "**RELEASED,", "")),
-    _m("terminating keeps the claim", ("store.instances:terminate", "**RELEASED,", "")),
+    _m("a restart keeps the token", ("store.lifecycle:restart", "**RELEASED,", "")),
+    _m("terminating keeps the claim", ("store.lifecycle:terminate", "**RELEASED,", "")),
     _m(
         "a takeover keeps the old token",
         (
@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     _m(
         "a renewal asks for no token",
-        ("store.claims:renew", "i.c.claim_token.in_(tokens)", "sa.true()"),
+        ("store.leases:renew", "i.c.claim_token.in_(tokens)", "sa.true()"),
     ),
     # --- the claim ------------------------------------------------------------------------------
     _m(
@@ -217,7 +217,7 @@ MUTANTS = (
         "an event is consumed after the boundary",
         (
             _WAIT,
-            "step_rows.consume(tx, self.claim, guard_result, event, key=key)",
+            "run_events.consume(tx, self.claim, guard_result, event, key=key)",
             "taken[:] = [(guard_result, event)]",
         ),
         (_WAIT, "def work(tx: Tx) -> Committed:", "taken = []\n\n    def work(tx: Tx) -> Committed:"),
@@ -226,38 +226,38 @@ MUTANTS = (
             "committed = self._store.transact(work, find_committed=find_committed, timeouts=PASS)",
             "committed = self._store.transact(work, find_committed=find_committed, timeouts=PASS)\n"
             "    for guard_result, event in taken:\n"
-            "        self._store.transact(lambda tx: step_rows.consume(tx, self.claim, guard_result, event, key=key))",
+            "        self._store.transact(lambda tx: run_events.consume(tx, self.claim, guard_result, event, key=key))",
         ),
     ),
     _m(
         "an event is not marked as consumed",
-        (_WAIT, "step_rows.consume(tx, self.claim, guard_result, event, key=key)", "pass"),
+        (_WAIT, "run_events.consume(tx, self.claim, guard_result, event, key=key)", "pass"),
     ),
     _m(
         "an event at the deadline is too late",
         (
-            "store.step_rows:_select_oldest_event",
+            "store.run_events:_select_oldest_event",
             'e.created_at <= param("deadline_us")',
             'e.created_at < param("deadline_us")',
         ),
     ),
     _m(
         "the newest event is consumed first",
-        ("store.step_rows:_select_oldest_event", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
+        ("store.run_events:_select_oldest_event", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
     ),
     _m(
         "an event does not wake who waits for it",
-        ("operations:Operations.send_event", "and instances.is_awaited(tx, row, type_)", "and False"),
+        ("operations:Operations.send_event", "and run_events.is_awaited(tx, row, type_)", "and False"),
     ),
     _m(
         "an event that came before the suspension is not seen",
-        ("store.claims:suspend", "_has_event_for(tx, claim, waits) or ", ""),
+        ("store.releases:suspend", "_has_event_for(tx, claim, waits) or ", ""),
         # Seen by the simulation too, but in one schedule of two thousand.
         caught_by="tests/store/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
     ),
     _m(
         "a suspended run wakes for the first of its waits, not the earliest",
-        ("store.claims:suspend", "min(wait.due_at for wait in waits)", "waits[0].due_at"),
+        ("store.releases:suspend", "min(wait.due_at for wait in waits)", "waits[0].due_at"),
     ),
     _m(
         "a sleep ends when it is next looked at",
@@ -272,16 +272,16 @@ MUTANTS = (
     _m(
         "a resumed instance is not made due",
         (
-            "store.instances:resume",
+            "store.lifecycle:resume",
             "return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)",
             "_update(tx, row, status=Status.ACTIVE.value)",
         ),
     ),
-    _m("a pause ignores who works on it", ("store.instances:pause", "if row.claim_token is not None:", "if False:")),
+    _m("a pause ignores who works on it", ("store.lifecycle:pause", "if row.claim_token is not None:", "if False:")),
     _m(
         "a restart takes the events along",
         (
-            "store.instances:restart",
+            "store.lifecycle:restart",
             "    return DueRun(",
             "    e = tx.t.event\n"
             "    old = sa.and_(e.c.instance_pk == row.pk, e.c.run_number == row.run_number)\n"
@@ -332,20 +332,20 @@ MUTANTS = (
     ),
     _m(
         "a step is settled by hand under its runner",
-        ("store.instances:reclaim", "**RELEASED,", ""),
+        ("store.lifecycle:reclaim", "**RELEASED,", ""),
         caught_by="tests/engine/test_interventions.py::"
         "test_a_runner_in_flight_changes_nothing_after_its_step_was_settled[sqlite]",
     ),
     # --- retention ------------------------------------------------------------------------------
     _m(
         "an instance that ends is kept without end",
-        ("store.claims:_end", "retention_until=s.clock() + i.c.retention_us,", ""),
+        ("store.releases:_end", "retention_until=s.clock() + i.c.retention_us,", ""),
         caught_by="tests/engine/test_retention.py::"
         "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
     ),
     _m(
         "a restarted instance is deleted when its last run would have been",
-        ("store.instances:restart", "retention_until=None,", ""),
+        ("store.lifecycle:restart", "retention_until=None,", ""),
         ("store.retention:delete_expired", ", i.status.in_(sorted(status.value for status in TERMINAL))", ""),
         caught_by="tests/engine/test_retention.py::"
         "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
@@ -364,14 +364,14 @@ MUTANTS = (
     _m(
         "retention counts from the creation",
         (
-            "store.claims:_end",
+            "store.releases:_end",
             "retention_until=s.clock() + i.c.retention_us,",
             "retention_until=i.c.created_at + i.c.retention_us,",
         ),
     ),
     _m(
         "a terminated instance is kept without end",
-        ("store.instances:terminate", "retention_until=tx.store.clock() + tx.t.instance.c.retention_us,", ""),
+        ("store.lifecycle:terminate", "retention_until=tx.store.clock() + tx.t.instance.c.retention_us,", ""),
     ),
     _m(
         "what has not ended is pruned by its age",
@@ -462,8 +462,8 @@ MUTANTS = (
     # --- ends and branches ----------------------------------------------------------------------
     _m(
         "settling leaves the times of the next sweep",
-        ("store.claims:_end", "run_at=None,", ""),
-        ("store.claims:_end", "next_check_at=None,", ""),
+        ("store.releases:_end", "run_at=None,", ""),
+        ("store.releases:_end", "next_check_at=None,", ""),
     ),
     _m(
         "who is told of an end is not in its transaction",
@@ -566,7 +566,7 @@ MUTANTS = (
         "a linear step gets its event, which is not marked as consumed",
         (
             "runner.linear_pass:LinearPass._check_wait",
-            "step_rows.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)",
+            "run_events.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)",
             "pass",
         ),
     ),
@@ -590,7 +590,7 @@ MUTANTS = (
     _m(
         "an event does not wake a linear step",
         (
-            "store.instances:_find_open_wait",
+            "store.run_events:_find_open_wait",
             "st.status.in_([sa.literal_column(f\"'{status}'\") for status in _WAITING])",
             _REPLAYED,
         ),
@@ -837,12 +837,12 @@ MUTANTS = (
     _m(
         "what came while a map was about to sleep is not seen",
         (
-            "store.claims:suspend",
-            "wait.is_satisfied(tx, guard_result.now) for wait in waits if wait.is_satisfied",
+            "store.releases:suspend",
+            "items.needs_pass(tx, wait.map_step, now=guard_result.now) for wait in waits if wait.map_step is not None",
             "False for wait in waits",
         ),
         caught_by="tests/store/test_claims.py::"
-        "test_a_wait_may_check_a_condition_under_the_lock[sqlite-True-ReleaseOutcome.DUE]",
+        "test_a_wait_for_a_map_checks_its_items_under_the_lock[sqlite-bodies0-ReleaseOutcome.DUE]",
     ),
     _m(
         "a run that goes on beyond a map has no items",
@@ -1274,7 +1274,7 @@ MUTANTS = (
         "a pass that was stuck counts as a dead worker",
         (
             "runner.lease:_release_stalled",
-            "claims.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)",
+            "releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)",
             "pass",
         ),
         caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, Status, StepStatus, StepType
+from celery_durable.model import DueRun, RunOutcome, Status, StepStatus, StepType
 from celery_durable.store import chaos_checks
 from celery_durable.store.chaos_checks import HeldClaim
-from celery_durable.store.claims import RunOutcome
 from tests.store.world import LEASE, World, seconds, step
 
 

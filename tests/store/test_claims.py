@@ -9,9 +9,22 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, DueRun, LogLevel, LogLine, RunRef, Status, StepStatus, WakeReason
-from celery_durable.store import claims, history, instances, step_rows, sweeps
-from celery_durable.store.claims import OpenWait, ReleaseOutcome, Renewal, RunOutcome
+from celery_durable.model import (
+    Claim,
+    DueRun,
+    LogLevel,
+    LogLine,
+    OpenWait,
+    ReleaseOutcome,
+    RunOutcome,
+    RunRef,
+    Status,
+    StepStatus,
+    TaskSendingStep,
+    WakeReason,
+)
+from celery_durable.store import claims, history, instances, items, leases, releases, run_events, run_logs, sweeps
+from celery_durable.store.leases import Renewal
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -183,7 +196,7 @@ def _mark_log(world: World, claim: Claim) -> None:
     line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
 
     def work(tx: Any) -> None:
-        step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=10)
+        run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=10)
 
     world.store.transact(work)
 
@@ -228,7 +241,7 @@ def test_a_superseded_worker_changes_nothing(world: World, loss: str) -> None:
 
 
 def _renew(world: World, *held: Claim) -> Renewal:
-    return world.store.transact(lambda tx: claims.renew(tx, held, lease=LEASE))
+    return world.store.transact(lambda tx: leases.renew(tx, held, lease=LEASE))
 
 
 def test_renewing_extends_the_leases_and_returns_the_claims_that_still_hold(world: World) -> None:
@@ -290,17 +303,17 @@ def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: Worl
     assert world.try_claim(ref) is not None
 
 
-@pytest.mark.parametrize(("is_satisfied", "after"), [(True, ReleaseOutcome.DUE), (False, ReleaseOutcome.WAITING)])
-def test_a_wait_may_check_a_condition_under_the_lock(world: World, is_satisfied: bool, after: ReleaseOutcome) -> None:
-    claim = world.claim(world.create())
-    seen = []
-
-    def look(_: Any, now: Any) -> bool:
-        seen.append(now)
-        return is_satisfied
-
-    assert world.suspend(claim, OpenWait(world.now + seconds(60), is_satisfied=look)) is after
-    assert seen == [world.now]
+@pytest.mark.parametrize(("bodies", "after"), [([], ReleaseOutcome.DUE), (["[]"], ReleaseOutcome.WAITING)])
+def test_a_wait_for_a_map_checks_its_items_under_the_lock(
+    world: World, bodies: list[str], after: ReleaseOutcome
+) -> None:
+    ref = world.create()
+    claim = world.claim(ref)
+    map_step = TaskSendingStep(
+        ref.workflow, ref.instance_id, claim.pk, ref.run_number, "m", seconds(60), max_concurrency=0
+    )
+    world.store.transact(lambda tx: items.insert(tx, map_step, bodies))
+    assert world.suspend(claim, OpenWait(world.now + seconds(60), map_step=map_step)) is after
 
 
 @pytest.mark.parametrize("other", ["another type", "consumed", "too late"])
@@ -322,9 +335,9 @@ def test_an_event_that_does_not_match_the_wait_does_not_wake_the_instance(world:
 def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        event = step_rows.find_oldest_event(tx, claim, "approval", deadline=world.now)
+        event = run_events.find_oldest_event(tx, claim, "approval", deadline=world.now)
         assert event is not None
-        step_rows.consume(tx, claim, guarded, event, key=key)
+        run_events.consume(tx, claim, guarded, event, key=key)
 
     world.store.transact(work)
 
@@ -390,11 +403,11 @@ def test_the_end_of_a_run_overrides_a_pause_request(world: World) -> None:
 def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
     ref = world.create()
     first = world.claim(ref)
-    world.store.transact(lambda tx: claims.mark_started(tx, first))
+    world.store.transact(lambda tx: releases.mark_started(tx, first))
     world.wait(first, event=None, for_=60)
     world.advance(60)
     second = world.claim(ref)
-    world.store.transact(lambda tx: claims.mark_started(tx, second))
+    world.store.transact(lambda tx: releases.mark_started(tx, second))
     world.end_run(second, RunOutcome(Status.COMPLETE, output="1"))
     run = world.store.read(lambda tx: history.read_run(tx, first.pk, 1))
     assert run.started_at == first.claimed_at

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store import instances
+from celery_durable.store import instances, run_events
 from celery_durable.store.engine import Tx
 from tests.store.world import World
 
@@ -67,7 +67,7 @@ def test_a_timestamp_written_after_a_lock_wait_is_later_than_the_wait(live: Worl
 
     def send(tx: Tx) -> Any:
         row = instances.lock(tx, ref.workflow, ref.instance_id)
-        instances.insert_event(tx, row, type_="a", payload="1", event_id="e-1")
+        run_events.insert_event(tx, row, type_="a", payload="1", event_id="e-1")
 
     with live.store.engine.begin() as connection:
         tx = Tx(connection, live.store)

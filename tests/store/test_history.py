@@ -11,13 +11,13 @@ from celery_durable.model import (
     InstanceSummary,
     LogLevel,
     LogLine,
+    RunOutcome,
     Status,
     StepRecord,
     StepStatus,
     StepType,
 )
-from celery_durable.store import claims, history, step_rows
-from celery_durable.store.claims import RunOutcome
+from celery_durable.store import claims, history, run_logs
 from tests.store.world import LEASE, World, seconds, step
 
 
@@ -125,7 +125,7 @@ def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) 
         for n, level in enumerate(levels, start=1)
     ]
     world.store.transact(
-        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, remaining=10)
+        lambda tx: run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, remaining=10)
     )
 
     def read(**given: Any) -> list[Any]:

@@ -8,9 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import DueRun, Parent, RunRef, Status, StepStatus, WakeReason
-from celery_durable.store import history, instances, runs
-from celery_durable.store.claims import RunOutcome
+from celery_durable.model import DueRun, Parent, RunOutcome, RunRef, Status, StepStatus, WakeReason
+from celery_durable.store import history, instances, lifecycle, run_events, runs
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import GRACE, World, seconds, step
 
@@ -121,7 +120,7 @@ def test_pausing_a_claimed_instance_only_requests_the_pause(world: World) -> Non
     world.pause(ref)
     row = world.row(ref)
     assert (row.status, row.claim_token, row.pause_requested) == (Status.ACTIVE, claim.token, True)
-    world.change(ref, instances.cancel_pause_request)
+    world.change(ref, lifecycle.cancel_pause_request)
     assert world.row(ref).pause_requested is False
 
 
@@ -216,7 +215,7 @@ def _runs(world: World, ref: RunRef, count: int) -> list[Any]:
 
 def test_a_run_is_identified_by_the_commit_id_that_started_it(world: World) -> None:
     ref = world.create()
-    world.change(ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
+    world.change(ref, lambda tx, row: lifecycle.restart(tx, row, grace=GRACE, commit_id="second", reason=None))
     world.restart(ref)
     found = [
         world.change(ref, lambda tx, row, by=by: runs.find_by_commit(tx, row, commit_id=by))
@@ -259,7 +258,8 @@ def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
 
     def send(payload: str) -> bool:
         return world.change(
-            ref, lambda tx, row: instances.insert_event(tx, row, type_="a", payload=payload, event_id="e-1") is not None
+            ref,
+            lambda tx, row: run_events.insert_event(tx, row, type_="a", payload=payload, event_id="e-1") is not None,
         )
 
     assert (send("1"), send("2")) == (True, False)
@@ -273,7 +273,7 @@ def test_several_events_fit_in_one_transaction_under_one_lock(world: World) -> N
     ref = world.create()
 
     def work(tx: Any, row: Any) -> list[bool]:
-        sent = [instances.insert_event(tx, row, type_="a", payload=f"{n}", event_id=f"e-{n}") for n in (1, 2, 1, 3)]
+        sent = [run_events.insert_event(tx, row, type_="a", payload=f"{n}", event_id=f"e-{n}") for n in (1, 2, 1, 3)]
         return [each is not None for each in sent]
 
     assert world.change(ref, work) == [True, True, False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable.model import RunRef
-from celery_durable.store import instances, step_rows
+from celery_durable.store import run_events
 from tests.store.world import World, step
 
 LOOK_ALIKES = ["Order-1", "order-1", "ORDER-1", "é", "e", "e\u0301", "a", "a ", "a  ", "ß", "ss", "😀", "😁"]
@@ -42,7 +42,7 @@ def test_a_look_alike_event_type_does_not_end_a_wait(world: World, sent: str) ->
     claim = world.claim(ref)
     world.send(ref, sent)
     assert (
-        world.store.transact(lambda tx: step_rows.find_oldest_event(tx, claim, "approval", deadline=world.now)) is None
+        world.store.transact(lambda tx: run_events.find_oldest_event(tx, claim, "approval", deadline=world.now)) is None
     )
     world.wait(claim, event="approval")
     assert world.send(ref, sent) is False
@@ -53,7 +53,7 @@ def test_look_alike_event_ids_are_different_events(world: World) -> None:
 
     def send(id: str) -> bool:
         given = {"type_": "a", "payload": "1", "event_id": id}
-        return world.change(ref, lambda tx, row: instances.insert_event(tx, row, **given) is not None)
+        return world.change(ref, lambda tx, row: run_events.insert_event(tx, row, **given) is not None)
 
     assert [send(name) for name in LOOK_ALIKES] == [True] * len(LOOK_ALIKES)
     assert [send(name) for name in LOOK_ALIKES] == [False] * len(LOOK_ALIKES)

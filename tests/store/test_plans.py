@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.dialects.postgresql import psycopg
 
 from celery_durable.model import RunRef, Status
-from celery_durable.store import claims, history, instances, schedule, step_rows, sweeps
+from celery_durable.store import claims, history, instances, run_events, schedule, step_rows, sweeps
 from celery_durable.store.engine import Statement, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World
@@ -40,8 +40,8 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "lock": (instances._lock, KEY),
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "resets_crash_count": True}),
     "load": (step_rows._select_run_and_steps, {"pk": 777, "run": 1}),
-    "event": (step_rows._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
-    "live wait": (instances._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
+    "event": (run_events._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "live wait": (run_events._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
 }
 
 _ASLEEP = """

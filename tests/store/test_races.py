@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, InstanceRow, RunRef, Status, StepStatus, StepType
-from celery_durable.store import claims, instances
-from celery_durable.store.claims import ReleaseOutcome, RunOutcome
+from celery_durable.model import Claim, InstanceRow, ReleaseOutcome, RunOutcome, RunRef, Status, StepStatus, StepType
+from celery_durable.store import claims, instances, leases, lifecycle, releases
 from celery_durable.store.engine import Tx
 from tests.store.world import GRACE, LEASE, World, seconds, send_in, step, sweep_in, wait_in, write_in
 
@@ -130,7 +129,7 @@ def test_a_step_commit_after_a_pause_reads_the_request(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     with world.hold_transaction() as tx:
-        instances.pause(tx, lock(tx, ref))
+        lifecycle.pause(tx, lock(tx, ref))
         runner = world.start_blocked(world.commit, claim, step())
     assert runner.result().pause_requested is True
     assert [row.step_key for row in world.steps(claim)] == ["charge"]
@@ -163,7 +162,7 @@ def test_a_release_after_a_pause_obeys_it(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     with world.hold_transaction() as tx:
-        instances.pause(tx, lock(tx, ref))
+        lifecycle.pause(tx, lock(tx, ref))
         runner = world.start_blocked(world.wait, claim)
     assert runner.result() is ReleaseOutcome.PAUSED
 
@@ -172,11 +171,11 @@ def test_a_release_after_a_pause_obeys_it(world: World) -> None:
 
 
 def _restart(tx: Tx, ref: RunRef) -> None:
-    instances.restart(tx, lock(tx, ref), grace=GRACE, commit_id="restart", reason=None)
+    lifecycle.restart(tx, lock(tx, ref), grace=GRACE, commit_id="restart", reason=None)
 
 
 def _terminate(tx: Tx, ref: RunRef) -> None:
-    instances.terminate(tx, lock(tx, ref), reason=None)
+    lifecycle.terminate(tx, lock(tx, ref), reason=None)
 
 
 @pytest.mark.parametrize("end", [_restart, _terminate], ids=["restart", "terminate"])
@@ -212,7 +211,7 @@ def test_a_sender_that_waited_for_the_lock_sees_the_end(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
     with world.hold_transaction() as tx:
-        claims.end_run(tx, claim, RunOutcome(Status.COMPLETE, output="1"))
+        releases.end_run(tx, claim, RunOutcome(Status.COMPLETE, output="1"))
         sender = world.start_blocked(world.change, ref, lambda tx, row: row.status)
     assert sender.result() is Status.COMPLETE
 
@@ -311,7 +310,7 @@ def test_renewing_skips_locked_rows_and_returns_them_as_held_but_not_renewed(wor
     world.advance(10)
     with world.hold_transaction() as tx:
         lock(tx, busy.ref)
-        found = world.store.transact(lambda tx: claims.renew(tx, [busy, idle], lease=LEASE))
+        found = world.store.transact(lambda tx: leases.renew(tx, [busy, idle], lease=LEASE))
     assert (found.renewed, found.held) == ({idle.token}, {busy.token, idle.token})
     assert world.row(busy.ref).lease_until == world.now + seconds(20)
     assert world.row(idle.ref).lease_until == world.now + seconds(30)

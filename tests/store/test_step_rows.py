@@ -10,8 +10,9 @@ import pytest
 from celery_durable.ancestry import AncestorRun, Ancestry
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType
-from celery_durable.store import claims, history, step_rows
-from celery_durable.store.step_rows import StepWrite, StoredEvent
+from celery_durable.store import claims, history, run_events, run_logs, step_rows
+from celery_durable.store.run_events import StoredEvent
+from celery_durable.store.step_rows import StepWrite
 from tests.store.world import LEASE, World, seconds, step
 
 # --- steps --------------------------------------------------------------------------------------
@@ -190,11 +191,11 @@ def test_large_payloads_read_back_unchanged(world: World) -> None:
 
 
 def _oldest(world: World, claim: Claim, type_: str = "approval", *, deadline: datetime) -> StoredEvent | None:
-    return world.store.transact(lambda tx: step_rows.find_oldest_event(tx, claim, type_, deadline=deadline))
+    return world.store.transact(lambda tx: run_events.find_oldest_event(tx, claim, type_, deadline=deadline))
 
 
 def _consume(world: World, claim: Claim, event: StoredEvent, key: str) -> None:
-    world.store.transact(lambda tx: step_rows.consume(tx, claim, claims.guard(tx, claim, lease=LEASE), event, key=key))
+    world.store.transact(lambda tx: run_events.consume(tx, claim, claims.guard(tx, claim, lease=LEASE), event, key=key))
 
 
 def test_events_of_a_type_are_consumed_in_the_order_of_their_acceptance(world: World) -> None:
@@ -249,7 +250,7 @@ def _line(message: str, **given: Any) -> LogLine:
 def _log(world: World, claim: Claim, *messages: str, limit: int) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        step_rows.write_logs(tx, claim, guarded, [_line(message) for message in messages], remaining=limit)
+        run_logs.write_logs(tx, claim, guarded, [_line(message) for message in messages], remaining=limit)
 
     world.store.transact(work)
 
@@ -269,7 +270,7 @@ def test_a_log_line_reads_back_as_written(world: World) -> None:
     claim = world.claim(world.create())
     line = LogLine(LogLevel.WARNING, "billing", "späť\n", '{"n":1}', "charge", 2, is_replay=True)
     world.store.transact(
-        lambda tx: step_rows.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=1)
+        lambda tx: run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=1)
     )
     (read,) = world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=1))
     assert (read.level, read.category, read.message, read.data) == (LogLevel.WARNING, "billing", "späť\n", {"n": 1})

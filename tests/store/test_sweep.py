@@ -7,10 +7,9 @@ import hypothesis.strategies as st
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, Status, WakeReason, to_us
+from celery_durable.model import DueRun, RunOutcome, Status, WakeReason, to_us
 from celery_durable.redispatch import QueueProgress
-from celery_durable.store import claims, instances, schedule
-from celery_durable.store.claims import RunOutcome
+from celery_durable.store import claims, instances, leases, schedule
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import QueueAgenda
@@ -176,7 +175,7 @@ def test_a_live_claim_is_checked_again_when_its_lease_ends(world: World) -> None
     ref = world.create()
     claim = world.claim(ref)
     world.advance(20)
-    world.store.transact(lambda tx: claims.renew(tx, [claim], lease=LEASE))
+    world.store.transact(lambda tx: leases.renew(tx, [claim], lease=LEASE))
     world.advance(15)  # past the end of the lease as it was claimed, which is when the sweep looks
     before = world.row(ref)
     assert world.sweep() == []
@@ -244,7 +243,7 @@ def test_a_claim_that_stays_expired_for_one_lease_is_released_even_after_an_outa
     for _ in range(2):
         assert world.sweep(may_expire=False) == []
         world.advance(10)
-    world.store.transact(lambda tx: claims.renew(tx, [claim], lease=LEASE))
+    world.store.transact(lambda tx: leases.renew(tx, [claim], lease=LEASE))
     assert world.sweep(may_expire=False) == []
     world.advance(30)
     for _ in range(3):  # the count began anew

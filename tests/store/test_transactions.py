@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from celery_durable.errors import StoreMismatch, Superseded
 from celery_durable.model import RunRef
-from celery_durable.store import claims, instances, step_rows
+from celery_durable.store import claims, instances, run_events, step_rows
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
@@ -36,7 +36,7 @@ def test_a_transaction_that_lost_a_deadlock_is_repeated(world: World) -> None:
         tries.append(order[0].instance_id)
         for n, ref in enumerate(order):
             row = instances.lock(tx, ref.workflow, ref.instance_id)
-            instances.insert_event(tx, row, type_="a", payload="1", event_id=f"from {order[0].instance_id}")
+            run_events.insert_event(tx, row, type_="a", payload="1", event_id=f"from {order[0].instance_id}")
             if n == 0 and len(tries) <= 2:
                 both_hold_one.wait()
         return "done"
@@ -134,7 +134,7 @@ def test_work_whose_connection_is_killed_is_repeated_on_another(world: World) ->
         row = instances.lock(tx, ref.workflow, ref.instance_id)
         if len(ids) == 1:
             kill(world.store, ids[0])
-        return instances.insert_event(tx, row, type_="a", payload="1", event_id="e-1") is not None
+        return run_events.insert_event(tx, row, type_="a", payload="1", event_id="e-1") is not None
 
     assert world.store.transact(work) is True
     assert len(set(ids)) == 2
@@ -176,7 +176,7 @@ def _send(ref: RunRef, calls: list[str]) -> Callable[[Tx], str]:
     def work(tx: Tx) -> str:
         calls.append("work")
         row = instances.lock(tx, ref.workflow, ref.instance_id)
-        instances.insert_event(tx, row, type_="a", payload="1", event_id=f"e-{len(calls)}")
+        run_events.insert_event(tx, row, type_="a", payload="1", event_id=f"e-{len(calls)}")
         return "worked"
 
     return work

@@ -11,10 +11,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, DueRun, InstanceRow, RunRef, StepRow, StepStatus, StepType, WakeReason, from_us
+from celery_durable.model import (
+    Claim,
+    DueRun,
+    InstanceRow,
+    OpenWait,
+    ReleaseOutcome,
+    RunOutcome,
+    RunRef,
+    StepRow,
+    StepStatus,
+    StepType,
+    WakeReason,
+    from_us,
+)
 from celery_durable.redispatch import QueueProgress, Redispatch
-from celery_durable.store import claims, instances, schedule, step_rows, sweeps
-from celery_durable.store.claims import OpenWait, ReleaseOutcome, RunOutcome
+from celery_durable.store import claims, instances, lifecycle, releases, run_events, schedule, step_rows, sweeps
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.step_rows import RunState, StepWrite, WrittenStep
 
@@ -70,18 +82,18 @@ class World:
         return self.store.transact(lambda tx: work(tx, instances.lock(tx, ref.workflow, ref.instance_id)))
 
     def pause(self, ref: RunRef) -> None:
-        self.change(ref, instances.pause)
+        self.change(ref, lifecycle.pause)
 
     def resume(self, ref: RunRef) -> DueRun:
-        return self.change(ref, lambda tx, row: instances.make_due(tx, row, wake_reason=WakeReason.RESUME, grace=GRACE))
+        return self.change(ref, lambda tx, row: lifecycle.make_due(tx, row, wake_reason=WakeReason.RESUME, grace=GRACE))
 
     def terminate(self, ref: RunRef, reason: str | None = None) -> None:
-        self.change(ref, lambda tx, row: instances.terminate(tx, row, reason=reason))
+        self.change(ref, lambda tx, row: lifecycle.terminate(tx, row, reason=reason))
 
     def restart(self, ref: RunRef, reason: str | None = None) -> DueRun:
         commit_id = f"restart-{next(_tokens)}"
         return self.change(
-            ref, lambda tx, row: instances.restart(tx, row, grace=GRACE, commit_id=commit_id, reason=reason)
+            ref, lambda tx, row: lifecycle.restart(tx, row, grace=GRACE, commit_id=commit_id, reason=reason)
         )
 
     def send(self, ref: RunRef, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
@@ -131,17 +143,17 @@ class World:
     def suspend(self, claim: Claim, *waits: OpenWait) -> ReleaseOutcome:
         def work(tx: Tx) -> ReleaseOutcome:
             guarded = claims.guard(tx, claim, lease=LEASE)
-            return claims.suspend(tx, claim, guarded, waits, grace=GRACE)
+            return releases.suspend(tx, claim, guarded, waits, grace=GRACE)
 
         return self.store.transact(work)
 
     def release(self, claim: Claim) -> ReleaseOutcome:
         return self.store.transact(
-            lambda tx: claims.release(tx, claim, claims.guard(tx, claim, lease=LEASE), grace=GRACE)
+            lambda tx: releases.release(tx, claim, claims.guard(tx, claim, lease=LEASE), grace=GRACE)
         )
 
     def end_run(self, claim: Claim, run_outcome: RunOutcome) -> None:
-        self.store.transact(lambda tx: claims.end_run(tx, claim, run_outcome), is_single_statement=True)
+        self.store.transact(lambda tx: releases.end_run(tx, claim, run_outcome), is_single_statement=True)
 
     # --- the sweep ------------------------------------------------------------------------------
 
@@ -214,11 +226,11 @@ def has_lock_wait(connection: sa.Connection) -> bool:
 def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", id: str | None = None) -> bool:
     row = instances.lock(tx, ref.workflow, ref.instance_id)
     event_id = id or f"event-{next(_tokens)}"
-    if not instances.insert_event(tx, row, type_=type_, payload=payload, event_id=event_id):
+    if not run_events.insert_event(tx, row, type_=type_, payload=payload, event_id=event_id):
         return False
-    if not instances.is_awaited(tx, row, type_):
+    if not run_events.is_awaited(tx, row, type_):
         return False
-    instances.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=GRACE)
+    lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=GRACE)
     return True
 
 
@@ -231,7 +243,7 @@ def wait_in(tx: Tx, claim: Claim, write: StepWrite) -> ReleaseOutcome:
     guarded = claims.guard(tx, claim, lease=LEASE)
     written = step_rows.write_step(tx, claim, guarded, write)
     assert written.wake_at is not None
-    return claims.suspend(tx, claim, guarded, [OpenWait(written.wake_at, write.event_type)], grace=GRACE)
+    return releases.suspend(tx, claim, guarded, [OpenWait(written.wake_at, write.event_type)], grace=GRACE)
 
 
 def sweep_in(tx: Tx, *, priority: int, limit: int, may_expire: bool = True, **given: Any) -> tuple[list[DueRun], int]:

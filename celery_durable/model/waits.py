@@ -1,0 +1,43 @@
+"""What a suspended run waits for, and the steps that wait for Celery tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from celery_durable.model.public import OnLost
+from celery_durable.model.rows import RunRef
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSendingStep:
+    """A map or task step of a run: a step that sends Celery tasks.
+
+    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
+    """
+
+    workflow: str
+    instance_id: str
+    pk: int
+    run_number: int
+    step_key: str
+    timeout: timedelta
+    max_concurrency: int | None = None
+    on_lost: OnLost = "resend"
+
+    @property
+    def ref(self) -> RunRef:
+        """The run."""
+        return RunRef(self.workflow, self.instance_id, self.run_number)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWait:
+    """One wait of a run that suspends. It ends at ``due_at``, or earlier with an event of ``event_type``.
+
+    The wait of a ``map_step`` also ends when one of its items needs a pass, or when all have answered.
+    """
+
+    due_at: datetime
+    event_type: str | None = None
+    map_step: TaskSendingStep | None = None

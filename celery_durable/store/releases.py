@@ -1,0 +1,199 @@
+"""How a claim ends: the run is suspended, released because it can continue, or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import Superseded
+from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, Status, WakeReason, to_us
+from celery_durable.store import items
+from celery_durable.store.claims import RELEASED, GuardResult
+from celery_durable.store.engine import Store, Tx, param, statement
+
+
+@statement
+def _release(s: Store) -> Any:
+    i = s.tables.instance
+    return (
+        sa.update(i)
+        .where(i.c.id == param("pk"), i.c.claim_token == param("token"))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=param("run_us", type_=sa.BigInteger),
+            next_check_at=param("next_check_us", type_=sa.BigInteger),
+            sent_at=param("sent_us", type_=sa.BigInteger),
+            wake_reason=param("wake_reason"),
+            priority=0,
+            dispatch_count=0,
+            pause_requested=sa.false(),
+            updated_at=s.clock(),
+        )
+    )
+
+
+def suspend(
+    tx: Tx, claim: Claim, guard_result: GuardResult, waits: Iterable[OpenWait], *, grace: timedelta
+) -> ReleaseOutcome:
+    """Suspend the instance until the earliest of ``waits``. If one is satisfied already, release it as due now.
+
+    Call it after `guard` in the same transaction. It finds every event that was committed before the guard. The sender
+    of a later event locks the row after this transaction, and finds the waiting step (LAW 2b). So no event is missed.
+    """
+    waits = list(waits)
+    next_at = min(wait.due_at for wait in waits)
+    is_any_satisfied = _has_event_for(tx, claim, waits) or any(
+        items.needs_pass(tx, wait.map_step, now=guard_result.now) for wait in waits if wait.map_step is not None
+    )
+    if next_at > guard_result.now and not is_any_satisfied:
+        return _release_claim(
+            tx, claim, guard_result, Status.WAITING, run_at=next_at, next_check_at=next_at, wake_reason=WakeReason.TIMER
+        )
+    return release(tx, claim, guard_result, grace=grace)
+
+
+def release(
+    tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
+) -> ReleaseOutcome:
+    """Release an instance that can continue, due again after ``cooldown``.
+
+    A pass calls it when its time is used up, when the run makes no progress, or when the worker stops. The sweep
+    publishes the run after ``grace``, if the caller does not.
+    """
+    due_at = guard_result.now + cooldown
+    return _release_claim(
+        tx,
+        claim,
+        guard_result,
+        Status.ACTIVE,
+        run_at=due_at,
+        next_check_at=due_at + grace,
+        wake_reason=WakeReason.RESUME,
+    )
+
+
+def _release_claim(
+    tx: Tx,
+    claim: Claim,
+    guard_result: GuardResult,
+    status: Status,
+    *,
+    run_at: datetime,
+    next_check_at: datetime,
+    wake_reason: WakeReason,
+) -> ReleaseOutcome:
+    if guard_result.pause_requested:
+        status, after = Status.PAUSED, ReleaseOutcome.PAUSED
+    else:
+        after = ReleaseOutcome.WAITING if status is Status.WAITING else ReleaseOutcome.DUE
+    done = tx.run(
+        _release,
+        pk=claim.pk,
+        token=claim.token,
+        status=status.value,
+        run_us=to_us(run_at),
+        next_check_us=None if after is ReleaseOutcome.PAUSED else to_us(next_check_at),
+        sent_us=to_us(run_at) if after is ReleaseOutcome.DUE else None,
+        wake_reason=wake_reason.value,
+    )
+    if done.rowcount == 0:
+        raise Superseded(str(claim.ref))
+    return after
+
+
+def _has_event_for(tx: Tx, claim: Claim, waits: list[OpenWait]) -> bool:
+    e = tx.t.event.c
+    for wait in waits:
+        if wait.event_type is not None:
+            query = sa.select(e.seq).where(
+                e.instance_pk == claim.pk,
+                e.run_number == claim.ref.run_number,
+                e.type == wait.event_type,
+                e.delivered_at.is_(None),
+                e.created_at <= to_us(wait.due_at),
+            )
+            if tx.execute(query.limit(1)).first() is not None:
+                return True
+    return False
+
+
+@statement
+def _end(s: Store) -> Any:
+    """End an instance. If the database can combine writes, the statement also ends the run."""
+    i, r = s.tables.instance, s.tables.run
+    ended = (
+        sa.update(i)
+        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=None,
+            next_check_at=None,
+            sent_at=None,
+            pause_requested=sa.false(),
+            version=i.c.version + 1,
+            updated_at=s.clock(),
+            retention_until=s.clock() + i.c.retention_us,
+        )
+    )
+    if not s.database.can_combine_writes:
+        return ended
+    guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
+    return _update_ended_run(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
+
+
+@statement
+def _end_run(s: Store) -> Any:
+    r = s.tables.run.c
+    return _update_ended_run(s).where(r.instance_pk == param("pk"), r.run_number == param("run"))
+
+
+def _update_ended_run(s: Store) -> Any:
+    r = s.tables.run
+    return sa.update(r).values(
+        output=param("output"),
+        error_name=param("error_name"),
+        error_message=param("error_message"),
+        failed_steps=param("failed_steps"),
+        started_at=sa.func.coalesce(r.c.started_at, param("started_us", type_=sa.BigInteger)),
+        completed_at=s.clock(),
+    )
+
+
+def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
+    """End the run and release the instance, which is never due again; raises Superseded."""
+    outcome = {
+        "output": run_outcome.output,
+        "error_name": run_outcome.error_name,
+        "error_message": run_outcome.error_message,
+        "failed_steps": run_outcome.failed_steps,
+        "started_us": to_us(claim.claimed_at),
+    }
+    key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
+    if tx.store.database.can_combine_writes:
+        ended = tx.run(_end, **key, **outcome).rowcount
+    else:
+        ended = tx.run(_end, **key).rowcount
+        if ended:
+            tx.run(_end_run, pk=claim.pk, run=claim.ref.run_number, **outcome)
+    if ended == 0:
+        raise Superseded(str(claim.ref))
+
+
+@statement
+def _mark_started(s: Store) -> Any:
+    r = s.tables.run
+    return (
+        sa.update(r)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"), r.c.started_at.is_(None))
+        .values(started_at=param("started_us"))
+    )
+
+
+def mark_started(tx: Tx, claim: Claim) -> None:
+    """Record the time of this claim as the start of the run, unless an earlier claim did."""
+    tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))

@@ -1,0 +1,178 @@
+"""The events of a run: they are stored under the instance's lock, and one wait consumes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import Claim, InstanceRow, Status, StepStatus, from_us, parse_topic_event_type, to_us
+from celery_durable.store import dialects
+from celery_durable.store.claims import GuardResult
+from celery_durable.store.engine import Store, Tx, param, statement
+
+# --- send ---------------------------------------------------------------------------------------
+
+
+@statement
+def _bump_version(s: Store) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
+
+
+@statement
+def _insert_event(s: Store) -> Any:
+    i, e = s.tables.instance.c, s.tables.event
+    values = {
+        "instance_pk": param("pk", sa.BigInteger),
+        "run_number": param("run", sa.Integer),
+        "seq": sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery(),
+        "event_id": param("event_id", sa.String),
+        "type": param("type", sa.String),
+        "payload": param("payload", sa.Text),
+        "created_at": s.clock(),
+    }
+    once = dialects.insert_or_nothing(s.database, e, values, ("instance_pk", "run_number", "event_id"))
+    return once.returning(e.c.seq, e.c.created_at)
+
+
+_WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
+
+
+@statement
+def _find_open_wait(s: Store) -> Any:
+    st = s.tables.step.c
+    live = (
+        st.instance_pk == param("pk"),
+        st.run_number == param("run"),
+        st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
+        st.wait_event_type == param("type"),
+        st.wake_at > s.clock(),
+    )
+    return dialects.bypass_snapshot(s.database, sa.select(st.step_key).where(*live).limit(1))
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedEvent:
+    """An event that `insert_event` inserted. `is_event_committed` tells it from another event with the same id."""
+
+    run_number: int
+    seq: int
+    created_us: int
+
+    @property
+    def created_at(self) -> datetime:
+        return from_us(self.created_us)
+
+
+def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
+    """Store an event for the current run. Returns None if an event with this id was accepted before.
+
+    Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
+    INSERT itself reads the version. An earlier SELECT could be outdated in a caller's REPEATABLE READ session.
+    """
+    tx.run(_bump_version, pk=row.pk)
+    inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
+    new = inserted.first()
+    return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
+
+
+def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
+    """Return whether the current run has an event with this id."""
+    e = tx.t.event.c
+    same_event = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return tx.execute(sa.select(e.seq).where(*same_event).limit(1)).first() is not None
+
+
+def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_id: str) -> bool:
+    """Return whether the transaction that inserted this event was committed, after a commit in doubt."""
+    e = tx.t.event.c
+    same_event = (
+        e.run_number == sent.run_number,
+        e.seq == sent.seq,
+        e.created_at == sent.created_us,
+        e.event_id == event_id,
+    )
+    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *same_event)).first() is not None
+
+
+def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
+    """Return whether the suspended run waits for this event type. A wait whose deadline has passed does not count."""
+    if row.status is not Status.WAITING or row.claim_token is not None:
+        return False
+    return tx.run(_find_open_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None
+
+
+# --- consume ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event of a run, consumed or not; ``payload`` is JSON text."""
+
+    seq: int
+    type: str
+    payload: str
+    created_at: datetime
+
+    @property
+    def result_json(self) -> str:
+        """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
+        type_ = parse_topic_event_type(self.type) or self.type
+        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
+
+
+@statement
+def _select_oldest_event(s: Store) -> Any:
+    e = s.tables.event.c
+    return (
+        sa.select(e.seq, e.type, e.payload, e.created_at)
+        .where(
+            e.instance_pk == param("pk"),
+            e.run_number == param("run"),
+            e.type == param("type"),
+            e.delivered_at.is_(None),
+            e.created_at <= param("deadline_us"),
+        )
+        .order_by(e.seq)
+        .limit(1)
+    )
+
+
+def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> StoredEvent | None:
+    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
+    row = tx.run(
+        _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
+    ).first()
+    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _select_event(s: Store) -> Any:
+    e = s.tables.event.c
+    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
+        e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
+    )
+
+
+def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
+    """Return one event of the run, consumed or not."""
+    row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
+    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _consume(s: Store) -> Any:
+    e = s.tables.event
+    return (
+        sa.update(e)
+        .where(e.c.instance_pk == param("pk"), e.c.run_number == param("run"), e.c.seq == param("seq"))
+        .values(delivered_at=param("now_us"), consumed_by_step_key=param("key"))
+    )
+
+
+def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent, *, key: str) -> None:
+    """Mark an event as consumed by a step. This is permanent."""
+    tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
