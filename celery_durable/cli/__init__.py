@@ -14,17 +14,17 @@ import click
 _MODULES = {
     "init": "init",
     "dev": "dev",
-    "migrate": "manage",
+    "migrate": "migrate",
     "doctor": "doctor",
     "workflows": "reading",
-    "start": "commands",
+    "start": "start",
     "ls": "reading",
     "show": "show",
     "explain": "explain",
     "history": "reading",
     "logs": "reading",
     "watch": "watch",
-    "send-event": "commands",
+    "send-event": "start",
     "emit": "topics",
     "waiters": "topics",
     "pause": "lifecycle",
@@ -59,26 +59,28 @@ class CommandGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Return the names of the commands, without importing their modules."""
-        return list(self.module_by_command)
+        return [*self.commands, *self.module_by_command]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the module of a command and return the command."""
         cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name not in self.module_by_command:
-            return None
+            return self.commands.get(cmd_name)
         module, _, name = self.module_by_command[cmd_name].partition(".")
-        command: click.Command = getattr(import_module(f"{__name__}.{module}"), name or cmd_name.replace("-", "_"))
+        command: click.Command = getattr(
+            import_module(f"{__name__}.commands.{module}"), name or cmd_name.replace("-", "_")
+        )
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the command that the user typed. An unknown name fails and suggests the closest known one."""
-        name = self.aliases.get(args[0], args[0])
-        if name not in self.module_by_command and not name.startswith("-"):
+        name, known = self.aliases.get(args[0], args[0]), self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, self.module_by_command, n=1)
+            near = difflib.get_close_matches(name, known, n=1)
             ctx.fail(f"There is no command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

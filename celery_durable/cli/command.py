@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import click
 
-from celery_durable.cli.backend import Backend
-from celery_durable.cli.console import strip_control_characters
+from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.errors import DurableError
 from celery_durable.explain import YOUR_APP
 
@@ -45,7 +45,7 @@ def open_backend(ctx: click.Context) -> Backend:
     """Return the backend of this program: the database of the app given by -A, or the HTTP API."""
     if isinstance(ctx.obj, Connection):
         return ctx.obj.open()
-    from celery_durable.cli.stored import StoreBackend, open_durable
+    from celery_durable.cli.backends.stored import StoreBackend, open_durable
 
     return StoreBackend(open_durable(ctx))
 
@@ -102,7 +102,7 @@ class Command(click.Command):
             if isinstance(ctx.obj, Connection):
                 ctx.obj.raise_if_unreadable(exc)
             else:
-                from celery_durable.cli import stored
+                from celery_durable.cli.backends import stored
 
                 stored.raise_if_unreachable(exc)
             raise

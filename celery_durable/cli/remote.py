@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import click
 
 from celery_durable.cli import CommandGroup
-from celery_durable.cli.api import HttpBackend
-from celery_durable.cli.client import Client, RetryPolicy
+from celery_durable.cli.backends.client import Client, RetryPolicy
+from celery_durable.cli.backends.http import HttpBackend
 from celery_durable.cli.command import UNREACHABLE, CliError, Command, Connection, convert_arguments_to_options
-from celery_durable.cli.console import strip_control_characters
 from celery_durable.cli.inputs import DurationInput
+from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"
@@ -120,7 +120,7 @@ class InstanceCommands(CommandGroup):
     module_by_command: Mapping[str, str] = {
         "list": "reading.ls",
         "get": "show.show",
-        "create": "commands.start",
+        "create": "start.start",
         **_shared_commands(
             "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "set-result",
             "skip", "terminate", "send-event",
@@ -167,18 +167,15 @@ def workflows() -> None:
 class RemoteCommands(CommandGroup):
     """The commands of `celery-durable`."""
 
-    module_by_command: Mapping[str, str] = {
-        "workflows": "remote",
-        "instances": "remote",
-        **_shared_commands(
-            "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
-            "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
-        ),
-    }  # fmt: skip
+    module_by_command: Mapping[str, str] = _shared_commands(
+        "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
+        "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
+    )  # fmt: skip
 
 
 @click.group(
     cls=RemoteCommands,
+    commands=[workflows, instances],
     epilog=f"""\b
 Examples:
   celery-durable -b https://shop.example/api workflows list

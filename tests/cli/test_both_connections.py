@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_durable import Completed, Dead, LinearStep
-from celery_durable.cli import api
+from celery_durable.cli.backends import http
 from celery_durable.definitions import define_linear
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
@@ -141,7 +141,7 @@ def test_a_long_history_comes_in_pages(shop: Shop, connection: Any, monkeypatch:
             step.do(f"step {number}", lambda: 1)
         return 7
 
-    monkeypatch.setattr(api, "_PAGE", 3)
+    monkeypatch.setattr(http, "_PAGE", 3)
     shop.durable.internals.operations.create("long", id="l-1")
     for number in range(4):
         shop.durable.internals.operations.send_event("long", "l-1", "news", number)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_durable.cli.fault_injection import Messenger
+from celery_durable.cli.commands.fault_injection import Messenger
 from celery_durable.model import DueRun, RunRef
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, WorkflowEvent, values
-from celery_durable.cli.render import describe_run
+from celery_durable.cli.output.render import describe_run
 from celery_durable.model import RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.cli.console import Bar
-from celery_durable.cli.render import format_progress
+from celery_durable.cli.output.console import Bar
+from celery_durable.cli.output.render import format_progress
 from celery_durable.http import asgi
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served, serving

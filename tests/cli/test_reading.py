@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from celery_durable import NonRetryableError
-from celery_durable.cli.console import Styled
-from celery_durable.cli.follow import Follower
-from celery_durable.cli.stored import StoreBackend
+from celery_durable.cli.backends.stored import StoreBackend
+from celery_durable.cli.commands.follow import Follower
+from celery_durable.cli.output.console import Styled
 from tests.cli.conftest import Shop
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")

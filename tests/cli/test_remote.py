@@ -18,8 +18,8 @@ from typing import Any
 import click
 import pytest
 
-from celery_durable.cli.client import Client, RetryPolicy, WrongApi
-from celery_durable.cli.remote import InstanceCommands, RemoteCommands, celery_durable
+from celery_durable.cli.backends.client import Client, RetryPolicy, WrongApi
+from celery_durable.cli.remote import InstanceCommands, celery_durable
 from tests.cli.conftest import Shop
 from tests.cli.connections import remote, served
 from tests.cli.test_help import PROJECT
@@ -80,7 +80,7 @@ def test_the_named_form_has_every_verb_of_the_seed() -> None:
     assert {"list", "get", "history", "logs", "create", "pause", "resume", "restart", "terminate", "send-event"} <= set(
         InstanceCommands.module_by_command
     )
-    assert {"workflows", "instances"} <= set(RemoteCommands.module_by_command)
+    assert {"workflows", "instances"} <= set(celery_durable.commands)
 
 
 def test_the_package_declares_the_script() -> None:

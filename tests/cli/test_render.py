@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_durable.cli.console import strip_control_characters
-from celery_durable.cli.render import Times, format_duration, iso
+from celery_durable.cli.output.console import strip_control_characters
+from celery_durable.cli.output.render import Times, format_duration, iso
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

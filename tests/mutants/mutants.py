@@ -1432,7 +1432,7 @@ MUTANTS = (
     ),
     _m(
         "commands show log lines whatever the hook hides",
-        ("cli.stored:StoredLogTail.read_new_lines", "self._redaction.redact_log(line)", "line"),
+        ("cli.backends.stored:StoredLogTail.read_new_lines", "self._redaction.redact_log(line)", "line"),
         caught_by="tests/cli/test_redaction.py::test_no_command_that_reads_shows_what_is_hidden",
     ),
     _m(

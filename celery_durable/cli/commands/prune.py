@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import click
 
+from celery_durable.cli.backends.stored import open_durable
 from celery_durable.cli.command import Command
-from celery_durable.cli.console import Console, Styled
 from celery_durable.cli.inputs import DurationInput
-from celery_durable.cli.stored import open_durable
+from celery_durable.cli.output.console import Console, Styled
 from celery_durable.model import TERMINAL, Status
 
 

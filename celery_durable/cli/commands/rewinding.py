@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from celery_durable.cli.backend import Backend
+from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.console import Console, Styled
+from celery_durable.cli.commands.lifecycle import Targets, on_targets
 from celery_durable.cli.inputs import JsonInput
-from celery_durable.cli.lifecycle import Targets, on_targets
+from celery_durable.cli.output.console import Console, Styled
 from celery_durable.model import Status
 
 _REASON = click.option("--reason", help="Why; stored with the new run.")

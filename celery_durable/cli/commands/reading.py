@@ -8,12 +8,12 @@ from datetime import datetime
 import click
 
 from celery_durable import values
-from celery_durable.cli import render
-from celery_durable.cli.backend import LONG_POLL_SECONDS, Backend
+from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend
 from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.console import Cell, Column, Console, Styled
-from celery_durable.cli.follow import format_line, format_step
-from celery_durable.cli.render import Times
+from celery_durable.cli.commands.follow import format_line, format_step
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Cell, Column, Console, Styled
+from celery_durable.cli.output.render import Times
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
 
 _LEVELS = list(LogLevel)  # from the least to the most important

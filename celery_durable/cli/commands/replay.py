@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli import embedded
+from celery_durable.cli.backends import embedded
+from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import REFUSED, CliError, Command
-from celery_durable.cli.console import Cell, Column, Console, Styled
-from celery_durable.cli.stored import attached_durable, open_durable
+from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.runner.recorded_run import RecordedRun, from_export
 from celery_durable.runner.replay_check import ReplayResult

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import model
-from celery_durable.cli.console import Bar, Cell, Column, Styled
+from celery_durable.cli.output.console import Bar, Cell, Column, Styled
 from celery_durable.model import (
     AuditRecord,
     ErrorInfo,

@@ -8,7 +8,7 @@ import json
 import click
 
 from celery_durable.cli.command import REFUSED, Command, app_name
-from celery_durable.cli.console import Console, Styled
+from celery_durable.cli.output.console import Console, Styled
 from celery_durable.errors import DurableError
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
@@ -23,8 +23,8 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     Use it after a deploy, and when instances do not move. It changes nothing. Each finding is OK, WARN or FAIL, and
     says how to fix the problem. The exit code is 1 if there is a FAIL. In a pipe: level, subject, sentence, remedy.
     """
-    from celery_durable.cli import checks
-    from celery_durable.cli.stored import attached_durable
+    from celery_durable.cli.backends.stored import attached_durable
+    from celery_durable.cli.commands import checks
 
     console = Console.from_context(ctx)
     try:

@@ -11,7 +11,7 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.command import CliError, Command, app_name
-from celery_durable.cli.console import Console, Styled
+from celery_durable.cli.output.console import Console, Styled
 
 _APP = """\
 from celery import Celery

@@ -21,12 +21,13 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.cli import embedded, render
-from celery_durable.cli.backend import POLL_SECONDS
+from celery_durable.cli.backends import embedded
+from celery_durable.cli.backends.backend import POLL_SECONDS
+from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
 from celery_durable.cli.command import INTERRUPTED, Command, command_line
-from celery_durable.cli.console import Cell, Console, Styled
-from celery_durable.cli.follow import Follower
-from celery_durable.cli.stored import StoreBackend, attached_durable, database_now, reaching_database
+from celery_durable.cli.commands.follow import Follower
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
 from celery_durable.store import migrate

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from celery_durable.cli.backends.stored import database_now, open_durable
 from celery_durable.cli.command import Command
-from celery_durable.cli.console import Cell, Column, Console, Styled
 from celery_durable.cli.inputs import JsonInput
-from celery_durable.cli.render import Times
-from celery_durable.cli.stored import database_now, open_durable
+from celery_durable.cli.output.console import Cell, Column, Console, Styled
+from celery_durable.cli.output.render import Times
 
 _COLUMNS = (
     Column("WORKFLOW"),

@@ -7,7 +7,7 @@ import json
 import click
 
 from celery_durable.cli.command import CliError, Command, adapt_commands, open_backend
-from celery_durable.cli.console import Console, Styled
+from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
 
 _STYLES = {

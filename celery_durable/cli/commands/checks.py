@@ -12,7 +12,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.cli import embedded
+from celery_durable.cli.backends import embedded
 from celery_durable.errors import DurableError, UnsupportedDatabase
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Heartbeat, Outage, format_duration, iso

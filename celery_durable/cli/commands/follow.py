@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from celery_durable.cli import render
-from celery_durable.cli.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
-from celery_durable.cli.console import Cell, Styled
-from celery_durable.cli.render import Times
+from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Cell, Styled
+from celery_durable.cli.output.render import Times
 from celery_durable.errors import ResultTimeout, WorkflowFailed
 from celery_durable.model import (
     History,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli import render
-from celery_durable.cli.backend import Backend
+from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.backends.stored import StoreBackend, database_now, open_durable
 from celery_durable.cli.command import CliError, Command
-from celery_durable.cli.console import Column, Console, Styled
-from celery_durable.cli.lifecycle import Targets, on_targets
-from celery_durable.cli.render import Times
-from celery_durable.cli.stored import StoreBackend, database_now, open_durable
+from celery_durable.cli.commands.lifecycle import Targets, on_targets
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Column, Console, Styled
+from celery_durable.cli.output.render import Times
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
 

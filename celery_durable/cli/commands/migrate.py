@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_durable.cli.command import Command
-from celery_durable.cli.console import Console
+from celery_durable.cli.output.console import Console
 
 
 @click.command(cls=Command, examples=["migrate", "migrate --check", "migrate --sql"])
@@ -22,7 +22,7 @@ def migrate(ctx: click.Context, sql: bool, check: bool) -> None:
     Use it once per deploy, before the new workers start. It only adds tables and columns, so workers of the older
     version continue.
     """
-    from celery_durable.cli.stored import reaching_database, stored_durable
+    from celery_durable.cli.backends.stored import reaching_database, stored_durable
     from celery_durable.store import migrate as migrations
 
     if sql and check:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from celery_durable.cli import render
-from celery_durable.cli.backend import InstanceSnapshot
+from celery_durable.cli.backends.backend import InstanceSnapshot
 from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.console import Cell, Console, Styled
-from celery_durable.cli.explain import print_diagnosis
-from celery_durable.cli.render import Times
+from celery_durable.cli.commands.explain import print_diagnosis
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Cell, Console, Styled
+from celery_durable.cli.output.render import Times
 from celery_durable.explain import Diagnosis
 from celery_durable.model import History, Published, Status, StepRecord
 

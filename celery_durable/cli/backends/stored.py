@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli import embedded
-from celery_durable.cli.backend import POLL_SECONDS, InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.backends import embedded
+from celery_durable.cli.backends.backend import POLL_SECONDS, InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.command import UNREACHABLE, CliError
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain

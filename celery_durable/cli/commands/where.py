@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_durable import values
-from celery_durable.cli.backend import Backend
+from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.errors import ValueRefused
 from celery_durable.model import InstanceSummary, Status

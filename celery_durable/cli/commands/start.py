@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from celery_durable import values
-from celery_durable.cli import render
-from celery_durable.cli.backend import Backend
+from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, command_line, open_backend
-from celery_durable.cli.console import Console, Styled
-from celery_durable.cli.follow import Follower, follow_to_end, read_outcome
+from celery_durable.cli.commands.follow import Follower, follow_to_end, read_outcome
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Console, Styled
 
 
 @click.command(

@@ -23,10 +23,10 @@ from typing import Any
 import click
 
 from celery_durable.app import Durable
+from celery_durable.cli.backends.stored import database_now, open_durable
 from celery_durable.cli.command import INTERRUPTED, REFUSED, CliError, Command
-from celery_durable.cli.console import Column, Console
-from celery_durable.cli.fault_injection import Messenger, OwnWorker
-from celery_durable.cli.stored import database_now, open_durable
+from celery_durable.cli.commands.fault_injection import Messenger, OwnWorker
+from celery_durable.cli.output.console import Column, Console
 from celery_durable.model import DueRun
 from celery_durable.store import chaos_checks
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery_durable.cli.backend import InstanceSnapshot, WorkflowInfo
-from celery_durable.cli.client import Client, WrongApi
+from celery_durable.cli.backends.backend import InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.command import CliError
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (

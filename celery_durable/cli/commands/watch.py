@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import click
 
-from celery_durable.cli import render
-from celery_durable.cli.backend import Backend
+from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.console import Console, Styled
-from celery_durable.cli.follow import Follower, follow_to_end, read_outcome
+from celery_durable.cli.commands.follow import Follower, follow_to_end, read_outcome
 from celery_durable.cli.inputs import DurationInput
-from celery_durable.cli.render import Times
+from celery_durable.cli.output import render
+from celery_durable.cli.output.console import Console, Styled
+from celery_durable.cli.output.render import Times
 from celery_durable.model import Status
 
 

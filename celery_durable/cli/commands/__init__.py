@@ -1,0 +1,1 @@
+"""The commands. A module is imported when one of its commands is called."""
