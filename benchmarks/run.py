@@ -108,7 +108,7 @@ def statements(durable, many, steps: int) -> float:
         nonlocal counted
         counted += 1
 
-    ref = durable.internals.operations.get("many", handle.id).instance.ref
+    ref = durable.internals.operations.queries.get("many", handle.id).instance.ref
     sa.event.listen(durable.internals.store.engine, "before_cursor_execute", count)
     durable.internals.runner.advance(ref, task_id="bench", node="bench")
     sa.event.remove(durable.internals.store.engine, "before_cursor_execute", count)
@@ -118,7 +118,7 @@ def statements(durable, many, steps: int) -> float:
 def superfluous(durable, many) -> str:
     """The cost of a duplicate delivery of a finished run."""
     handle = many.create(1)
-    ref = durable.internals.operations.get("many", handle.id).instance.ref
+    ref = durable.internals.operations.queries.get("many", handle.id).instance.ref
     durable.internals.runner.advance(ref, task_id="bench", node="bench")
     times = []
     for _ in range(500):

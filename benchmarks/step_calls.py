@@ -70,7 +70,7 @@ def measure(url: str) -> tuple[dict[str, Any], Counter[str]]:
 
     durable.migrate()
     instance = step_calls.create()
-    ref = durable.internals.operations.get("step_calls", instance.id).instance.ref
+    ref = durable.internals.operations.queries.get("step_calls", instance.id).instance.ref
     sys.setprofile(counter)
     try:
         outcome = durable.internals.runner.advance(ref, task_id="bench", node="bench")

@@ -53,7 +53,7 @@ def serve(url: str, port: int, instances: int) -> None:
     durable = shop(url)
     migrate.upgrade(durable.internals.store)
     for number in range(instances):
-        durable.internals.operations.create("order", id=f"o-{number}")
+        durable.internals.operations.create.instance("order", id=f"o-{number}")
     durable.tick(max_instances=100)
     uvicorn.run(asgi(durable, allow_anonymous=True), port=port, log_level="error", backlog=4096)
 

@@ -19,6 +19,7 @@ from celery_durable.model import (
     TERMINAL,
     CreateOptions,
     History,
+    IfExists,
     InstanceStatus,
     InstanceSummary,
     LogLevel,
@@ -29,7 +30,7 @@ from celery_durable.model import (
     Status,
     WorkflowEvent,
 )
-from celery_durable.operations import IfExists, Operations
+from celery_durable.operations import Operations
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 
@@ -144,7 +145,7 @@ class Workflow(Generic[P, R]):
             StartTooFar: ``run_at`` is too far ahead.
             StoreMismatch: ``session`` belongs to another database.
         """
-        made = self.host.internals.operations.create(
+        made = self.host.internals.operations.create.instance(
             self.name, params, id=id, if_exists=if_exists, run_at=run_at, labels=labels, session=session
         )
         return WorkflowInstance(self, made)
@@ -179,7 +180,7 @@ class Workflow(Generic[P, R]):
             WorkflowParamsInvalid: ``params`` does not fit, also if the instance exists.
             InvalidInstanceId: The id breaks the rules.
         """
-        return self.host.internals.operations.restart_or_create(
+        return self.host.internals.operations.create.restart_or_create(
             self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
         )
 
@@ -210,7 +211,7 @@ class Workflow(Generic[P, R]):
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules.
         """
-        return [WorkflowInstance(self, made) for made in self.host.internals.operations.create_batch(self.name, batch)]
+        return [WorkflowInstance(self, made) for made in self.host.internals.operations.create.batch(self.name, batch)]
 
     async def acreate_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
         """`create_batch` for async code, on a thread."""
@@ -225,7 +226,7 @@ class Workflow(Generic[P, R]):
         Raises:
             InstanceNotFound: No instance of this workflow has this id.
         """
-        self.host.internals.operations.get(self.name, id)
+        self.host.internals.operations.queries.get(self.name, id)
         return WorkflowInstance(self, id)
 
     def list(
@@ -253,7 +254,9 @@ class Workflow(Generic[P, R]):
             ValueRefused: ``limit`` is not between 1 and 1000.
         """
         wanted = None if status is None else Status(status)
-        return self.host.internals.operations.list(self.name, status=wanted, cursor=cursor, limit=limit, labels=labels)
+        return self.host.internals.operations.queries.list(
+            self.name, status=wanted, cursor=cursor, limit=limit, labels=labels
+        )
 
     # --- the same for async code: each call runs on a thread of the event loop's executor -------
 
@@ -330,7 +333,7 @@ class WorkflowInstance(Generic[R_co]):
 
     def status(self) -> InstanceStatus:
         """Return the current status, with the output of a complete instance or the error of a failed one."""
-        return self._operations.get(self.workflow.name, self.id).status
+        return self._operations.queries.get(self.workflow.name, self.id).status
 
     def result(self, timeout: values.Duration | None = None) -> R_co:
         """Wait until the instance ends and return its output.
@@ -379,11 +382,11 @@ class WorkflowInstance(Generic[R_co]):
         Raises:
             InstanceTerminal: It has ended.
         """
-        self._operations.pause(self.workflow.name, self.id)
+        self._operations.lifecycle.pause(self.workflow.name, self.id)
 
     def resume(self) -> None:
         """Resume a paused instance, or withdraw a pause that has not taken effect. Otherwise nothing happens."""
-        self._operations.resume(self.workflow.name, self.id)
+        self._operations.lifecycle.resume(self.workflow.name, self.id)
 
     def terminate(self, reason: str | None = None) -> None:
         """End the instance now, without a result. Nothing more of it is recorded.
@@ -394,7 +397,7 @@ class WorkflowInstance(Generic[R_co]):
         Raises:
             InstanceTerminal: It has ended already.
         """
-        self._operations.terminate(self.workflow.name, self.id, reason=reason)
+        self._operations.lifecycle.terminate(self.workflow.name, self.id, reason=reason)
 
     def restart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """Start a new run with the same parameters, from any status. Earlier runs stay readable.
@@ -412,7 +415,7 @@ class WorkflowInstance(Generic[R_co]):
             WorkflowNotFound: A linear workflow is not registered in this process.
             ValueRefused: ``from_step`` is a step that a linear run has not reached.
         """
-        return self._operations.restart(self.workflow.name, self.id, from_step=from_step, reason=reason)
+        return self._operations.rewind.restart(self.workflow.name, self.id, from_step=from_step, reason=reason)
 
     def retry(self, *, reason: str | None = None) -> int:
         """Retry the failed step, in a new run that keeps all earlier results. The step gets new attempts.
@@ -426,7 +429,7 @@ class WorkflowInstance(Generic[R_co]):
         Raises:
             InstanceNotErrored: The instance has not failed.
         """
-        return self._operations.retry(self.workflow.name, self.id, reason=reason)
+        return self._operations.rewind.retry(self.workflow.name, self.id, reason=reason)
 
     def fork(self, step: str, *, id: str | None = None) -> Self:
         """Create another instance that continues from before a step of the current run. This instance is not changed.
@@ -446,7 +449,7 @@ class WorkflowInstance(Generic[R_co]):
             InstanceAlreadyExists: The id is taken.
             ValueRefused: A linear run has not reached the step.
         """
-        return type(self)(self.workflow, self._operations.fork(self.workflow.name, self.id, step, id=id))
+        return type(self)(self.workflow, self._operations.rewind.fork(self.workflow.name, self.id, step, id=id))
 
     def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """Complete a step by hand.
@@ -471,7 +474,7 @@ class WorkflowInstance(Generic[R_co]):
             PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
             ValueRefused: The step is a sleep; `skip` ends it.
         """
-        return self._operations.set_result(self.workflow.name, self.id, step, value, by=by, reason=reason)
+        return self._operations.interventions.set_result(self.workflow.name, self.id, step, value, by=by, reason=reason)
 
     def skip(self, step: str, *, by: str, reason: str | None = None) -> int:
         """Complete a step by hand with the result None. A sleep ends at once.
@@ -489,7 +492,7 @@ class WorkflowInstance(Generic[R_co]):
             StepNotOpen: The step has ended without failing the instance.
             InstanceTerminal: The instance is complete or terminated.
         """
-        return self._operations.skip(self.workflow.name, self.id, step, by=by, reason=reason)
+        return self._operations.interventions.skip(self.workflow.name, self.id, step, by=by, reason=reason)
 
     def send_event(
         self,
@@ -520,7 +523,7 @@ class WorkflowInstance(Generic[R_co]):
             PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
             StoreMismatch: ``session`` belongs to another database.
         """
-        return self._operations.send_event(self.workflow.name, self.id, event_type, payload, id=id, session=session)
+        return self._operations.events.send(self.workflow.name, self.id, event_type, payload, id=id, session=session)
 
     def explain(self) -> Diagnosis:
         """Explain why the instance is where it is, and what you can do about it.
@@ -528,7 +531,7 @@ class WorkflowInstance(Generic[R_co]):
         Returns:
             A code, a sentence for people, the facts behind it, and commands to run.
         """
-        return self._operations.explain(self.workflow.name, self.id)
+        return self._operations.queries.explain(self.workflow.name, self.id)
 
     def history(self, run: int | None = None) -> History:
         """Return the steps and the events of a run.
@@ -539,7 +542,7 @@ class WorkflowInstance(Generic[R_co]):
         Raises:
             RunNotFound: There is no such run.
         """
-        return self._operations.history(self.workflow.name, self.id, run=run)
+        return self._operations.history.read(self.workflow.name, self.id, run=run)
 
     def logs(
         self,
@@ -559,13 +562,13 @@ class WorkflowInstance(Generic[R_co]):
             levels: Only lines with one of these levels. None: all.
             category: Only lines of this category. None: all.
         """
-        return self._operations.logs(
+        return self._operations.history.logs(
             self.workflow.name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
         )
 
     def published(self) -> dict[str, Published]:
         """Return what the current run has published with `Step.publish`, by key, also after its end."""
-        return self._operations.published(self.workflow.name, self.id)
+        return self._operations.history.published(self.workflow.name, self.id)
 
     # --- the same for async code: each call runs on a thread of the event loop's executor -------
 

@@ -269,7 +269,7 @@ class Durable:
             PayloadTooLarge: ``payload`` is too large.
             EmissionMismatch: An emission with this id has another topic or payload.
         """
-        return self.internals.operations.emit(topic, payload, id=id)
+        return self.internals.operations.topics.emit(topic, payload, id=id)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """List the waits on a topic, oldest instances first.
@@ -287,7 +287,7 @@ class Durable:
             CursorInvalid: ``cursor`` is not of a page of this topic.
             ValueRefused: ``limit`` is not between 1 and 1000.
         """
-        return self.internals.operations.waiters(topic, cursor=cursor, limit=limit)
+        return self.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
 
     def tick(self, *, max_instances: int = 10, max_steps: int | None = None) -> int:
         """Advance due runs in this process without Celery, for example from cron.

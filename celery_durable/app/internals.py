@@ -19,7 +19,7 @@ from celery_durable import tasks
 from celery_durable.config import Settings, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import DurableError, NotConfigured
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runner import Runner
@@ -113,12 +113,14 @@ class Internals:
     def operations(self) -> Operations:
         """Creates, reads and changes instances by workflow name and id. Handles, HTTP API and commands call it."""
         return Operations(
-            self.store,
-            self.settings,
-            self.registry,
-            self.runtime,
-            self.dispatch_publisher.publish,
-            send_messages=self.outbox.send_committed,
+            OperationContext(
+                self.store,
+                self.settings,
+                self.registry,
+                self.runtime,
+                self.dispatch_publisher.publish,
+                send_messages=self.outbox.send_committed,
+            )
         )
 
     @functools.cached_property
@@ -230,7 +232,9 @@ class Internals:
         """Finds the tasks that were lost with a worker. The dispatcher runs it."""
 
         def report(lost: Sequence[SentTask]) -> int:
-            return self.operations.report_lost([(each.reference, each.sent_us) for each in lost], why=LOSS_REASON)
+            return self.operations.answers.report_lost(
+                [(each.reference, each.sent_us) for each in lost], why=LOSS_REASON
+            )
 
         messages = CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
         return LostTaskSearch(self.store, self.runtime, messages, report, heartbeat_id=lambda: self.heartbeat.row_id)
@@ -242,7 +246,7 @@ class Internals:
             lambda: self.store,
             self.runtime,
             self.background_queue,
-            lambda: self.operations,
+            lambda: self.operations.answers,
             marker=tasks.MARKER,
             heartbeat_id=lambda: self.heartbeat.row_id,
         )

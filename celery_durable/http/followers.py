@@ -61,7 +61,7 @@ class Followers:
         started_at, shared = self._shared_reads.get(key, (0.0, None))
         if shared is None or real_monotonic() - started_at > within:
             # In an empty context, not the client's: the read continues if this client disconnects.
-            read = timeouts.run_read(operations.read_with_tag, workflow, instance_id)
+            read = timeouts.run_read(operations.queries.read_with_tag, workflow, instance_id)
             shared = loop.create_task(read, context=contextvars.Context())
             self._shared_reads[key] = (real_monotonic(), shared)
             loop.call_later(_FORGET_SECONDS, self._forget, key, shared)

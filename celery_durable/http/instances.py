@@ -48,12 +48,14 @@ class InstanceRoutes:
 
         def create() -> Response:
             try:
-                self._operations.create(workflow, body.params, id=instance_id, run_at=body.run_at, labels=body.labels)
+                self._operations.create.instance(
+                    workflow, body.params, id=instance_id, run_at=body.run_at, labels=body.labels
+                )
             except InstanceAlreadyExists as taken:
                 if body.if_exists == "error":
                     raise
                 try:
-                    found = self._operations.read(workflow, instance_id)
+                    found = self._operations.queries.read(workflow, instance_id)
                 except InstanceNotFound:  # out of the caller's scope
                     raise taken from None
                 status = responses.StatusView(status=found.status)
@@ -78,7 +80,7 @@ class InstanceRoutes:
         ]
         for instance_id in dict.fromkeys(each.id for each in batch):
             await self._admit(request, "create_batch", workflow, instance_id)
-        made = await timeouts.run_in_request_thread(self._operations.create_batch, workflow, batch)
+        made = await timeouts.run_in_request_thread(self._operations.create.batch, workflow, batch)
         return json_response(responses.InstanceBatch(instances=[_created_item(instance_id) for instance_id in made]))
 
     def _check_id(self, instance_id: str) -> str:
@@ -94,7 +96,7 @@ class InstanceRoutes:
 
         Timers and deadlines continue.
         """
-        self._operations.pause(workflow, instance_id, if_version=parse_if_match(if_match))
+        self._operations.lifecycle.pause(workflow, instance_id, if_version=parse_if_match(if_match))
         return json_response(responses.Done(ok=True))
 
     @requires(Permission.MANAGEMENT)
@@ -103,7 +105,7 @@ class InstanceRoutes:
 
         An instance that is not paused stays unchanged, but a requested pause is cancelled.
         """
-        self._operations.resume(workflow, instance_id, if_version=parse_if_match(if_match))
+        self._operations.lifecycle.resume(workflow, instance_id, if_version=parse_if_match(if_match))
         return json_response(responses.Done(ok=True))
 
     @requires(Permission.MANAGEMENT)
@@ -119,7 +121,7 @@ class InstanceRoutes:
         The result of a step that is running is not recorded.
         """
         reason = None if body is None else body.reason
-        self._operations.terminate(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        self._operations.lifecycle.terminate(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
         return json_response(responses.Done(ok=True))
 
     @requires(Permission.MANAGEMENT)
@@ -135,7 +137,9 @@ class InstanceRoutes:
         The instance may be in any status. Prior runs stay readable.
         """
         reason = None if body is None else body.reason
-        number = self._operations.restart(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        number = self._operations.rewind.restart(
+            workflow, instance_id, reason=reason, if_version=parse_if_match(if_match)
+        )
         return json_response(responses.Restarted(ok=True, run_number=number))
 
     @requires(Permission.MANAGEMENT)
@@ -151,7 +155,9 @@ class InstanceRoutes:
         The failed step gets fresh attempts. Steps that finished before the failure are kept.
         """
         reason = None if body is None else body.reason
-        number = self._operations.retry(workflow, instance_id, reason=reason, if_version=parse_if_match(if_match))
+        number = self._operations.rewind.retry(
+            workflow, instance_id, reason=reason, if_version=parse_if_match(if_match)
+        )
         return json_response(responses.Restarted(ok=True, run_number=number))
 
     @requires(Permission.MANAGEMENT)
@@ -163,7 +169,7 @@ class InstanceRoutes:
         It keeps the steps that finished before this step was called, and all events. The instance may be in any
         status.
         """
-        number = self._operations.restart(
+        number = self._operations.rewind.restart(
             workflow, instance_id, from_step=body.step, reason=body.reason, if_version=parse_if_match(if_match)
         )
         return json_response(responses.Restarted(ok=True, run_number=number))
@@ -178,7 +184,7 @@ class InstanceRoutes:
         """
         new_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, "fork", workflow, new_id)
-        await timeouts.run_in_request_thread(self._operations.fork, workflow, instance_id, body.step, id=new_id)
+        await timeouts.run_in_request_thread(self._operations.rewind.fork, workflow, instance_id, body.step, id=new_id)
         return json_response(_created_item(new_id), status=201)
 
     @requires(Permission.MANAGEMENT)
@@ -197,7 +203,7 @@ class InstanceRoutes:
         """
         by = await self._actor(request, "set_result", workflow, instance_id, body.by)
         number = await timeouts.run_in_request_thread(
-            self._operations.set_result,
+            self._operations.interventions.set_result,
             workflow,
             instance_id,
             body.step,
@@ -223,7 +229,7 @@ class InstanceRoutes:
         """
         by = await self._actor(request, "skip", workflow, instance_id, body.by)
         number = await timeouts.run_in_request_thread(
-            self._operations.skip,
+            self._operations.interventions.skip,
             workflow,
             instance_id,
             body.step,
@@ -263,7 +269,7 @@ class InstanceRoutes:
             Access(Permission.MANAGEMENT, "restart_or_create", workflow, instance_id, request)
         )
         started = await timeouts.run_in_request_thread(
-            self._operations.restart_or_create,
+            self._operations.create.restart_or_create,
             workflow,
             body.params,
             id=instance_id,
@@ -287,11 +293,11 @@ class InstanceRoutes:
 
         It is stored until the workflow waits for its type, also while the instance is paused.
         """
-        accepted = self._operations.send_event(
+        accepted = self._operations.events.send(
             workflow, instance_id, body.type, body.payload, id=body.id, if_version=parse_if_match(if_match)
         )
         # Only the status: a client that may send events may lack the permission to read outputs and errors.
-        status = self._operations.read(workflow, instance_id).status
+        status = self._operations.queries.read(workflow, instance_id).status
         return json_response(responses.EventSent(status=responses.StatusView(status=status), accepted=accepted))
 
 

@@ -76,7 +76,7 @@ class ReadRoutes:
         The items have no parameters and no output.
         """
         labels = values.parse_labels(label)
-        page = self._operations.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
+        page = self._operations.queries.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
         if not page.items and cursor is None and workflow not in self._durable.workflows:
             raise WorkflowNotFound(workflow, [])
         more = {} if page.cursor is None else {"cursor": page.cursor}
@@ -106,7 +106,7 @@ class ReadRoutes:
         return await timeouts.run_in_request_thread(self._get_response, workflow, instance_id)
 
     def _get_response(self, workflow: str, instance_id: str) -> Response:
-        details = self._operations.details(workflow, instance_id)
+        details = self._operations.queries.details(workflow, instance_id)
         shown = self._view(workflow, instance_id).instance(details)
         return json_response(shown, headers={"ETag": format_etag(details.tag)})
 
@@ -115,7 +115,7 @@ class ReadRoutes:
     ) -> VersionedInstance:
         """Return the instance at the end of a long poll. Between two reads it holds no thread and no connection."""
         pause, operations = 0.05, self._operations
-        found = await timeouts.run_read(operations.read_with_tag, workflow, instance_id)
+        found = await timeouts.run_read(operations.queries.read_with_tag, workflow, instance_id)
         while True:
             has_changed = if_none_match is not None and not matches_if_none_match(found.tag, if_none_match)
             if found.instance.status.is_terminal or has_changed or wait <= 0:
@@ -131,7 +131,7 @@ class ReadRoutes:
 
         The response has a code for programs, a sentence for people, the facts behind them, and commands to run.
         """
-        facts = self._operations.facts(workflow, instance_id)
+        facts = self._operations.queries.facts(workflow, instance_id)
         return json_response(self._view(workflow, instance_id).explanation(facts))
 
     @requires(Permission.READING)
@@ -156,7 +156,7 @@ class ReadRoutes:
         to its steps. Each list has its own cursor. A cursor belongs to a run, an order and a filter. Without
         `runNumber`, a cursor continues with its own run.
         """
-        page = self._operations.history_page(
+        page = self._operations.history.page(
             workflow,
             instance_id,
             run=run_number,
@@ -178,8 +178,8 @@ class ReadRoutes:
 
         The response has the newest value of each key, also after the run has ended.
         """
-        run = self._operations.read(workflow, instance_id).run_number if run_number is None else run_number
-        found = self._operations.published(workflow, instance_id, run=run)
+        run = self._operations.queries.read(workflow, instance_id).run_number if run_number is None else run_number
+        found = self._operations.history.published(workflow, instance_id, run=run)
         shown = self._view(workflow, instance_id).published(found)
         return json_response(responses.PublishedValuesResponse(run_number=run, published=shown))
 
@@ -199,13 +199,13 @@ class ReadRoutes:
         a client has reconnected, it may get steps and published values again. It recognizes a step by its `stepKey`,
         `status` and `attempts`.
         """
-        row = await timeouts.run_in_request_thread(self._operations.read, workflow, instance_id)
+        row = await timeouts.run_in_request_thread(self._operations.queries.read, workflow, instance_id)
         run = row.run_number if run_number is None else run_number
-        cursors = await timeouts.run_in_request_thread(self._operations.stream_cursors, workflow, instance_id)
+        cursors = await timeouts.run_in_request_thread(self._operations.history.stream_cursors, workflow, instance_id)
         position = StreamPosition(run) if last_event_id is None else StreamPosition.read(cursors, last_event_id)
         if position.run != run:
             position = StreamPosition(run)  # the instance was restarted meanwhile, or the client follows another run
-        await timeouts.run_in_request_thread(self._operations.outcome, workflow, instance_id, run=run)
+        await timeouts.run_in_request_thread(self._operations.history.outcome, workflow, instance_id, run=run)
         if position.is_over:
             return Response(status_code=204)
         view = self._view(workflow, instance_id)

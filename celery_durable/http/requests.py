@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from celery_durable.model import Status
-from celery_durable.operations import IfExists
+from celery_durable.model import IfExists, Status
 
 # Only for the description: the operations refuse invalid values with their own problem codes.
 _NAME = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]*$", "minLength": 1}

@@ -121,7 +121,9 @@ class Stream:
 
     def _next_logs(self) -> list[tuple[int, ResponseModel]]:
         # The view runs here, on a thread, because it calls the redaction hook of the application.
-        lines = self._operations.logs(self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE)
+        lines = self._operations.history.logs(
+            self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE
+        )
         return [(line.id, self._view.log(line)) for line in lines]
 
     async def _steps(self) -> AsyncIterator[str]:
@@ -144,12 +146,14 @@ class Stream:
                 return
 
     def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, ResponseModel]]:
-        page = self._operations.steps(self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE)
+        page = self._operations.history.steps(
+            self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE
+        )
         return [(seq, step, self._view.step(step)) for seq, step in page]
 
     def _next_published(self) -> list[ResponseModel]:
         before = self._sent_published
-        self._sent_published = self._operations.published(self._workflow, self._instance_id, run=self._run)
+        self._sent_published = self._operations.history.published(self._workflow, self._instance_id, run=self._run)
         new = {key: found for key, found in self._sent_published.items() if before.get(key) != found}
         return [PublishedChange(key=key, **dict(found)) for key, found in self._view.published(new).items()]
 
@@ -157,7 +161,7 @@ class Stream:
         return self._message("end", await timeouts.run_read(self._outcome), is_over=True)
 
     def _outcome(self) -> ResponseModel:
-        return self._view.status(self._operations.outcome(self._workflow, self._instance_id, run=self._run))
+        return self._view.status(self._operations.history.outcome(self._workflow, self._instance_id, run=self._run))
 
     def _message(self, kind: str, answer: ResponseModel, *, is_over: bool = False) -> str:
         position = StreamPosition(self._run, self._log, *self._done_until, is_over=is_over)

@@ -96,7 +96,7 @@ class TopicRoutes:
         """
         await self._access_control.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
         resumed = await timeouts.run_in_request_thread(
-            restrict_to_request_scope(self._durable.internals.operations).emit, topic, body.payload, id=body.id
+            restrict_to_request_scope(self._durable.internals.operations).topics.emit, topic, body.payload, id=body.id
         )
         return json_response(Emitted(resumed=resumed))
 
@@ -106,7 +106,7 @@ class TopicRoutes:
 
         They are of instances of all workflows, the oldest instances first.
         """
-        page = restrict_to_request_scope(self._durable.internals.operations).waiters(
+        page = restrict_to_request_scope(self._durable.internals.operations).topics.waiters(
             topic, cursor=cursor, limit=page_size
         )
         more = {} if page.cursor is None else {"cursor": page.cursor}

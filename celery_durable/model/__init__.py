@@ -4,7 +4,7 @@ A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
 from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
-from celery_durable.model.public import CreateOptions, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
+from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     EXPORT_VERSION,
     AuditRecord,
@@ -108,6 +108,7 @@ __all__ = [
     "Heartbeat",
     "History",
     "HistoryPage",
+    "IfExists",
     "InstanceDetails",
     "InstanceRow",
     "InstanceStatus",

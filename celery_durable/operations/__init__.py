@@ -6,29 +6,62 @@ delayed, but no call fails (LAW 1).
 
 from __future__ import annotations
 
-from celery_durable.operations.base import PublishRuns, Versions
-from celery_durable.operations.create import CreateOperations, IfExists
+import dataclasses
+
+from celery_durable.model import Scope
+from celery_durable.operations.answers import AnswerOperations
+from celery_durable.operations.context import OperationContext, PublishRuns, Versions
+from celery_durable.operations.create import CreateOperations
+from celery_durable.operations.events import EventOperations
+from celery_durable.operations.history import HistoryOperations
 from celery_durable.operations.interventions import InterventionOperations
-from celery_durable.operations.lost_tasks import LostTaskOperations
+from celery_durable.operations.lifecycle import LifecycleOperations
 from celery_durable.operations.outbox import OutboxOperations
-from celery_durable.operations.overview import OverviewOperations
 from celery_durable.operations.queries import QueryOperations, Snapshot
 from celery_durable.operations.retention import RetentionOperations
 from celery_durable.operations.rewind import RewindOperations
+from celery_durable.operations.stats import StatsOperations
 from celery_durable.operations.topics import TopicOperations
 
-__all__ = ["IfExists", "Operations", "PublishRuns", "Snapshot", "Versions"]
+__all__ = ["OperationContext", "Operations", "PublishRuns", "Snapshot", "Versions"]
 
 
-class Operations(
-    CreateOperations,
-    LostTaskOperations,
-    TopicOperations,
-    RewindOperations,
-    InterventionOperations,
-    QueryOperations,
-    OverviewOperations,
-    OutboxOperations,
-    RetentionOperations,
-):
-    """All operations over one store. After a commit, ``publish_runs`` receives the runs that became due."""
+class Operations:
+    """All operations over one store, by noun: ``operations.lifecycle.pause(...)``."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+        self.create = CreateOperations(context)
+        self.lifecycle = LifecycleOperations(context)
+        self.events = EventOperations(context)
+        self.topics = TopicOperations(context)
+        self.rewind = RewindOperations(context)
+        self.interventions = InterventionOperations(context)
+        self.queries = QueryOperations(context)
+        self.history = HistoryOperations(context)
+        self.stats = StatsOperations(context)
+        self.outbox = OutboxOperations(context)
+        self.retention = RetentionOperations(context)
+        self.answers = AnswerOperations(context)
+
+    def restrict_to(self, scope: Scope | None) -> Operations:
+        """Return the same operations for a caller that may reach only one scope.
+
+        Instances outside the scope are not found.
+
+        Args:
+            scope: The scope; None means all instances.
+
+        Returns:
+            The operations for this caller.
+        """
+        return Operations(dataclasses.replace(self._context, scope=scope))
+
+    def new_id(self) -> str:
+        """Return a new random id, with the prefix of the caller's scope."""
+        return self._context.new_id()
+
+    @property
+    def scope_text(self) -> str:
+        """A text that is equal for callers with the same scope."""
+        return self._context.scope_text

@@ -24,22 +24,24 @@ from celery_durable.model import (
     Child,
     CreateOptions,
     DueRun,
+    IfExists,
     InstanceRow,
     RestartOrCreateResult,
     RunRef,
     Status,
 )
-from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.store import instances, lifecycle, runs, scopes
 from celery_durable.store.engine import Tx
 
-IfExists = Literal["error", "return"]
 
-
-class CreateOperations(OperationsBase):
+class CreateOperations:
     """The operations that create instances."""
 
-    def create(
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def instance(
         self,
         workflow: str,
         params: Any = None,
@@ -83,41 +85,52 @@ class CreateOperations(OperationsBase):
         definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
             raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
-        instance_id = self.new_id() if id is None else values.check_instance_id(id, self._settings.max_instance_id)
+        max_length = self._context.settings.max_instance_id
+        instance_id = self._context.new_id() if id is None else values.check_instance_id(id, max_length)
         row = self._build_row(definition, instance_id, params, labels)
+        is_new = self._insert(definition, row, run_at, session)
+        if not is_new and (if_exists == "error" or not self._is_existing_in_scope(workflow, instance_id)):
+            raise InstanceAlreadyExists(workflow, instance_id)
+        return instance_id
+
+    def _insert(
+        self, definition: Definition, row: dict[str, Any], run_at: datetime | None, session: Session | None
+    ) -> bool:
+        """Insert the row in its own transaction, or in that of the session. Returns False if the id is taken."""
+        store, max_sleep = self._context.store, self._context.settings.max_sleep
+        due = self._first_run(definition, row["instance_id"])
         start_at = row["run_at"] = None if run_at is None else values.to_utc(run_at, "run_at")
-        due = self._first_run(definition, instance_id)
 
         def insert(tx: Tx) -> bool:
-            if start_at is not None and start_at - instances.read_clock(tx) > self._settings.max_sleep:
-                raise StartTooFar(start_at, self._settings.max_sleep)
+            if start_at is not None and start_at - instances.read_clock(tx) > max_sleep:
+                raise StartTooFar(start_at, max_sleep)
             return instances.insert(tx, **row)
 
         def notify_and_wake() -> None:
             notify.send_workflow_created(due.ref, run_at=run_at)
             if run_at is None:
-                self._publish_runs([due])
+                self._context.publish_runs([due])
 
         if session is not None:
-            is_new = insert(self._store.join(session))
+            is_new = insert(store.join(session))
             if is_new:
-                self._store.after_commit(session, notify_and_wake)
+                store.after_commit(session, notify_and_wake)
         else:
-            is_new = self._store.transact(insert)
+            is_new = store.transact(insert)
             if is_new:
                 notify_and_wake()
-        if not is_new and (if_exists == "error" or not self._is_existing_in_scope(workflow, instance_id)):
-            raise InstanceAlreadyExists(workflow, instance_id)
-        return instance_id
+        return is_new
 
     def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
         """Whether an existing instance is in the caller's scope."""
-        if self._scope is None:
+        if self._context.scope is None:
             return True
         instance = Child(workflow, instance_id)
-        return instance in self._store.read(lambda tx: scopes.filter_in_scope(tx, self._scope, [instance]))
+        return instance in self._context.store.read(
+            lambda tx: scopes.filter_in_scope(tx, self._context.scope, [instance])
+        )
 
-    def create_batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
+    def batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
         """Record up to ``durable_max_batch`` instances in one transaction.
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
@@ -136,20 +149,22 @@ class CreateOperations(OperationsBase):
             OutOfScope: An item is outside the caller's scope.
         """
         definition = self._get_definition(workflow)
-        if len(batch) > self._settings.max_batch:
-            raise BatchTooLarge(len(batch), self._settings.max_batch)
+        if len(batch) > self._context.settings.max_batch:
+            raise BatchTooLarge(len(batch), self._context.settings.max_batch)
         rows: dict[str, dict[str, Any]] = {}
         for item in batch:
-            instance_id = values.check_instance_id(item.id, self._settings.max_instance_id)
+            instance_id = values.check_instance_id(item.id, self._context.settings.max_instance_id)
             row = self._build_row(definition, instance_id, item.params, item.labels, item=instance_id)
             rows.setdefault(instance_id, row)
         # Sorted, so that two batches with common ids wait for each other instead of deadlocking.
-        created = self._store.transact(lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])})
+        created = self._context.store.transact(
+            lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])}
+        )
         created_ids = [key for key in rows if key in created]
         due_runs = [self._first_run(definition, key) for key in created_ids]
         for due in due_runs:
             notify.send_workflow_created(due.ref)
-        self._publish_runs(due_runs)
+        self._context.publish_runs(due_runs)
         return created_ids
 
     def restart_or_create(
@@ -187,48 +202,51 @@ class CreateOperations(OperationsBase):
         """
         definition = self._get_definition(workflow)
         restartable = {Status(status) for status in if_status}
-        instance_id = values.check_instance_id(id, self._settings.max_instance_id)
+        instance_id = values.check_instance_id(id, self._context.settings.max_instance_id)
         new = self._build_row(definition, instance_id, params, labels)
-        commit_id = new["commit_id"]
-        reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
+        reason = self._context.clean_reason(reason)
 
-        def started(row: InstanceRow, number: int) -> tuple[RestartOrCreateResult, list[DueRun]]:
-            outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
-            due = DueRun(RunRef(workflow, instance_id, number), row.queue)
-            return RestartOrCreateResult(outcome, instance_id, number, Status.ACTIVE), [due]
+        def work(tx: Tx) -> _Started:
+            return self._insert_or_restart(tx, new, restartable, if_version, reason)
 
-        def work(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]]:
-            is_new = instances.insert(tx, **new)
-            try:
-                row = self._lock_row(tx, workflow, instance_id, None if is_new else if_version)
-            except InstanceNotFound:  # the id is taken outside the caller's scope
-                raise InstanceAlreadyExists(workflow, instance_id) from None
-            if is_new:
-                return started(row, 1)
-            if row.status not in restartable:
-                return RestartOrCreateResult("unchanged", instance_id, row.run_number, row.status), []
-            due = lifecycle.restart(tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=new["plan"])
-            return started(row, due.ref.run_number)
-
-        def was_applied(tx: Tx) -> tuple[RestartOrCreateResult, list[DueRun]] | None:
+        def was_applied(tx: Tx) -> _Started | None:
             if runs.find_creator(tx, workflow, instance_id) is None:
                 return None
-            row = self._lock_row(tx, workflow, instance_id)
-            number = runs.find_by_commit(tx, row, commit_id=commit_id)
-            return None if number is None else started(row, number)
+            row = self._context.lock_row(tx, workflow, instance_id)
+            number = runs.find_by_commit(tx, row, commit_id=new["commit_id"])
+            return None if number is None else _describe_started(row, number)
 
-        result, due_runs = self._store.transact(work, find_committed=was_applied)
+        result, due_runs = self._context.store.transact(work, find_committed=was_applied)
         for due in due_runs:
             if result.outcome == "created":
                 notify.send_workflow_created(due.ref)
             else:
                 notify.send_workflow_restarted(due.ref, reason=reason)
-        self._publish_runs(due_runs)
+        self._context.publish_runs(due_runs)
         return result
 
+    def _insert_or_restart(
+        self, tx: Tx, new: dict[str, Any], restartable: Collection[Status], if_version: Versions, reason: str | None
+    ) -> _Started:
+        """Insert the instance. If it exists, lock it, and restart it if it is in one of the statuses."""
+        workflow, instance_id = new["workflow"], new["instance_id"]
+        is_new = instances.insert(tx, **new)
+        try:
+            row = self._context.lock_row(tx, workflow, instance_id, None if is_new else if_version)
+        except InstanceNotFound:  # the id is taken outside the caller's scope
+            raise InstanceAlreadyExists(workflow, instance_id) from None
+        if is_new:
+            return _describe_started(row, 1)
+        if row.status not in restartable:
+            return RestartOrCreateResult("unchanged", instance_id, row.run_number, row.status), []
+        due = lifecycle.restart(
+            tx, row, grace=new["grace"], commit_id=new["commit_id"], reason=reason, plan=new["plan"]
+        )
+        return _describe_started(row, due.ref.run_number)
+
     def _get_definition(self, workflow: str) -> Definition:
-        definition = self._registry.get(workflow)
-        values.check_identifier("Workflow name", definition.name, self._settings.max_workflow_name)
+        definition = self._context.registry.get(workflow)
+        values.check_identifier("Workflow name", definition.name, self._context.settings.max_workflow_name)
         return definition
 
     def _build_row(
@@ -249,24 +267,33 @@ class CreateOperations(OperationsBase):
         return {
             "workflow": definition.name,
             "instance_id": instance_id,
-            "params": definition.params.encode(checked, what=what, limits=self._settings.limits),
-            "queue": definition.queue or self._settings.queue,
-            "grace": self._grace,
-            "plan": definition.plan(self._settings.step_policy),
-            "commit_id": self._runtime.new_token(),
-            "retention": self._retention(definition.name),
+            "params": definition.params.encode(checked, what=what, limits=self._context.settings.limits),
+            "queue": definition.queue or self._context.settings.queue,
+            "grace": self._context.grace,
+            "plan": definition.plan(self._context.settings.step_policy),
+            "commit_id": self._context.runtime.new_token(),
+            "retention": self._context.retention(definition.name),
             "initial_labels": initial_labels,
         }
 
     def _add_scope_labels(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Return the labels of a new instance, including those of the caller's scope; raises OutOfScope."""
-        if self._scope is None:
+        if self._context.scope is None:
             return labels
-        all_labels = {**labels, **self._scope.labels}
+        all_labels = {**labels, **self._context.scope.labels}
         contradicts_scope = any(all_labels[name] != value for name, value in labels.items())
-        if contradicts_scope or not self._scope.allows_id(instance_id):
+        if contradicts_scope or not self._context.scope.allows_id(instance_id):
             raise OutOfScope(instance_id)
         return values.check_labels(all_labels)
 
     def _first_run(self, definition: Definition, instance_id: str) -> DueRun:
-        return DueRun(RunRef(definition.name, instance_id, 1), definition.queue or self._settings.queue)
+        return DueRun(RunRef(definition.name, instance_id, 1), definition.queue or self._context.settings.queue)
+
+
+_Started = tuple[RestartOrCreateResult, list[DueRun]]
+
+
+def _describe_started(row: InstanceRow, number: int) -> _Started:
+    outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
+    due = DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
+    return RestartOrCreateResult(outcome, row.instance_id, number, Status.ACTIVE), [due]

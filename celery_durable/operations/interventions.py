@@ -10,7 +10,7 @@ from typing import Any
 from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
 from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType
-from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.operations.continuations import (
     build_continuation_after,
     find_current_step,
@@ -36,8 +36,11 @@ class _Intervention:
     event_id: str
 
 
-class InterventionOperations(OperationsBase):
+class InterventionOperations:
     """The operations by which an operator completes single steps."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
 
     def set_result(
         self,
@@ -78,7 +81,7 @@ class InterventionOperations(OperationsBase):
             PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
             ValueRefused: The step is a sleep, or a map and ``value`` is not a list.
         """
-        text = values.encode(value, what=f"Result of step {step!r}", limits=self._settings.limits)
+        text = values.encode(value, what=f"Result of step {step!r}", limits=self._context.settings.limits)
         intervention = self._new_intervention("set_result", text, by, reason)
         return self._intervene(workflow, instance_id, step, intervention, if_version)
 
@@ -124,9 +127,9 @@ class InterventionOperations(OperationsBase):
             action=action,
             result=result,
             actor=values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH),
-            reason=None if reason is None else values.sanitize_text(reason, self._settings.max_log_message),
-            commit_id=self._runtime.new_token(),
-            event_id=self._runtime.new_id(),
+            reason=self._context.clean_reason(reason),
+            commit_id=self._context.runtime.new_token(),
+            event_id=self._context.runtime.new_id(),
         )
 
     def _intervene(
@@ -137,7 +140,7 @@ class InterventionOperations(OperationsBase):
 
         def work(tx: Tx) -> tuple[int, list[DueRun]]:
             nonlocal step_before, starts_new_run
-            row = self._lock_row(tx, workflow, instance_id, if_version)
+            row = self._context.lock_row(tx, workflow, instance_id, if_version)
             if row.status in (Status.COMPLETE, Status.TERMINATED):
                 raise InstanceTerminal(
                     workflow, instance_id, row.status, f"{_ACTION_PHRASES[intervention.action]} a step of"
@@ -152,11 +155,11 @@ class InterventionOperations(OperationsBase):
             return row.run_number, due_runs
 
         def was_applied(tx: Tx) -> tuple[int, list[DueRun]] | None:
-            row = self._lock_row(tx, workflow, instance_id)
+            row = self._context.lock_row(tx, workflow, instance_id)
             number = interventions.find_by_commit(tx, row, commit_id=intervention.commit_id)
             return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
 
-        number, due_runs = self._store.transact(work, find_committed=was_applied)
+        number, due_runs = self._context.store.transact(work, find_committed=was_applied)
         assert step_before is not None
         ref = RunRef(workflow, instance_id, number)
         if starts_new_run:
@@ -164,7 +167,7 @@ class InterventionOperations(OperationsBase):
         notify.send_step_intervened(
             ref, step_before, action=intervention.action, by=intervention.actor, reason=intervention.reason
         )
-        self._publish_runs(due_runs)
+        self._context.publish_runs(due_runs)
         return number
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
@@ -175,7 +178,7 @@ class InterventionOperations(OperationsBase):
             raise _not_open(row, steps, step)
         if row.claim_token is not None:
             interventions.subtract_started_attempts(tx, row, excluding=step.step_key)
-        due = lifecycle.reclaim(tx, row, grace=self._grace)
+        due = lifecycle.reclaim(tx, row, grace=self._context.grace)
         return row, step, [] if due is None else [due]
 
     def _continue_in_new_run(
@@ -190,7 +193,7 @@ class InterventionOperations(OperationsBase):
         due = lifecycle.restart(
             tx,
             row,
-            grace=self._grace,
+            grace=self._context.grace,
             commit_id=intervention.commit_id,
             reason=intervention.reason,
             plan=continuation.plan,

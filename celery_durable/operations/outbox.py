@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from celery_durable import values
 from celery_durable.errors import NameInvalid, NotGivenUp, NotInOutbox
-from celery_durable.operations.base import OperationsBase
+from celery_durable.operations.context import OperationContext
 from celery_durable.store import outbox
 from celery_durable.store.engine import Tx
 from celery_durable.store.outbox import OutboxEntry
@@ -14,10 +14,13 @@ from celery_durable.store.outbox import OutboxEntry
 _MAX_ID_LENGTH = 36
 
 
-class OutboxOperations(OperationsBase):
+class OutboxOperations:
     """The operations on the outbox."""
 
-    def outbox(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def read(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
         """Return the tasks and outbound events that are not sent or delivered yet, oldest first.
 
         Args:
@@ -27,9 +30,11 @@ class OutboxOperations(OperationsBase):
         Returns:
             The entries in the caller's scope.
         """
-        return self._store.read(lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._scope))
+        return self._context.store.read(
+            lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._context.scope)
+        )
 
-    def retry_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
+    def retry(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Retry events that were given up, with fresh attempts: all of them or none.
 
         Args:
@@ -51,7 +56,7 @@ class OutboxOperations(OperationsBase):
 
         return self._change(ids, retry, is_done=is_done, only_given_up=True)
 
-    def drop_outbox(self, ids: Sequence[str]) -> list[OutboxEntry]:
+    def drop(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Delete tasks or events permanently, given up or not: all of them or none.
 
         Args:
@@ -85,10 +90,11 @@ class OutboxOperations(OperationsBase):
         # A NUL or a half surrogate pair must not reach the database, see `_is_possible_id`.
         if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
+        scope = self._context.scope
         found: list[OutboxEntry] = []
 
         def work(tx: Tx) -> list[OutboxEntry]:
-            found[:] = outbox.lock_entries(tx, ids, scope=self._scope)
+            found[:] = outbox.lock_entries(tx, ids, scope=scope)
             found_ids = {entry.id for entry in found}
             if missing := [each for each in ids if each not in found_ids]:
                 raise NotInOutbox(missing)
@@ -98,9 +104,9 @@ class OutboxOperations(OperationsBase):
             change(tx)
             return list(found)
 
-        return self._store.transact(
+        return self._context.store.transact(
             work,
-            find_committed=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=self._scope)) else None,
+            find_committed=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=scope)) else None,
         )
 
 

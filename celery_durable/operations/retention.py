@@ -8,15 +8,18 @@ from collections.abc import Collection
 from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Scope, Status
-from celery_durable.operations.base import OperationsBase, is_possible_workflow_name
+from celery_durable.operations.context import OperationContext, is_possible_workflow_name
 from celery_durable.store import retention
 from celery_durable.store.retention import EndedFilter
 
 _BATCH = 25
 
 
-class RetentionOperations(OperationsBase):
+class RetentionOperations:
     """The operations that delete instances."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
 
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
@@ -35,8 +38,8 @@ class RetentionOperations(OperationsBase):
             ValueRefused: A status is not terminal.
             DurationInvalid: ``older_than`` is not a duration.
         """
-        ended = _select_ended(older_than, workflow, statuses, self._scope)
-        return 0 if ended is None else self._store.read(functools.partial(retention.count_ended, ended=ended))
+        ended = _select_ended(older_than, workflow, statuses, self._context.scope)
+        return 0 if ended is None else self._context.store.read(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
@@ -58,10 +61,10 @@ class RetentionOperations(OperationsBase):
             ValueRefused: A status is not terminal.
             DurationInvalid: ``older_than`` is not a duration.
         """
-        ended = _select_ended(older_than, workflow, statuses, self._scope)
+        ended = _select_ended(older_than, workflow, statuses, self._context.scope)
         deleted, batch = 0, 0 if ended is None else _BATCH
         while ended is not None and batch == _BATCH:
-            batch = self._store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
+            batch = self._context.store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
             deleted += batch
         return deleted
 

@@ -11,15 +11,18 @@ from collections.abc import Callable
 from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
 from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
-from celery_durable.operations.base import OperationsBase, Versions
+from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
 from celery_durable.store import instances, labels, lifecycle, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import Continuation
 
 
-class RewindOperations(OperationsBase):
+class RewindOperations:
     """The operations that start new runs of existing work."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
 
     def restart(
         self,
@@ -119,41 +122,48 @@ class RewindOperations(OperationsBase):
             InstanceAlreadyExists: ``id`` is taken.
             OutOfScope: ``id`` is outside the caller's scope.
         """
-        new_id = self.new_id() if id is None else values.check_instance_id(id, self._settings.max_instance_id)
-        if self._scope is not None and not self._scope.allows_id(new_id):
+        context = self._context
+        max_length = context.settings.max_instance_id
+        new_id = context.new_id() if id is None else values.check_instance_id(id, max_length)
+        if context.scope is not None and not context.scope.allows_id(new_id):
             raise OutOfScope(new_id)
-        commit_id = self._runtime.new_token()
+        commit_id = context.runtime.new_token()
 
         def work(tx: Tx) -> DueRun:
-            row = self._lock_row(tx, workflow, instance_id)
-            source = runs.read_source(tx, row)
-            continuation = build_continuation_before(row, source, step)
-            is_new = instances.insert(
-                tx,
-                workflow=workflow,
-                instance_id=new_id,
-                params=source.params,
-                queue=row.queue,
-                grace=self._grace,
-                commit_id=commit_id,
-                plan=continuation.plan,
-                continuation=continuation,
-                retention=self._retention(workflow),
-                initial_labels=labels.read(tx, row.pk),
-            )
-            if not is_new:
-                raise InstanceAlreadyExists(workflow, new_id)
-            return DueRun(RunRef(workflow, new_id, 1), row.queue)
+            return self._insert_fork(tx, context.lock_row(tx, workflow, instance_id), step, new_id, commit_id)
 
         def was_applied(tx: Tx) -> DueRun | None:
-            row = self._lock_row(tx, workflow, instance_id)  # the commit in doubt held this lock, so it is decided now
+            row = context.lock_row(
+                tx, workflow, instance_id
+            )  # the commit in doubt held this lock, so it is decided now
             is_committed = runs.find_creator(tx, workflow, new_id) == commit_id
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_committed else None
 
-        due = self._store.transact(work, find_committed=was_applied)
+        due = context.store.transact(work, find_committed=was_applied)
         notify.send_workflow_created(due.ref)
-        self._publish_runs([due])
+        context.publish_runs([due])
         return new_id
+
+    def _insert_fork(self, tx: Tx, row: InstanceRow, step: str, new_id: str, commit_id: str) -> DueRun:
+        """Insert an instance that continues before a step of this row's current run."""
+        source = runs.read_source(tx, row)
+        continuation = build_continuation_before(row, source, step)
+        is_new = instances.insert(
+            tx,
+            workflow=row.workflow,
+            instance_id=new_id,
+            params=source.params,
+            queue=row.queue,
+            grace=self._context.grace,
+            commit_id=commit_id,
+            plan=continuation.plan,
+            continuation=continuation,
+            retention=self._context.retention(row.workflow),
+            initial_labels=labels.read(tx, row.pk),
+        )
+        if not is_new:
+            raise InstanceAlreadyExists(row.workflow, new_id)
+        return DueRun(RunRef(row.workflow, new_id, 1), row.queue)
 
     def _start_run(
         self,
@@ -165,30 +175,30 @@ class RewindOperations(OperationsBase):
         if_version: Versions,
     ) -> int:
         """Start a run from the continuation that ``continuation`` returns while the instance is locked."""
-        commit_id = self._runtime.new_token()
-        reason = None if reason is None else values.sanitize_text(reason, self._settings.max_log_message)
+        commit_id = self._context.runtime.new_token()
+        reason = self._context.clean_reason(reason)
 
         def work(tx: Tx) -> DueRun:
-            row = self._lock_row(tx, workflow, instance_id, if_version)
+            row = self._context.lock_row(tx, workflow, instance_id, if_version)
             found = continuation(tx, row)
             plan = self._plan(row) if found is None else found.plan
             return lifecycle.restart(
-                tx, row, grace=self._grace, commit_id=commit_id, reason=reason, plan=plan, continuation=found
+                tx, row, grace=self._context.grace, commit_id=commit_id, reason=reason, plan=plan, continuation=found
             )
 
         def was_applied(tx: Tx) -> DueRun | None:
-            row = self._lock_row(tx, workflow, instance_id)
+            row = self._context.lock_row(tx, workflow, instance_id)
             number = runs.find_by_commit(tx, row, commit_id=commit_id)
             return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
 
-        due = self._store.transact(work, find_committed=was_applied)
+        due = self._context.store.transact(work, find_committed=was_applied)
         notify.send_workflow_restarted(due.ref, reason=reason)
-        self._publish_runs([due])
+        self._context.publish_runs([due])
         return due.ref.run_number
 
     def _plan(self, row: InstanceRow) -> RunPlan:
         """Return the plan of a new run. A replay run needs none, so its workflow may be unknown in this process."""
-        known = self._registry.find(row.workflow)
+        known = self._context.registry.find(row.workflow)
         if known is None and row.kind is WorkflowKind.REPLAY:
             return RunPlan()
-        return (known or self._registry.get(row.workflow)).plan(self._settings.step_policy)
+        return (known or self._context.registry.get(row.workflow)).plan(self._context.settings.step_policy)

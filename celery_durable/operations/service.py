@@ -121,7 +121,7 @@ class Service:
         session: Session | None = None,
     ) -> str:
         """Record a new instance and make it due."""
-        return self._operations().create(workflow, params, id=id, labels=labels, session=session)
+        return self._operations().create.instance(workflow, params, id=id, labels=labels, session=session)
 
     def send_event(
         self,
@@ -134,15 +134,15 @@ class Service:
         session: Session | None = None,
     ) -> bool:
         """Send an event."""
-        return self._operations().send_event(workflow, instance_id, event_type, payload, id=id, session=session)
+        return self._operations().events.send(workflow, instance_id, event_type, payload, id=id, session=session)
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
         """Return the status of an instance."""
-        return self._operations().get(workflow, instance_id).status
+        return self._operations().queries.get(workflow, instance_id).status
 
     def list_history(self, workflow: str, instance_id: str, **page: Any) -> HistoryPage:
         """Return a page of the steps and events of a run."""
-        return self._operations().history_page(workflow, instance_id, **page)
+        return self._operations().history.page(workflow, instance_id, **page)
 
 
 def require_workflows(service: WorkflowService | None, *, package: str) -> WorkflowService:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from celery_durable import notify, values
 from celery_durable.model import Page, Waiter
-from celery_durable.operations.base import OperationsBase, check_limit
+from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store import emissions, topic_waits
 from celery_durable.store.emissions import EmissionProgress
 from celery_durable.store.engine import Store, Tx
@@ -16,8 +16,11 @@ _MAX_ID_LENGTH = 200
 """The longest emission id. The ids of an emission's events contain it, so it is shorter than other ids."""
 
 
-class TopicOperations(OperationsBase):
+class TopicOperations:
     """The operations on topics."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
 
     def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:  # the public name
         """Send a payload to all waits that are open on a topic now.
@@ -44,11 +47,11 @@ class TopicOperations(OperationsBase):
         """
         values.check_topic(topic)
         emission_id = (
-            self._runtime.new_id() if id is None else values.check_text_name("Emission id", id, _MAX_ID_LENGTH)
+            self._context.runtime.new_id() if id is None else values.check_text_name("Emission id", id, _MAX_ID_LENGTH)
         )
-        if self._scope is not None:  # every scope has its own ids
-            emission_id = f"{self._scope.digest}:{emission_id}"
-        text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._settings.limits)
+        if self._context.scope is not None:  # every scope has its own ids
+            emission_id = f"{self._context.scope.digest}:{emission_id}"
+        text = values.encode(payload, what=f"Payload for topic {topic!r}", limits=self._context.settings.limits)
 
         def begin(tx: Tx) -> bool:
             return emissions.begin(
@@ -56,11 +59,11 @@ class TopicOperations(OperationsBase):
                 emission_id=emission_id,
                 topic=topic,
                 payload=text,
-                scope=self._scope,
-                lease=self._settings.lease,
+                scope=self._context.scope,
+                lease=self._context.settings.lease,
             )
 
-        if not self._store.transact(
+        if not self._context.store.transact(
             begin, find_committed=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
         ):
             return 0
@@ -70,7 +73,7 @@ class TopicOperations(OperationsBase):
             if progress is None:  # another process has finished it
                 return delivered_count
             _notify_received(progress)
-            self._publish_runs(progress.due_runs)
+            self._context.publish_runs(progress.due_runs)
             delivered_count, is_over = progress.delivered_count, progress.is_over
         return delivered_count
 
@@ -79,7 +82,9 @@ class TopicOperations(OperationsBase):
         made: list[EmissionProgress | None] = []
 
         def work(tx: Tx) -> EmissionProgress | None:
-            made[:] = [emissions.deliver_batch(tx, emission_id, lease=self._settings.lease, grace=self._grace)]
+            made[:] = [
+                emissions.deliver_batch(tx, emission_id, lease=self._context.settings.lease, grace=self._context.grace)
+            ]
             return made[0]
 
         def was_applied(tx: Tx) -> EmissionProgress | None:
@@ -89,7 +94,7 @@ class TopicOperations(OperationsBase):
                 return None
             return delivered
 
-        return self._store.transact(work, find_committed=was_applied)
+        return self._context.store.transact(work, find_committed=was_applied)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """Return a page of the open waits on a topic, oldest instances first.
@@ -109,10 +114,10 @@ class TopicOperations(OperationsBase):
         """
         values.check_topic(topic)
         check_limit(limit)
-        cursors = self._cursors("waiters", topic)
+        cursors = self._context.cursors("waiters", topic)
         after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
-        found = self._store.read(
-            lambda tx: topic_waits.read_page(tx, topic, after=after, limit=limit + 1, scope=self._scope)
+        found = self._context.store.read(
+            lambda tx: topic_waits.read_page(tx, topic, after=after, limit=limit + 1, scope=self._context.scope)
         )
         items = found[:limit]
         more = cursors.write(*items[-1][0]) if len(found) > limit else None

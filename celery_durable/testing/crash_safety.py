@@ -226,7 +226,7 @@ class _Trial:
         seen.misnamed = harness.mocks.describe_unused()
         seen.unsent = [type_ for type_, _ in course.events]
         seen.bodies = Counter((f"{each.workflow}/{each.instance_id}", each.step) for each in harness.attempts)
-        for summary in harness.durable.internals.operations.list(limit=1000).items:
+        for summary in harness.durable.internals.operations.queries.list(limit=1000).items:
             handle = harness.instance(summary.workflow, summary.id)
             status, history = handle.status(), handle.history()
             error = None if status.error is None else f"{status.error.name}: {status.error.message}"
@@ -415,7 +415,7 @@ class _Course:
         runner.suspend()
         self._harness.clock.advance(self._harness.settings.lease_seconds + 1)
         second = self._harness.second_runner()
-        for summary in self._harness.durable.internals.operations.list(limit=1000).items:
+        for summary in self._harness.durable.internals.operations.queries.list(limit=1000).items:
             self._harness.deliver(self._harness.instance(summary.workflow, summary.id), to=second)
         runner.wake_up()
 
@@ -423,7 +423,7 @@ class _Course:
         """Send the next event that an instance waits for."""
         if not self.events:
             return False
-        for summary in self._harness.durable.internals.operations.list(status=Status.WAITING, limit=1000).items:
+        for summary in self._harness.durable.internals.operations.queries.list(status=Status.WAITING, limit=1000).items:
             handle = self._harness.instance(summary.workflow, summary.id)
             for step in handle.steps():
                 wait = summary.workflow, summary.id, summary.run_number, step.step_key, step.wake_at

@@ -25,7 +25,7 @@ from celery_durable.app import Durable, override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, RunRef, Status
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.runner.ticks import Ticker
 from celery_durable.store import outbox
 from celery_durable.tasks.dispatcher import Sweeper
@@ -130,12 +130,14 @@ class DurableHarness:
         parts.settings, parts.store, parts.registry = self.settings, self._web.store, self._code
         parts.outbox = Outbox(self._web.store, self.settings, self._send)
         parts.operations = Operations(
-            self._web.store,
-            self.settings,
-            self._code,
-            self._web.runtime,
-            functools.partial(self._capture, None),
-            send_messages=parts.outbox.send_committed,
+            OperationContext(
+                self._web.store,
+                self.settings,
+                self._code,
+                self._web.runtime,
+                functools.partial(self._capture, None),
+                send_messages=parts.outbox.send_committed,
+            )
         )
         parts.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
         return durable
@@ -147,7 +149,7 @@ class DurableHarness:
     def _refuse_others(self, *, wipe: bool) -> None:
         if wipe:
             databases.wipe(self._web.store)
-        elif not self._database.is_own and self.durable.internals.operations.list(limit=1).items:
+        elif not self._database.is_own and self.durable.internals.operations.queries.list(limit=1).items:
             url = self._web.store.engine.url.render_as_string()
             self.close()
             raise StoreNotEmpty(url)
@@ -326,7 +328,7 @@ class DurableHarness:
         return said
 
     def _live(self) -> Iterator[str]:
-        for summary in self.durable.internals.operations.list(status=Status.ACTIVE, limit=100).items:
+        for summary in self.durable.internals.operations.queries.list(status=Status.ACTIVE, limit=100).items:
             yield str(RunRef(summary.workflow, summary.id, summary.run_number))
 
     def _answer_waits(self) -> None:
@@ -337,7 +339,9 @@ class DurableHarness:
                 self.durable.emit(topic, mock.use())
         if not self.mocks.events:
             return
-        waiting = self.durable.internals.operations.list(status=Status.WAITING, limit=1000).items  # newest first
+        waiting = self.durable.internals.operations.queries.list(
+            status=Status.WAITING, limit=1000
+        ).items  # newest first
         for summary in reversed(waiting):
             ref = RunRef(summary.workflow, summary.id, summary.run_number)
             for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
@@ -348,7 +352,7 @@ class DurableHarness:
                 mock = next((each for each in self.mocks.events if each.serves(*wanted)), None)
                 if mock is not None:
                     self._answered.add(wait)
-                    send = self.durable.internals.operations.send_event
+                    send = self.durable.internals.operations.events.send
                     send(ref.workflow, ref.instance_id, step.wait_event_type, mock.use())
 
     # --- what steps send ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class HarnessInstance(WorkflowInstance[R_co]):
     @property
     def ref(self) -> RunRef:
         """The reference of its current run, as in a dispatch message."""
-        return self._operations.get(self.workflow.name, self.id).instance.ref
+        return self._operations.queries.get(self.workflow.name, self.id).instance.ref
 
     def result(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ARG002  # the handle's signature
         """Return the output without waiting.

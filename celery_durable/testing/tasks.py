@@ -40,14 +40,14 @@ class SentTasks:
                 del self._out[message.id]
             elif (act := self._act(ref, step, message)) is not None:
                 del self._out[message.id]
-                self._operations().answer(reference, self._said(act, message, step))
+                self._operations().answers.accept(reference, self._said(act, message, step))
                 return True
         return False
 
     def _find_asking_step(self, id_: str, ref: RunRef, asked: str) -> str | None:
         """Return the name of the step that waits for a task; None if no step waits any more."""
         try:
-            row = self._operations().get(ref.workflow, ref.instance_id).instance
+            row = self._operations().queries.get(ref.workflow, ref.instance_id).instance
         except InstanceNotFound:
             return None
         if row.run_number != ref.run_number or row.status.is_terminal:
@@ -55,7 +55,7 @@ class SentTasks:
         item = ItemRef.read(asked)
         if item is not None:  # the history of a map has all its answers, so it is not read
             return item.step_key
-        steps = self._operations().history(ref.workflow, ref.instance_id).steps
+        steps = self._operations().history.read(ref.workflow, ref.instance_id).steps
         return next((step.name for step in steps if step.is_waiting and step.task_id == id_), None)
 
     def _act(self, ref: RunRef, step: str, message: OutboxMessage) -> Callable[[], Any] | None:

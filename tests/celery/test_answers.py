@@ -227,7 +227,7 @@ def test_what_runs_eagerly_answers_at_once(make_app: MakeApp) -> None:
 def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     app: Celery, durable: Durable, ask, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, refused = durable.internals.operations.answer, []
+    answer, refused = durable.internals.operations.answers.accept, []
 
     def refuse(*args: Any, **options: Any) -> Any:
         if len(refused) < 2:
@@ -235,7 +235,7 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
             raise OSError("the database is away")
         return answer(*args, **options)
 
-    monkeypatch.setattr(durable.internals.operations, "answer", refuse)
+    monkeypatch.setattr(durable.internals.operations.answers, "accept", refuse)
     monkeypatch.setattr(durable.internals.answers, "pause_before_resend", lambda: None)
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]

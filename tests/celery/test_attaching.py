@@ -315,7 +315,7 @@ def test_the_first_use_is_refused_where_workers_would_throw_our_messages_away(ma
     durable = Durable(app)
     app.send_task("anything", serializer="yaml")  # the application's own affair
     with pytest.raises(ConfigInvalid) as refused:
-        durable.internals.operations.list()
+        durable.internals.operations.queries.list()
     assert str(refused.value) == CONTENT
 
 

@@ -73,7 +73,7 @@ def dump(durable: Durable) -> dict[str, Any]:
 
 def guesses(durable: Durable) -> list[list[Any]]:
     """References that somebody makes who knows everything but the tokens."""
-    pk = durable.internals.operations.get("waits", "w-1").instance.pk
+    pk = durable.internals.operations.queries.get("waits", "w-1").instance.pk
     types = [
         task_event_type("nobody.knows.it", pk, 1, 1),
         f"item:{pk}:0:1:map",
@@ -134,7 +134,7 @@ def test_a_hint_that_names_no_possible_run_is_malformed(
 def test_a_reference_that_is_longer_than_any_valid_one_is_malformed(
     app: Celery, durable: Durable, waits: Any, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pk = durable.internals.operations.get("waits", "w-1").instance.pk
+    pk = durable.internals.operations.queries.get("waits", "w-1").instance.pk
     forged = reference_of(
         durable.internals.store, RunRef("waits", "w-1", 1), task_event_type("nobody.knows.it", pk, 1, 1)
     ).to_json()
@@ -148,7 +148,7 @@ def test_a_reference_that_is_longer_than_any_valid_one_is_malformed(
 def test_a_forged_answer_is_counted_and_logged(
     app: Celery, durable: Durable, waits: Any, caplog: pytest.LogCaptureFixture, registry: CollectorRegistry
 ) -> None:
-    pk = durable.internals.operations.get("waits", "w-1").instance.pk
+    pk = durable.internals.operations.queries.get("waits", "w-1").instance.pk
     ref = RunRef("waits", "w-1", 1)
     true = reference_of(durable.internals.store, ref, task_event_type("nobody.knows.it", pk, 1, 1))
     assert len(true.token) == 32

@@ -93,7 +93,7 @@ def fails(app: Celery, nth: int, reference: list[Any]) -> None:
 def test_a_task_that_is_interrupted_while_it_answers_answers_once(
     app: Celery, durable: Durable, out: RunRef, end: Callable[[Celery, int, list[Any]], None]
 ) -> None:
-    pk = durable.internals.operations.get(out.workflow, out.instance_id).instance.pk
+    pk = durable.internals.operations.queries.get(out.workflow, out.instance_id).instance.pk
     item = durable.internals.store.tables.item.c
     ended = 0
     for nth in range(_ITEMS):

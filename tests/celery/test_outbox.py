@@ -129,7 +129,7 @@ def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytes
     def careless(event: WorkflowEvent[int], step: Step) -> None:
         step.do("announce", lambda tx: [tx.send_task("mail"), tx.send_task("elsewhere", event.payload)])
 
-    shop.durable.internals.operations.create("careless", 7)
+    shop.durable.internals.operations.create.instance("careless", 7)
     assert shop.durable.tick()
     (sent,) = messages(app, app.conf.task_default_queue)
     assert (sent.headers["task"], shop.left()) == ("elsewhere", 1)

@@ -284,7 +284,7 @@ def refusing(make_app: MakeApp) -> tuple[Durable, Refusing, Sweeper]:
         def flow(event: WorkflowEvent[Any], step: Step) -> None: ...
 
         for number in range(20):
-            durable.internals.operations.create(queue, None, id=f"{queue}-{number}")
+            durable.internals.operations.create.instance(queue, None, id=f"{queue}-{number}")
     _unsend(durable)
     return (
         durable,

@@ -53,7 +53,7 @@ def _fill(durable: Durable, *, instances: int, messages: int, queue: str = "here
     def flow(event: WorkflowEvent[Any], step: Step) -> None: ...
 
     for number in range(instances):
-        durable.internals.operations.create(queue, None, id=f"{queue}-{number}")
+        durable.internals.operations.create.instance(queue, None, id=f"{queue}-{number}")
     tables = durable.internals.store.tables
     rows = [OutboxMessage(f"m-{number}", OutboxKind.TASK, "mail", "{}") for number in range(messages)]
     with durable.internals.store.engine.begin() as connection:

@@ -90,6 +90,6 @@ class Crowd:
             _, key, type_, payload = self._answers[0]
             event_id = f"{key}-{type_}"
             with contextlib.suppress(InstanceTerminal):  # then it is in the report: it ended without its event
-                self._site.durable.internals.operations.send_event("planned", key, type_, payload, id=event_id)
+                self._site.durable.internals.operations.events.send("planned", key, type_, payload, id=event_id)
                 self.accepted_events.add(event_id)
             heapq.heappop(self._answers)

@@ -122,7 +122,7 @@ def test_start_waits_for_the_output_or_fails_as_the_instance_did(shop: Shop, con
 def test_what_is_followed_is_told_until_it_ends(order: Shop, connection: Any, command: tuple[str, ...]) -> None:
     order.work_at_once()
     with connection.when_it_waits(
-        lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")
+        lambda: order.durable.internals.operations.events.send("order", "o-1", "approval", "eve")
     ):
         said = connection(command[0], "order", "o-1", *command[1:])
     assert said.code == 0, said.err
@@ -142,9 +142,9 @@ def test_a_long_history_comes_in_pages(shop: Shop, connection: Any, monkeypatch:
         return 7
 
     monkeypatch.setattr(http, "_PAGE", 3)
-    shop.durable.internals.operations.create("long", id="l-1")
+    shop.durable.internals.operations.create.instance("long", id="l-1")
     for number in range(4):
-        shop.durable.internals.operations.send_event("long", "l-1", "news", number)
+        shop.durable.internals.operations.events.send("long", "l-1", "news", number)
     shop.work("long", "l-1")
     told = json.loads(connection("export", "long", "l-1").out)
     assert [each["name"] for each in told["steps"]] == [f"step {number}" for number in range(7)]

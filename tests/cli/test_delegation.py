@@ -48,16 +48,16 @@ def album(shop: Shop) -> Shop:
 
 def key(shop: Shop) -> int:
     """By which the database knows the album."""
-    return shop.durable.internals.operations.get("album", "a-1").instance.pk
+    return shop.durable.internals.operations.queries.get("album", "a-1").instance.pk
 
 
 def answer(shop: Shop, name: str, payload: str) -> None:
     """What comes back from the worker of a task."""
-    steps = shop.durable.internals.operations.history("album", "a-1").steps
+    steps = shop.durable.internals.operations.history.read("album", "a-1").steps
     seq, step = next((seq, step) for seq, step in enumerate(steps, start=1) if step.name == name)
     event_type = f"task:{key(shop)}:{seq}:{step.attempts}:{step.task}"
     reference = reference_of(shop.durable.internals.store, RunRef("album", "a-1", 1), event_type)
-    assert shop.durable.internals.operations.answer(reference, payload).is_taken
+    assert shop.durable.internals.operations.answers.accept(reference, payload).is_taken
     shop.work("album", "a-1")
 
 
@@ -74,7 +74,7 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, connection: Any) -> N
         [began, "step", "waiting", "back", f"{TASK} 2030-01-01T02:00:00.000Z", ""],
         [began, "step", "waiting", "rest", f"{NAP} 2030-01-05T00:00:00.000Z", ""],
     ]
-    first = album.durable.internals.operations.history("album", "a-1").steps[0].task_id
+    first = album.durable.internals.operations.history.read("album", "a-1").steps[0].task_id
     assert connection("explain", "album", "a-1").rows == [
         [
             "WAITING_TASKS",
@@ -200,7 +200,7 @@ def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> No
     assert told["parent"] == {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
     assert json.loads(connection("export", "album", "a-1").out)["parent"] is None
     assert not [row for row in connection("show", "album", "a-1").rows if row[0] == "parent"]
-    said = describe_run(album.durable.internals.operations.history("nap", "n-1"))
+    said = describe_run(album.durable.internals.operations.history.read("nap", "n-1"))
     assert said == ["Child of step rest, run 1 of album/a-1"]
 
 

@@ -381,7 +381,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
 def test_due_work_that_no_process_picked_up_is_reported(make: Make) -> None:
     app = make()
     assert one(app, "backlog")[0] == "OK"
-    app.durable.internals.operations.create("order", id="o-1")
+    app.durable.internals.operations.create.instance("order", id="o-1")
     with app.durable.internals.store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE workflow_instance SET next_check_at = next_check_at - 200000000"))
     level, sentence, _ = one(app, "backlog")

@@ -38,7 +38,7 @@ def test_parameters_come_from_everywhere(
     (tmp_path / "params.json").write_text('{"from": "file", "n": 1}')
     said = shop.pipe("start", "echo", "--id", "e-1", *words, stdin='{"from": "stdin"}')
     assert said.code == 0, said.err
-    assert shop.durable.internals.operations.history("echo", "e-1").params == params
+    assert shop.durable.internals.operations.history.read("echo", "e-1").params == params
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_waiting_ends_at_the_timeout_and_the_instance_goes_on(shop: Shop) -> Non
 def test_start_and_follow_shows_each_step_as_it_comes(shop: Shop) -> None:
     todo = [
         lambda: shop.work("order", "o-1"),
-        lambda: shop.durable.internals.operations.send_event("order", "o-1", "approval", "eve"),
+        lambda: shop.durable.internals.operations.events.send("order", "o-1", "approval", "eve"),
         lambda: shop.clock.advance(minutes=1),
         lambda: shop.work("order", "o-1"),
     ]
@@ -151,7 +151,7 @@ def test_an_event_can_carry_nothing_or_a_file(order: Shop, tmp_path: Path) -> No
     order.pipe("send-event", "order", "o-1", "one")
     order.pipe("send-event", "order", "o-1", "two", "--payload", f"@{tmp_path}/payload.json")
     order.pipe("send-event", "order", "o-1", "three", "--payload", "-", stdin="3")
-    events = order.durable.internals.operations.history("order", "o-1").events
+    events = order.durable.internals.operations.history.read("order", "o-1").events
     assert [(event.type, event.payload) for event in events] == [("one", None), ("two", ["é"]), ("three", 3)]
 
 
@@ -248,4 +248,4 @@ def test_prune_counts_and_deletes_only_when_told_to(shop: Shop) -> None:
     assert shop.pipe("prune", "--older-than", "3 days", "--yes").out == "Deleted\t0\n"
     assert shop.pipe("prune", "--older-than", "1 day", "--status", "complete", "--yes").out == "Deleted\t0\n"
     assert shop.pipe("prune", "--older-than", "1 day", "--workflow", "echo", "--yes").out == "Deleted\t1\n"
-    assert [item.id for item in shop.durable.internals.operations.list().items] == ["e-2"]
+    assert [item.id for item in shop.durable.internals.operations.queries.list().items] == ["e-2"]

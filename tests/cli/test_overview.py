@@ -92,7 +92,7 @@ def test_a_wake_begins_what_was_put_off(shop: Shop) -> None:
     from celery_durable.model import from_us
 
     later = from_us(shop.clock.now_us + 3_600_000_000)
-    shop.durable.internals.operations.create("echo", "early", id="e-1", run_at=later)
+    shop.durable.internals.operations.create.instance("echo", "early", id="e-1", run_at=later)
     assert shop.work("echo", "e-1") != "complete"
     shop.pipe("wake", "echo", "e-1")
     assert shop.work("echo", "e-1") == "complete"
@@ -141,7 +141,7 @@ def test_a_list_is_watched_until_it_is_interrupted(order: Shop) -> None:
             raise KeyboardInterrupt
         if order.clock.slept > 4:
             order.clock.advance(seconds=1)
-            order.durable.internals.operations.terminate("order", "o-1")
+            order.durable.internals.operations.lifecycle.terminate("order", "o-1")
 
     order.pipe("start", "nap", "--id", "n-1")
     order.clock.meanwhile = go_on
@@ -207,9 +207,9 @@ def test_a_condition_that_says_nothing_is_wrong_usage(shop: Shop, words: tuple[s
 
 def test_a_person_sees_some_of_many_before_anything_is_done(shop: Shop) -> None:
     for number in range(12):
-        shop.durable.internals.operations.create("nap", id=f"n-{number}")
+        shop.durable.internals.operations.create.instance("nap", id=f"n-{number}")
     shop.no_color = True
     shown = shop.terminal("pause", "--where", "workflow=nap").splitlines()
     assert shown[:2] == ["  nap/n-11", "  nap/n-10"]
     assert shown[10:] == ["  and 2 more", "Would pause 12 instances; nothing was changed. Add --yes to do it."]
-    assert shop.durable.internals.operations.get("nap", "n-0").instance.ref == RunRef("nap", "n-0", 1)
+    assert shop.durable.internals.operations.queries.get("nap", "n-0").instance.ref == RunRef("nap", "n-0", 1)

@@ -49,7 +49,7 @@ def packing(shop: Shop) -> Shop:
 
 
 def bring_paper(packing: Shop) -> None:
-    packing.durable.internals.operations.send_event("pack", "p-1", "paper", id="e-1")
+    packing.durable.internals.operations.events.send("pack", "p-1", "paper", id="e-1")
 
 
 def test_show_has_what_is_published(packing: Shop, connection: Any) -> None:

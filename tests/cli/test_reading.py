@@ -238,26 +238,26 @@ def test_logs_are_said_once_unless_replays_are_wanted(order: Shop) -> None:
 
 def test_logs_follow_until_the_run_ends(order: Shop) -> None:
     order.work_at_once()
-    order.clock.meanwhile = lambda: order.durable.internals.operations.send_event("order", "o-1", "approval", "eve")
+    order.clock.meanwhile = lambda: order.durable.internals.operations.events.send("order", "o-1", "approval", "eve")
     said = order.pipe("logs", "order", "o-1", "-f")
     assert [row[3] for row in said.rows] == ['order received cents=1999 note="two words"', "decided by=eve"]
 
 
-@pytest.mark.parametrize("command", ["history", "logs"])
+@pytest.mark.parametrize("method", ["read", "logs"])
 def test_what_comes_between_two_reads_is_told_once_and_in_order(
-    order: Shop, monkeypatch: pytest.MonkeyPatch, command: str
+    order: Shop, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     operations, follower = order.durable.internals.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
-    read = getattr(operations, command)
+    read = getattr(operations.history, method)
 
     def read_late(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
         order.clock.advance(seconds=1)
-        operations.send_event("order", "o-1", "approval", "eve")
+        operations.events.send("order", "o-1", "approval", "eve")
         order.work("order", "o-1")
         return read(*args, **options)
 
-    monkeypatch.setattr(operations, command, read_late)
+    monkeypatch.setattr(operations.history, method, read_late)
     told = [cells[0] for _ in range(3) for _, cells in follower.read_updates()]
     assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "step", "log", "step", "run"]
     assert follower.has_ended

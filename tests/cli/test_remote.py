@@ -99,7 +99,7 @@ forbidden = {"celery", "kombu", "sqlalchemy", "alembic", "psycopg", "pymysql", "
 rooms = {name for name in sys.modules if name.startswith("celery_durable.")}
 print(sorted(names & forbidden), sorted(rooms & {f"celery_durable.{it}" for it in ("app", "store", "tasks", "http")}))
 """
-    shop.durable.internals.operations.create("nap", id="n-1")
+    shop.durable.internals.operations.create.instance("nap", id="n-1")
     with served(shop) as api:
         words = ["-b", api.url, "-H", "X-Api-Key: sesame", "show", "nap", "n-1"]
         said = subprocess.run(

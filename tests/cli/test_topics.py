@@ -40,7 +40,7 @@ def test_waiters_tells_who_waits(watchers: Shop) -> None:
 def test_emit_reaches_all_who_wait(watchers: Shop) -> None:
     assert watchers.pipe("emit", "prices/eur.usd", "--payload", '{"cents": 108}').out == "prices/eur.usd\t2\n"
     watchers.work("watch", "w-1")
-    assert watchers.durable.internals.operations.get("watch", "w-1").status.output == {"cents": 108}
+    assert watchers.durable.internals.operations.queries.get("watch", "w-1").status.output == {"cents": 108}
     watchers.no_color = True
     assert watchers.terminal("emit", "prices/eur.usd") == "Emitted   prices/eur.usd   to 0 waits"
 

@@ -104,7 +104,7 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
     with app.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE workflow_instance SET updated_at = updated_at - 7776001000000")
     run(app, code)
-    assert [item.id for item in app.internals.operations.list().items] == ["retries", "waits"]
+    assert [item.id for item in app.internals.operations.queries.list().items] == ["retries", "waits"]
     assert count(app) == {
         "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
         "workflow_label": 2,

@@ -230,7 +230,7 @@ def test_a_retry_of_the_parent_makes_another_child(world: World, billing) -> Non
     billing.of(instance.step("bill").child.instance_id).send("paid", 0)
     world.run_until_idle()
     assert instance.status == "errored"
-    world.operations.retry("order", instance.id)
+    world.operations.rewind.retry("order", instance.id)
     world.run_until_idle()
     billing.of(instance.step("bill").child.instance_id).send("paid", 5)
     world.run_until_idle()
@@ -349,7 +349,7 @@ def test_an_instance_that_is_made_again_has_a_child_of_its_own(world: World, bil
     first = instance.step("bill").child.instance_id
     instance.terminate()
     world.advance(60)
-    world.operations.prune(older_than=timedelta(0), workflow="order")
+    world.operations.retention.prune(older_than=timedelta(0), workflow="order")
     world.accepted.pop(0)
     again = order.run(id=instance.id)
     second = again.step("bill").child.instance_id

@@ -120,18 +120,18 @@ def test_a_producer_that_dies_around_its_commit_has_created_all_or_nothing(
     producer = world.new_producer()
     producer.runtime.crash_at = checkpoint
     with pytest.raises(Crash):
-        producer.operations.create("order", id="o-1")
+        producer.operations.create.instance("order", id="o-1")
     producer.bury()
     assert world.messages == []
-    assert len(world.operations.list("order").items) == is_there
+    assert len(world.operations.queries.list("order").items) == is_there
     world.run_after(5)  # the sweep finds what nobody told of
-    assert [item.status for item in world.operations.list("order").items] == ["waiting"] * is_there
+    assert [item.status for item in world.operations.queries.list("order").items] == ["waiting"] * is_there
 
     instance = order.run(id="o-2")
     producer = world.new_producer()
     producer.runtime.crash_at = checkpoint
     with pytest.raises(Crash):
-        producer.operations.send_event("order", "o-2", "approval", "yes")
+        producer.operations.events.send("order", "o-2", "approval", "yes")
     producer.bury()
     world.run_after(5)
     assert instance.status == ("complete" if is_there else "waiting")

@@ -53,7 +53,7 @@ GOOD = {"order_id": "42"}
 
 
 def ids(world: World) -> list[str]:
-    return sorted(item.id for item in world.operations.list("order").items)
+    return sorted(item.id for item in world.operations.queries.list("order").items)
 
 
 def test_create_records_the_instance_and_tells_the_workers(world: World, order) -> None:
@@ -88,7 +88,7 @@ def test_an_instance_whose_message_was_lost_is_found_by_the_sweep(world: World, 
 
 
 def test_without_an_id_each_instance_gets_one(world: World, order) -> None:
-    made = {world.operations.create("order", GOOD) for _ in range(3)}
+    made = {world.operations.create.instance("order", GOOD) for _ in range(3)}
     assert len(made) == 3
 
 
@@ -206,7 +206,7 @@ def test_a_secret_is_refused_before_anything_is_written(world: World) -> None:
 
 def test_a_workflow_that_nobody_registered_is_refused(world: World, order) -> None:
     with pytest.raises(WorkflowNotFound) as caught:
-        world.operations.create("invoice")
+        world.operations.create.instance("invoice")
     assert str(caught.value) == (
         "No workflow is registered as 'invoice' in this process (registered: order). Import the module that defines "
         "it, or add it to the Celery app's `imports`."
@@ -255,7 +255,7 @@ def test_a_start_can_be_put_off_as_long_as_a_sleep_may_be(world: World, order) -
         "(durable_max_sleep_seconds). Create the instance later."
     )
     with Session(world.store.engine) as session, pytest.raises(StartTooFar):
-        world.operations.create("order", GOOD, run_at=late, session=session)
+        world.operations.create.instance("order", GOOD, run_at=late, session=session)
     assert ids(world) == []
     order.create(GOOD, run_at=START + longest)
     assert len(ids(world)) == 1
@@ -292,7 +292,7 @@ def test_an_instance_in_a_callers_transaction_is_there_when_that_commits(world: 
 def test_an_instance_in_a_transaction_that_rolls_back_never_was(world: World, order) -> None:
     with world.session() as session:
         insert_name("row of the application")(session)
-        world.operations.create("order", GOOD, id="o-1", session=session)
+        world.operations.create.instance("order", GOOD, id="o-1", session=session)
         session.rollback()
         insert_name("another")(session)
         session.commit()
@@ -315,7 +315,7 @@ def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, or
     with world.session() as session:
         order.create(GOOD, id="kept", session=session)
         savepoint = session.begin_nested()
-        world.operations.create("order", GOOD, id="gone", session=session)
+        world.operations.create.instance("order", GOOD, id="gone", session=session)
         savepoint.rollback()
         session.commit()
     assert ids(world) == ["kept"]
@@ -349,7 +349,7 @@ def test_a_session_of_another_database_is_refused(world: World, order) -> None:
 
 
 def create_batch(world: World, *items) -> list[str]:
-    return world.operations.create_batch("order", [CreateOptions(id=id_, params=params) for id_, params in items])
+    return world.operations.create.batch("order", [CreateOptions(id=id_, params=params) for id_, params in items])
 
 
 def test_a_batch_records_all_that_is_new_and_answers_with_it(world: World, order) -> None:
@@ -364,7 +364,7 @@ def test_a_batch_records_all_that_is_new_and_answers_with_it(world: World, order
 def test_a_batch_returns_before_anything_runs(world: World, order) -> None:
     made = create_batch(world, *((f"o-{n}", GOOD) for n in range(100)))
     assert len(made) == 100
-    assert {item.status for item in world.operations.list("order", limit=100).items} == {Status.ACTIVE}
+    assert {item.status for item in world.operations.queries.list("order", limit=100).items} == {Status.ACTIVE}
 
 
 def test_one_invalid_item_rejects_the_batch(world: World, order) -> None:
@@ -394,7 +394,7 @@ def test_an_empty_batch_is_nothing(world: World, order) -> None:
 
 
 def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> None:
-    for read in (world.operations.get, world.operations.history, world.operations.logs):
+    for read in (world.operations.queries.get, world.operations.history.read, world.operations.history.logs):
         with pytest.raises(InstanceNotFound) as caught:
             read("order", "nobody")
         assert str(caught.value) == (
@@ -406,14 +406,14 @@ def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> 
 @pytest.mark.parametrize("id_", ["", "NUL \x00", "half \ud800", "x" * 300, "no spaces", 5, None])
 def test_an_id_that_no_instance_can_have_is_not_found_on_any_database(world: World, order, id_) -> None:
     for method in (
-        world.operations.get,
-        world.operations.history,
-        world.operations.logs,
-        world.operations.pause,
-        world.operations.resume,
-        world.operations.terminate,
-        world.operations.restart,
-        lambda workflow, id_: world.operations.send_event(workflow, id_, "approval"),
+        world.operations.queries.get,
+        world.operations.history.read,
+        world.operations.history.logs,
+        world.operations.lifecycle.pause,
+        world.operations.lifecycle.resume,
+        world.operations.lifecycle.terminate,
+        world.operations.rewind.restart,
+        lambda workflow, id_: world.operations.events.send(workflow, id_, "approval"),
     ):
         with pytest.raises(InstanceNotFound):
             method("order", id_)
@@ -425,7 +425,7 @@ def test_instances_are_listed_newest_first_a_page_at_a_time(world: World, order)
     create_batch(world, *((f"o-{n}", GOOD) for n in range(7)))
     seen, cursor = [], None
     for _ in range(4):
-        page = world.operations.list("order", cursor=cursor, limit=3)
+        page = world.operations.queries.list("order", cursor=cursor, limit=3)
         seen.append([item.id for item in page.items])
         cursor = page.cursor
         if cursor is None:
@@ -436,7 +436,7 @@ def test_instances_are_listed_newest_first_a_page_at_a_time(world: World, order)
 
 def test_a_page_that_is_just_full_is_the_last(world: World, order) -> None:
     create_batch(world, *((f"o-{n}", GOOD) for n in range(3)))
-    page = world.operations.list("order", limit=3)
+    page = world.operations.queries.list("order", limit=3)
     assert (len(page.items), page.cursor) == (3, None)
 
 
@@ -450,14 +450,14 @@ def test_instances_are_listed_by_workflow_and_status(world: World, order) -> Non
     order.create(GOOD, id="new", run_at=START + timedelta(days=1))
 
     def found(*args, **options) -> list[str]:
-        return [item.id for item in world.operations.list(*args, **options).items]
+        return [item.id for item in world.operations.queries.list(*args, **options).items]
 
     assert found() == ["new", "failed", "done"]
     assert found("order") == ["new", "done"]
     assert found("order", status=Status.WAITING) == ["new"]
     assert found(status=Status.ERRORED) == ["failed"]
     assert found("unknown") == []
-    failed = world.operations.list(status=Status.ERRORED).items[0]
+    failed = world.operations.queries.list(status=Status.ERRORED).items[0]
     assert (failed.workflow, failed.error.name, failed.error.message) == ("invoice", "ValueError", "no")
 
 
@@ -465,7 +465,7 @@ def test_instances_are_listed_by_workflow_and_status(world: World, order) -> Non
 @pytest.mark.parametrize("cursor", ["", "x", "bm90IGpzb24", "WyJ4IiwgMV0", "WyJpIiwgIjEiXQ", "ü"])
 def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -> None:
     with pytest.raises(CursorInvalid) as caught:
-        world.operations.list("order", cursor=cursor)
+        world.operations.queries.list("order", cursor=cursor)
     assert str(caught.value) == (
         f"Cursor {cursor!r} was not made by this list with this filter, for this caller. Start again without a cursor."
     )
@@ -475,7 +475,7 @@ def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: int) -> None:
     with pytest.raises(ValueRefused) as caught:
-        world.operations.list("order", limit=limit)
+        world.operations.queries.list("order", limit=limit)
     assert str(caught.value) == f"A page of {limit} items is not possible: ask for 1 to 1000."
 
 
@@ -483,7 +483,7 @@ def test_the_history_tells_what_a_run_was_given_and_when_it_began_and_ended(worl
     order.create(GOOD, id="o-1")
     world.advance(5)
     world.run_until_idle()
-    history = world.operations.history("order", "o-1")
+    history = world.operations.history.read("order", "o-1")
     assert (history.params, history.created_at) == ({"order_id": "42", "cents": 5}, START)
     assert (history.started_at, history.completed_at) == (world.now, world.now)
     assert (history.status.status, history.status.output) == ("complete", "42: 5")

@@ -34,9 +34,9 @@ def nothing() -> None:
 
 @pytest.mark.parametrize(("when", "is_restarted"), [("before", False), ("after", False), ("after", True)])
 def test_a_create_is_its_own_whatever_has_become_of_it(world: World, order, others, when, is_restarted) -> None:
-    then = (lambda: others.restart("order", "o-1")) if is_restarted else nothing
+    then = (lambda: others.rewind.restart("order", "o-1")) if is_restarted else nothing
     with cut_commit(world.store, when=when, then=then) as cut:
-        assert world.operations.create("order", id="o-1") == "o-1"
+        assert world.operations.create.instance("order", id="o-1") == "o-1"
     assert cut == [when]
     assert order.of("o-1").row.run_number == (2 if is_restarted else 1)
 
@@ -44,8 +44,8 @@ def test_a_create_is_its_own_whatever_has_become_of_it(world: World, order, othe
 def test_a_batch_answers_with_what_it_created_also_when_one_was_restarted(world: World, order, others) -> None:
     order.create(id="o-2")
     batch = [CreateOptions(id=f"o-{n}") for n in (1, 2, 3)]
-    with cut_commit(world.store, when="after", then=lambda: others.restart("order", "o-1")):
-        assert world.operations.create_batch("order", batch) == ["o-1", "o-3"]
+    with cut_commit(world.store, when="after", then=lambda: others.rewind.restart("order", "o-1")):
+        assert world.operations.create.batch("order", batch) == ["o-1", "o-3"]
 
 
 @cuts
@@ -73,7 +73,7 @@ def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: Wo
 
     def send() -> None:
         world.advance(1)
-        others.send_event("order", instance.id, "approval", "another", id="e-1")
+        others.events.send("order", instance.id, "approval", "another", id="e-1")
 
     with cut_commit(world.store, when="before", then=send):
         assert instance.send("approval", "mine", id="e-1") is False
@@ -83,7 +83,7 @@ def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: Wo
 @cuts
 def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when) -> None:
     instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.restart("order", instance.id)):
+    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
         assert instance.send("approval", "yes") is True
     sent = [[payload for _, payload, _ in instance.events(run)] for run in (1, 2)]
     assert sent == ([["yes"], []] if when == "after" else [[], ["yes"]])
@@ -92,15 +92,15 @@ def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, 
 @cuts
 def test_a_termination_in_doubt_does_not_end_the_next_run(world: World, order, others, when) -> None:
     instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.restart("order", instance.id)):
+    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
         instance.terminate()
     assert (instance.row.run_number, instance.status) == (2, "active")
 
 
 def test_a_restart_in_doubt_is_found_behind_another(world: World, order, others) -> None:
     instance = order.run()
-    with cut_commit(world.store, when="after", then=lambda: others.restart("order", instance.id)):
-        assert world.operations.restart("order", instance.id) == 2
+    with cut_commit(world.store, when="after", then=lambda: others.rewind.restart("order", instance.id)):
+        assert world.operations.rewind.restart("order", instance.id) == 2
     assert instance.row.run_number == 3
 
 
@@ -117,8 +117,8 @@ def steps(world: World):
 @cuts
 def test_a_rewind_in_doubt_is_done_once_also_where_another_restarted_meanwhile(world, steps, others, when) -> None:
     instance = steps.run()
-    with cut_commit(world.store, when=when, then=lambda: others.restart("steps", instance.id)) as cut:
-        number = world.operations.restart("steps", instance.id, from_step="b" if when == "after" else None)
+    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("steps", instance.id)) as cut:
+        number = world.operations.rewind.restart("steps", instance.id, from_step="b" if when == "after" else None)
     assert cut == [when]
     assert number == (2 if when == "after" else 3)
     assert instance.row.run_number == 3
@@ -128,9 +128,9 @@ def test_a_rewind_in_doubt_is_done_once_also_where_another_restarted_meanwhile(w
 @cuts
 def test_a_fork_in_doubt_is_made_once_and_is_its_own(world: World, steps, others, when) -> None:
     instance = steps.run()
-    then = (lambda: others.restart("steps", instance.id)) if when == "after" else nothing
+    then = (lambda: others.rewind.restart("steps", instance.id)) if when == "after" else nothing
     with cut_commit(world.store, when=when, then=then):
-        assert world.operations.fork("steps", instance.id, "b", id="f-1") == "f-1"
+        assert world.operations.rewind.fork("steps", instance.id, "b", id="f-1") == "f-1"
     assert list(world.instance("steps", "f-1").statuses()) == ["a"]
     world.run_until_idle()
     assert world.instance("steps", "f-1").statuses() == {"a": "completed", "b": "completed", "approval": "waiting"}
@@ -140,7 +140,7 @@ def test_a_fork_in_doubt_is_made_once_and_is_its_own(world: World, steps, others
 def test_a_restart_or_create_in_doubt_tells_what_it_did(world: World, order, when) -> None:
     for outcome in ("created", "restarted"):
         with cut_commit(world.store, when=when) as cut:
-            assert world.operations.restart_or_create("order", id="o-1", if_status=["active"]).outcome == outcome
+            assert world.operations.create.restart_or_create("order", id="o-1", if_status=["active"]).outcome == outcome
         assert cut == [when]
     assert order.of("o-1").row.run_number == 2
 
@@ -149,15 +149,15 @@ def test_a_restart_or_create_in_doubt_tells_what_it_did(world: World, order, whe
 def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, when) -> None:
     instance = order.run()
     with cut_commit(world.store, when=when) as cut:
-        assert world.operations.set_result("order", instance.id, "approval", "yes", by="eve") == 1
+        assert world.operations.interventions.set_result("order", instance.id, "approval", "yes", by="eve") == 1
     assert cut == [when]
     world.run_until_idle()
     assert instance.output == "yes"
-    assert len(world.operations.history("order", instance.id).audit) == 1
+    assert len(world.operations.history.read("order", instance.id).audit) == 1
 
 
 @cuts
-@pytest.mark.parametrize("method", ["retry_outbox", "drop_outbox"])
+@pytest.mark.parametrize("method", ["retry", "drop"])
 def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(world: World, when, method) -> None:
     @world.workflow
     def telling(event: WorkflowEvent, step: Step):
@@ -169,9 +169,9 @@ def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(wor
     )
     assert give_up.deliver(sent) == "given up: ValueError"
     with cut_commit(world.store, when=when) as cut:
-        (message,) = getattr(world.operations, method)([sent])
+        (message,) = getattr(world.operations.outbox, method)([sent])
     assert (cut, message.id, message.attempts) == ([when], sent, 1)
-    assert [each.attempts for each in world.operations.outbox()] == ([0] if method == "retry_outbox" else [])
+    assert [each.attempts for each in world.operations.outbox.read()] == ([0] if method == "retry" else [])
 
 
 def refuse(event: OutboundEvent) -> None:
@@ -193,7 +193,7 @@ def test_an_end_in_doubt_is_told_only_where_it_is_known(world: World, others, wh
         heard.append(about)
 
     signals.workflow_terminated.connect(hear)
-    then = (lambda: others.restart("slow", instance.id)) if is_restarted else nothing
+    then = (lambda: others.rewind.restart("slow", instance.id)) if is_restarted else nothing
     try:
         with cut_commit(world.worker.store, when=when, then=then) as cut:
             world.worker.advance(instance.ref)

@@ -368,10 +368,10 @@ def test_nobody_can_send_to_an_instance_that_has_ended(world: World, order) -> N
 def test_an_event_in_a_callers_transaction_counts_when_that_commits(world: World, order) -> None:
     instance = order.run()
     with world.session() as session:
-        world.operations.send_event("order", "i-1", "approval", "rolled back", session=session)
+        world.operations.events.send("order", "i-1", "approval", "rolled back", session=session)
         session.rollback()
         assert world.messages == []
-        world.operations.send_event("order", "i-1", "approval", "committed", session=session)
+        world.operations.events.send("order", "i-1", "approval", "committed", session=session)
         assert world.messages == []
         session.commit()
         assert [due.ref for due in world.messages] == [instance.ref]

@@ -28,10 +28,12 @@ def failing(world: World):
 
 def test_an_open_step_is_settled_in_its_run_which_goes_on(world: World, failing) -> None:
     instance = failing.run()
-    run = world.operations.set_result("failing", "i-1", "charge", {"paid": 5}, by="eve", reason="by hand, #42")
+    run = world.operations.interventions.set_result(
+        "failing", "i-1", "charge", {"paid": 5}, by="eve", reason="by hand, #42"
+    )
     world.run_until_idle()
     assert (run, instance.output) == (1, {"paid": 5})
-    (audit,) = world.operations.history("failing", "i-1").audit
+    (audit,) = world.operations.history.read("failing", "i-1").audit
     assert (audit.step_key, audit.action, audit.by, audit.reason) == ("charge", "set_result", "eve", "by hand, #42")
     assert (audit.status_before, audit.attempts_before, audit.run_number) == ("waiting", 1, 1)
     assert (audit.error_before.name, audit.created_at) == ("ZeroDivisionError", world.now)
@@ -41,13 +43,13 @@ def test_a_step_that_ended_its_instance_is_settled_in_a_new_run(world: World, fa
     instance = failing.run()
     world.run_after(600)
     world.prior_runs["failing", "i-1", 1] = world.recorded(instance, 1)
-    assert world.operations.skip("failing", "i-1", "charge", by="eve") == 2
+    assert world.operations.interventions.skip("failing", "i-1", "charge", by="eve") == 2
     world.run_until_idle()
     assert instance.output is None
     assert instance.step("charge").attempts == 2
-    (audit,) = world.operations.history("failing", "i-1").audit
+    (audit,) = world.operations.history.read("failing", "i-1").audit
     assert (audit.action, audit.status_before, audit.reason) == ("skip", "errored", None)
-    assert world.operations.history("failing", "i-1", run=1).audit == ()
+    assert world.operations.history.read("failing", "i-1", run=1).audit == ()
 
 
 def test_a_sleep_is_skipped_and_a_wait_is_given_an_event(world: World) -> None:
@@ -58,13 +60,13 @@ def test_a_sleep_is_skipped_and_a_wait_is_given_an_event(world: World) -> None:
 
     instance = order.run()
     with pytest.raises(ValueRefused) as caught:
-        world.operations.set_result("order", "i-1", "rest", 1, by="eve")
+        world.operations.interventions.set_result("order", "i-1", "rest", 1, by="eve")
     assert str(caught.value) == "Step 'rest' is a sleep and has no result. Skip it: skip('rest')."
-    world.operations.skip("order", "i-1", "rest", by="eve")
+    world.operations.interventions.skip("order", "i-1", "rest", by="eve")
     world.run_until_idle()
-    world.operations.set_result("order", "i-1", "one", "yes", by="eve")
+    world.operations.interventions.set_result("order", "i-1", "one", "yes", by="eve")
     world.run_until_idle()
-    world.operations.skip("order", "i-1", "two", by="eve")
+    world.operations.interventions.skip("order", "i-1", "two", by="eve")
     world.run_until_idle()
     assert instance.output == ["yes", None]
     assert instance.events() == [("approval", "yes", "one"), ("approval", None, "two")]
@@ -77,7 +79,7 @@ def test_a_settled_wait_is_in_time_although_its_deadline_has_passed(world: World
 
     instance = order.run()
     world.advance(61)
-    world.operations.set_result("order", "i-1", "approval", "yes", by="eve")
+    world.operations.interventions.set_result("order", "i-1", "approval", "yes", by="eve")
     world.run_until_idle()
     assert instance.output == "yes"
 
@@ -95,7 +97,7 @@ def test_what_has_ended_is_not_settled_again(world: World, step: str) -> None:
     instance = order.run()
     before = instance.row
     with pytest.raises(StepNotOpen) as caught:
-        world.operations.set_result("order", "i-1", step, 2, by="eve")
+        world.operations.interventions.set_result("order", "i-1", step, 2, by="eve")
     assert str(caught.value) == (
         f"Step {step!r} of run 1 of instance 'i-1' of workflow 'order' is {instance.step(step).status}. Only an open "
         "step, or one that ended an errored instance, can be completed by hand. "
@@ -103,19 +105,19 @@ def test_what_has_ended_is_not_settled_again(world: World, step: str) -> None:
     )
     assert instance.row == before
     with pytest.raises(StepNotFound):
-        world.operations.skip("order", "i-1", "d", by="eve")
+        world.operations.interventions.skip("order", "i-1", "d", by="eve")
     with pytest.raises(NameInvalid):
-        world.operations.skip("order", "i-1", "b", by="")
+        world.operations.interventions.skip("order", "i-1", "b", by="")
     instance.terminate()
     with pytest.raises(InstanceTerminal) as ended:
-        world.operations.skip("order", "i-1", "b", by="eve")
+        world.operations.interventions.skip("order", "i-1", "b", by="eve")
     assert str(ended.value).startswith("Cannot skip a step of instance 'i-1' of workflow 'order': it is terminated.")
 
 
 def test_a_paused_instance_stays_paused(world: World, failing) -> None:
     instance = failing.run()
     instance.pause()
-    world.operations.set_result("failing", "i-1", "charge", 1, by="eve")
+    world.operations.interventions.set_result("failing", "i-1", "charge", 1, by="eve")
     world.run_until_idle()
     assert instance.status == "paused"
     instance.resume()
@@ -131,7 +133,7 @@ def test_a_runner_in_flight_changes_nothing_after_its_step_was_settled(world: Wo
         if len(attempt_of) == 1:
             raise ConnectionError("away")
         instance.pause()  # asked for, and obeyed by who takes the claim away
-        world.operations.set_result("order", "i-1", "charge", "by hand", by="eve")
+        world.operations.interventions.set_result("order", "i-1", "charge", "by hand", by="eve")
         return "by the worker"
 
     @world.workflow
@@ -154,7 +156,7 @@ def test_siblings_whose_bodies_ran_lose_no_attempt_when_a_step_is_settled(world:
     def work() -> str:
         ran.append("work")
         if len(ran) == 1:
-            world.operations.set_result("order", "i-1", "approval", "yes", by="eve")
+            world.operations.interventions.set_result("order", "i-1", "approval", "yes", by="eve")
         return "worked"
 
     @world.workflow

@@ -35,15 +35,15 @@ def labels_of(instance: Instance) -> dict[str, str]:
     """As all views show them."""
     operations = instance.world.operations
     name, id_ = instance.workflow, instance.id
-    [listed] = [item.labels for item in operations.list(name).items if item.id == id_]
-    assert operations.history(name, id_).labels == listed
-    assert operations.details(name, id_).labels == listed
-    assert operations.history_page(name, id_).labels == listed
+    [listed] = [item.labels for item in operations.queries.list(name).items if item.id == id_]
+    assert operations.history.read(name, id_).labels == listed
+    assert operations.queries.details(name, id_).labels == listed
+    assert operations.history.page(name, id_).labels == listed
     return dict(listed)
 
 
 def found(world: World, workflow: str | None = "order", **chosen: Any) -> list[str]:
-    return [item.id for item in world.operations.list(workflow, **chosen).items]
+    return [item.id for item in world.operations.queries.list(workflow, **chosen).items]
 
 
 def rows(world: World) -> int:
@@ -97,7 +97,7 @@ def test_an_instance_is_created_with_labels_and_found_by_all_that_are_asked_for(
     assert found(world, labels={"tenant": "globex", "stage": "old"}) == []
     assert found(world, "refund", labels={"tenant": "acme"}) == []
     assert found(world, labels={}) == ["o-4", "o-3", "o-2", "o-1"]
-    world.operations.pause("order", "o-1")
+    world.operations.lifecycle.pause("order", "o-1")
     assert found(world, labels={"tenant": "acme"}, status=Status.PAUSED) == ["o-1"]
 
 
@@ -127,7 +127,9 @@ def test_a_list_by_labels_goes_on_page_by_page(world: World, order: FlowControl)
         order.create(id=f"o-{number}", labels={"parity": "odd" if number % 2 else "even", "tenant": "acme"})
     pages, cursor = [], None
     while True:
-        page = world.operations.list("order", labels={"tenant": "acme", "parity": "even"}, cursor=cursor, limit=2)
+        page = world.operations.queries.list(
+            "order", labels={"tenant": "acme", "parity": "even"}, cursor=cursor, limit=2
+        )
         pages.append([item.id for item in page.items])
         assert all(item.labels == {"parity": "even", "tenant": "acme"} for item in page.items)
         order.create(id=f"late-{len(pages)}", labels={"parity": "even", "tenant": "acme"})
@@ -140,10 +142,10 @@ def test_a_list_by_labels_goes_on_page_by_page(world: World, order: FlowControl)
 @everywhere
 def test_a_batch_has_labels_for_each(world: World, order: FlowControl) -> None:
     batch = [CreateOptions("o-1", None, {"tenant": "acme"}), CreateOptions("o-2"), CreateOptions("o-3", labels=MOST)]
-    assert world.operations.create_batch("order", batch) == ["o-1", "o-2", "o-3"]
+    assert world.operations.create.batch("order", batch) == ["o-1", "o-2", "o-3"]
     assert [labels_of(order.of(f"o-{n}")) for n in (1, 2, 3)] == [{"tenant": "acme"}, {}, MOST]
     again = [CreateOptions("o-1", None, {"tenant": "globex"})]
-    assert world.operations.create_batch("order", again) == []
+    assert world.operations.create.batch("order", again) == []
     assert labels_of(order.of("o-1")) == {"tenant": "acme"}
 
 
@@ -151,7 +153,7 @@ def test_a_batch_has_labels_for_each(world: World, order: FlowControl) -> None:
 def test_labels_commit_or_roll_back_with_the_callers_own_session(world: World, order: FlowControl) -> None:
     with world.session() as session:
         insert_name("a")(session)
-        world.operations.create("order", id="gone", labels={"tenant": "acme"}, session=session)
+        world.operations.create.instance("order", id="gone", labels={"tenant": "acme"}, session=session)
         session.rollback()
     assert (found(world), rows(world)) == ([], 0)
     with world.session() as session:
@@ -323,14 +325,14 @@ def test_restart_rewind_and_retry_keep_labels_and_a_fork_copies_them(world: Worl
     first = {"stage": "new", "tenant": "acme"}
     assert (instance.status, labels_of(instance)) == ("errored", first)
     failing.clear()
-    world.operations.retry("order", "i-1")
+    world.operations.rewind.retry("order", "i-1")
     world.run_until_idle()
     assert (instance.status, labels_of(instance)) == ("complete", first)  # its step was kept
-    world.operations.fork("order", "i-1", "work", id="f-1")
+    world.operations.rewind.fork("order", "i-1", "work", id="f-1")
     fork = order.of("f-1")
     assert labels_of(fork) == first
     world.run_until_idle()
-    world.operations.restart("order", "i-1", from_step="work")
+    world.operations.rewind.restart("order", "i-1", from_step="work")
     world.run_until_idle()
     assert labels_of(instance) == first
     instance.restart()
@@ -341,7 +343,7 @@ def test_restart_rewind_and_retry_keep_labels_and_a_fork_copies_them(world: Worl
 
 @everywhere
 def test_restart_or_create_labels_what_it_creates(world: World, order: FlowControl) -> None:
-    begin = world.operations.restart_or_create
+    begin = world.operations.create.restart_or_create
     assert begin("order", id="o-1", labels={"tenant": "acme"}).outcome == "created"
     world.run_until_idle()
     assert begin("order", id="o-1", labels={"tenant": "globex"}).outcome == "restarted"
@@ -360,7 +362,7 @@ def test_labels_are_deleted_with_their_instance(world: World) -> None:
     order.run(id="kept", labels={"tenant": "acme"})
     world.advance(timedelta(hours=12))
     assert (world.delete_expired(), rows(world)) == (1, 1)
-    assert world.operations.prune(older_than="1 second") == 1
+    assert world.operations.retention.prune(older_than="1 second") == 1
     assert rows(world) == 0
     world.accepted.clear()
 
@@ -399,10 +401,10 @@ def test_labels_that_cannot_be_are_refused_before_anything_is_written(
 ) -> None:
     operations = world.operations
     refusing = [
-        lambda: operations.create("order", id="o-1", labels=labels),
-        lambda: operations.create_batch("order", [CreateOptions("o-1"), CreateOptions("o-2", None, labels)]),
-        lambda: operations.restart_or_create("order", id="o-1", labels=labels),
-        lambda: operations.list("order", labels=labels),
+        lambda: operations.create.instance("order", id="o-1", labels=labels),
+        lambda: operations.create.batch("order", [CreateOptions("o-1"), CreateOptions("o-2", None, labels)]),
+        lambda: operations.create.restart_or_create("order", id="o-1", labels=labels),
+        lambda: operations.queries.list("order", labels=labels),
     ]
     for refuse in refusing:
         with pytest.raises((InvalidLabel, TooManyLabels)) as caught:
@@ -472,7 +474,7 @@ def test_who_has_no_labels_pays_nothing_for_them(world: World) -> None:
 
     with statements(world.store.engine, world.worker.store.engine) as sent:
         order.run(id="plain")
-        world.operations.create_batch("order", [CreateOptions("batch")])
-        world.operations.restart("order", "plain")
+        world.operations.create.batch("order", [CreateOptions("batch")])
+        world.operations.rewind.restart("order", "plain")
     assert len(sent) > 10
     assert [statement for statement in sent if "label" in statement] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import timedelta
 
 import pytest
@@ -93,10 +94,10 @@ def test_pausing_twice_is_pausing_once(world: World, everything) -> None:
     assert instance.row == before
 
 
-@pytest.mark.parametrize("method", ["pause", "resume", "terminate", "restart"])
+@pytest.mark.parametrize("method", ["lifecycle.pause", "lifecycle.resume", "lifecycle.terminate", "rewind.restart"])
 def test_nobody_can_change_what_does_not_exist(world: World, everything, method: str) -> None:
     with pytest.raises(InstanceNotFound) as caught:
-        getattr(world.operations, method)("everything", "nobody")
+        operator.attrgetter(method)(world.operations)("everything", "nobody")
     assert str(caught.value) == (
         "Workflow 'everything' has no instance 'nobody'. "
         "List its instances: celery -A <your app> durable ls --workflow everything"
@@ -265,7 +266,7 @@ def test_terminate_ends_an_instance_for_good(world: World, everything, state: st
     instance = STATES[state](world, everything)
     instance.terminate("out of business")
     assert instance.status == "terminated"
-    assert world.operations.history("everything", "i-1").reason == "out of business"
+    assert world.operations.history.read("everything", "i-1").reason == "out of business"
     assert set(instance.statuses().values()) <= {"cancelled"}
     world.run_after(timedelta(days=2))
     assert instance.status == "terminated"
@@ -297,7 +298,7 @@ def test_a_body_that_runs_when_its_instance_is_terminated_records_nothing(world:
 def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything) -> None:
     instance = everything.create()
     instance.terminate("NUL \x00 " + "x" * 3000)
-    reason = world.operations.history("everything", "i-1").reason
+    reason = world.operations.history.read("everything", "i-1").reason
     assert reason == "NUL  " + "x" * (2048 - 5 - 3) + "..."
 
 
@@ -307,15 +308,15 @@ def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything
 @pytest.mark.parametrize("state", STATES)
 def test_restart_begins_a_new_run_from_any_state_and_keeps_the_old_one(world: World, everything, state: str) -> None:
     instance = STATES[state](world, everything)
-    before = world.operations.history("everything", "i-1")
+    before = world.operations.history.read("everything", "i-1")
     assert instance.restart() == 2
     world.run_until_idle()
     world.run_after(6000)
-    after = world.operations.history("everything", "i-1", run=1)
+    after = world.operations.history.read("everything", "i-1", run=1)
     assert (after.steps, after.events, after.params) == (before.steps, before.events, before.params)
     assert after.status.status == (state if state in ENDED else "terminated")
     assert after.reason == ("enough" if state == "terminated" else None if state in ENDED else "restarted")
-    assert world.operations.history("everything", "i-1").run_number == 2
+    assert world.operations.history.read("everything", "i-1").run_number == 2
     assert instance.row.run_number == 2
     if state not in ("waiting", "retrying", "errored"):
         assert instance.output == 2

@@ -302,7 +302,7 @@ def test_an_event_of_an_id_is_taken_once(world: World) -> None:
     instance = line.flow.run()
     assert instance.send("paid", 1, id="msg-1")
     world.run_until_idle()
-    assert not world.operations.send_event("order", "i-1", "paid", 1, id="msg-1")
+    assert not world.operations.events.send("order", "i-1", "paid", 1, id="msg-1")
     world.run_until_idle()
     assert rows(instance) == ["DONE", "DONE", "WAITING"]
 
@@ -404,7 +404,7 @@ def test_restart_or_create_begins_a_run_of_the_deployed_plan(world: World) -> No
     line = Line(world)
     instance = line.flow.run()
     line.deploy([LinearStep("CHECK")], version=2)
-    assert world.operations.restart_or_create("order", id="i-1").outcome == "restarted"
+    assert world.operations.create.restart_or_create("order", id="i-1").outcome == "restarted"
     assert (rows(instance), rows(instance, 1)) == (["READY"], ["DONE", "DONE", "DONE"])
     world.run_until_idle()
     assert (state(instance), line.calls[-1].version) == ("COMPLETED", 2)
@@ -416,7 +416,7 @@ def test_an_ended_instance_is_kept_as_long_as_its_list_says(world: World) -> Non
     world.advance(timedelta(minutes=58))
     assert (world.delete_expired(), state(instance)) == (0, "COMPLETED")  # it takes a minute
     assert world.delete_expired() == 1
-    assert not world.operations.list("order").items
+    assert not world.operations.queries.list("order").items
     for promised in (world.accepted, world.accepted_events, world.prior_runs):  # it was deleted on purpose
         promised.clear()
 
@@ -426,7 +426,7 @@ def test_a_worker_without_the_handler_leaves_the_step_for_one_that_has_it(world:
     handler = line.flow.definition.handlers.pop("PAY")
     instance = line.flow.run()
     assert rows(instance) == ["DONE", "READY", "PENDING"]
-    said = world.operations.explain("order", "i-1")
+    said = world.operations.queries.explain("order", "i-1")
     assert (said.code, said.sentence) == (
         "NOT_REGISTERED",
         'Step "PAY" is ready, but the last worker that checked has no handler for it; the next check is in 5.0 s.',
@@ -556,7 +556,7 @@ def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: 
     started_at = world.now + timedelta(seconds=60)
     world.run_until_idle()
     assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], started_at)
-    (wait,) = world.operations.waits()
+    (wait,) = world.operations.stats.waits()
     assert (wait.step, wait.since, wait.until) == ("PAY", started_at, started_at + timedelta(hours=1))
 
 

@@ -32,7 +32,7 @@ def test_a_run_that_died_at_its_ninth_step_of_ten_is_retried_from_there(world: W
     line.calls.clear()
     line.answer(S9=done)
 
-    assert world.operations.retry("order", "i-1", reason="the bank is back") == 2
+    assert world.operations.rewind.retry("order", "i-1", reason="the bank is back") == 2
     assert rows(instance) == ["DONE"] * 8 + ["READY", "PENDING"]
     assert instance.steps()[:8] == kept
     assert [(step.attempts, step.max_attempts, step.error) for step in instance.steps()[8:]] == [(0, 2, None)] * 2
@@ -42,7 +42,7 @@ def test_a_run_that_died_at_its_ninth_step_of_ten_is_retried_from_there(world: W
     assert line.calls[0].results == {name: f"{name} done" for name in names[:8]}
     assert (line.calls[0].run_number, line.calls[0].version) == (2, 1)
     assert (state(instance), instance.output, rows(instance, 1)[8:]) == ("COMPLETED", "S10 done", ["DEAD", "PENDING"])
-    told = world.operations.history("order", "i-1")
+    told = world.operations.history.read("order", "i-1")
     assert (told.origin.run_number, told.origin.step_key, told.reason) == (1, "8", "the bank is back")
 
 
@@ -62,7 +62,7 @@ def test_a_retried_step_is_called_with_the_event_that_it_had(world: World) -> No
     line.calls.clear()
     line.answer(PAY=lambda ctx: Completed(ctx.event.payload))
 
-    world.operations.retry("order", "i-1")
+    world.operations.rewind.retry("order", "i-1")
     world.run_until_idle()
     assert line.called == [("PAY", "EVENT", 1), ("SHIP", "RUN", 1)]
     assert line.calls[0].tx.idempotency_key == failed_key  # who was asked before is not asked for another payment
@@ -80,7 +80,7 @@ def test_a_retried_step_whose_wait_was_over_is_told_so_again(world: World) -> No
     assert (state(instance), instance.error) == ("FAILED", "Retry: nobody has paid")
     line.calls.clear()
     line.answer(PAY=done)
-    world.operations.retry("order", "i-1")
+    world.operations.rewind.retry("order", "i-1")
     world.run_until_idle()
     assert line.called == [("PAY", "WAITING_TIMEOUT", 1), ("SHIP", "RUN", 1)]
     assert state(instance) == "COMPLETED"
@@ -90,14 +90,14 @@ def test_a_step_that_waited_when_its_workers_died_goes_on_waiting(world: World) 
     line = Line(world, PAY=waits_for("paid", "1 day"))
     instance = line.flow.run()
     deadline = instance.steps()[1].wake_at
-    world.operations.wake("order", "i-1")
+    world.operations.lifecycle.wake("order", "i-1")
     while instance.row.crash_count < 5:
         world.new_worker().runtime.crash_at = "claimed"
         world.run_after(100)
     world.new_worker()
     world.run_after(100)
     assert instance.error.startswith("WorkerCrashLoop")
-    world.operations.retry("order", "i-1")
+    world.operations.rewind.retry("order", "i-1")
     world.run_until_idle()
     assert (rows(instance), instance.steps()[1].wake_at) == (["DONE", "WAITING", "PENDING"], deadline)
     instance.send("paid", 7)
@@ -109,7 +109,7 @@ def test_a_retried_run_can_be_retried_and_keeps_the_key_of_its_step(world: World
     line = Line(world, PAY=dies)
     instance = line.flow.run()
     for _ in range(2):
-        world.operations.retry("order", "i-1")
+        world.operations.rewind.retry("order", "i-1")
         world.run_until_idle()
     keys = [ctx.tx.idempotency_key for ctx in line.calls if ctx.step == "PAY"]
     assert (len(keys), len(set(keys)), instance.row.run_number) == (3, 1, 3)
@@ -119,7 +119,7 @@ def test_a_retried_run_can_be_retried_and_keeps_the_key_of_its_step(world: World
 def test_a_run_that_has_not_failed_is_not_retried(world: World) -> None:
     instance = Line(world, PAY=waits_for()).flow.run()
     with pytest.raises(InstanceNotErrored):
-        world.operations.retry("order", "i-1")
+        world.operations.rewind.retry("order", "i-1")
     assert instance.row.run_number == 1
 
 
@@ -128,7 +128,7 @@ def test_a_retried_run_follows_its_rows_whatever_a_deploy_made_of_the_list(world
     instance = line.flow.run()
     line.deploy([LinearStep("CHECK"), LinearStep("PAY"), LinearStep("SHIP")], version=2)
     line.calls.clear()
-    world.operations.retry("order", "i-1")
+    world.operations.rewind.retry("order", "i-1")
     world.run_until_idle()
     assert [(ctx.step, ctx.version) for ctx in line.calls] == [("PAY", 1), ("SHIP", 1)]
     assert rows(instance) == ["DONE"] * 3
@@ -147,7 +147,7 @@ def test_a_restart_from_a_step_begins_it_anew_with_the_events_that_it_had_consum
     key = line.calls[1].tx.idempotency_key
     world.prior_runs["order", "i-1", 1] = world.recorded(instance, 1)
     line.calls.clear()
-    assert world.operations.restart("order", "i-1", from_step=step) == 2
+    assert world.operations.rewind.restart("order", "i-1", from_step=step) == 2
     assert rows(instance) == ["DONE", "READY", "PENDING"]
     assert instance.events() == [("paid", 7, None)]
     world.run_until_idle()
@@ -163,7 +163,7 @@ def test_a_fork_goes_on_before_its_step_and_leaves_the_other_alone(world: World)
     before = world.recorded(instance, 1)
     line.answer(PAY=done)
     line.calls.clear()
-    world.operations.fork("order", "i-1", "PAY", id="i-2")
+    world.operations.rewind.fork("order", "i-1", "PAY", id="i-2")
     world.run_until_idle()
     assert line.called == [("PAY", "RUN", 1), ("SHIP", "RUN", 1)]
     assert (state(line.flow.of("i-2")), state(instance)) == ("COMPLETED", "FAILED")
@@ -173,15 +173,15 @@ def test_a_fork_goes_on_before_its_step_and_leaves_the_other_alone(world: World)
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda methods: methods.restart("order", "i-1", from_step="SHIP"),
-        lambda methods: methods.fork("order", "i-1", "SHIP", id="i-2"),
+        lambda rewind: rewind.restart("order", "i-1", from_step="SHIP"),
+        lambda rewind: rewind.fork("order", "i-1", "SHIP", id="i-2"),
     ],
     ids=["restart", "fork"],
 )
 def test_a_run_does_not_begin_ahead_of_where_the_other_stands(world: World, begin: Any) -> None:
     instance = Line(world, PAY=dies).flow.run()
     with pytest.raises(ValueRefused) as refused:
-        begin(world.operations)
+        begin(world.operations.rewind)
     assert str(refused.value) == (
         "Step 'SHIP' of run 1 of instance 'i-1' of workflow 'order' has not been reached: the current step is "
         "'PAY'. Choose that step or an earlier one."
@@ -192,7 +192,7 @@ def test_a_run_does_not_begin_ahead_of_where_the_other_stands(world: World, begi
 def test_a_step_that_is_not_there_is_answered_with_the_names_that_are(world: World) -> None:
     Line(world, PAY=dies).flow.run()
     with pytest.raises(StepNotFound) as missing:
-        world.operations.restart("order", "i-1", from_step="SHIPS")
+        world.operations.rewind.restart("order", "i-1", from_step="SHIPS")
     assert str(missing.value) == "Run 1 of instance 'i-1' of workflow 'order' has no step 'SHIPS'. Did you mean 'SHIP'?"
 
 
@@ -205,13 +205,13 @@ def test_the_failed_step_is_given_a_result_in_a_new_run(world: World) -> None:
     instance = line.flow.run()
     world.prior_runs["order", "i-1", 1] = world.recorded(instance, 1)
     line.calls.clear()
-    assert world.operations.set_result("order", "i-1", "PAY", {"by": "hand"}, by="eve", reason="#42") == 2
+    assert world.operations.interventions.set_result("order", "i-1", "PAY", {"by": "hand"}, by="eve", reason="#42") == 2
     assert rows(instance) == ["DONE", "DONE", "READY"]
     world.run_until_idle()
     assert line.called == [("SHIP", "RUN", 1)]
     assert line.calls[0].results == {"VALIDATE": "VALIDATE done", "PAY": {"by": "hand"}}
     assert (state(instance), rows(instance, 1)) == ("COMPLETED", ["DONE", "DEAD", "PENDING"])
-    (audit,) = world.operations.history("order", "i-1").audit
+    (audit,) = world.operations.history.read("order", "i-1").audit
     assert (audit.step_key, audit.action, audit.by, audit.reason) == ("1", "set_result", "eve", "#42")
     assert (audit.status_before, audit.attempts_before, audit.error_before.message) == ("DEAD", 1, "no")
     assert (instance.steps()[1].attempts, instance.steps()[1].error) == (1, None)
@@ -221,13 +221,13 @@ def test_the_failed_step_is_given_a_result_in_a_new_run(world: World) -> None:
 def test_a_step_that_waits_is_given_its_result_or_skipped_in_its_run(world: World) -> None:
     line = Line(world, PAY=waits_for("paid"), SHIP=waits_for("shipped"))
     instance = line.flow.run()
-    assert world.operations.set_result("order", "i-1", "PAY", 7, by="eve") == 1
+    assert world.operations.interventions.set_result("order", "i-1", "PAY", 7, by="eve") == 1
     world.run_until_idle()
     assert (rows(instance), line.calls[-1].results["PAY"]) == (["DONE", "DONE", "WAITING"], 7)
-    assert world.operations.skip("order", "i-1", "SHIP", by="eve") == 1
+    assert world.operations.interventions.skip("order", "i-1", "SHIP", by="eve") == 1
     world.run_until_idle()
     assert (rows(instance), state(instance), instance.output) == (["DONE"] * 3, "COMPLETED", None)
-    audits = world.operations.history("order", "i-1").audit
+    audits = world.operations.history.read("order", "i-1").audit
     assert [(each.step_key, each.action, each.status_before) for each in audits] == [
         ("1", "set_result", "WAITING"),
         ("2", "skip", "WAITING"),
@@ -238,7 +238,7 @@ def test_a_step_that_waits_is_given_its_result_or_skipped_in_its_run(world: Worl
 def test_the_last_step_settled_by_hand_completes_the_instance_with_its_result(world: World) -> None:
     line = Line(world, SHIP=dies)
     instance = line.flow.run()
-    world.operations.set_result("order", "i-1", "SHIP", "by courier", by="eve")
+    world.operations.interventions.set_result("order", "i-1", "SHIP", "by courier", by="eve")
     assert (rows(instance), state(instance)) == (["DONE"] * 3, "RUNNING")
     world.run_until_idle()
     assert (state(instance), instance.output) == ("COMPLETED", "by courier")
@@ -247,7 +247,7 @@ def test_the_last_step_settled_by_hand_completes_the_instance_with_its_result(wo
 def test_a_step_that_is_tried_again_later_is_skipped_at_once(world: World) -> None:
     line = Line(world, PAY=lambda _: Retry("1 hour", "not yet"))
     instance = line.flow.run()
-    world.operations.skip("order", "i-1", "1", by="eve")
+    world.operations.interventions.skip("order", "i-1", "1", by="eve")
     world.run_until_idle()
     assert (state(instance), line.calls[-1].results["PAY"]) == ("COMPLETED", None)
 
@@ -259,7 +259,7 @@ def test_a_settled_step_keeps_the_event_that_it_had_consumed(world: World) -> No
     instance = Line(world, PAY=pay, SHIP=waits_for("paid")).flow.run()
     instance.send("paid", 7)
     world.run_until_idle()
-    world.operations.set_result("order", "i-1", "PAY", "by hand", by="eve")
+    world.operations.interventions.set_result("order", "i-1", "PAY", "by hand", by="eve")
     world.run_until_idle()
     assert (rows(instance), instance.events()) == (["DONE", "DONE", "WAITING"], [("paid", 7, "1")])
 
@@ -271,7 +271,7 @@ def test_a_handler_in_flight_changes_nothing_after_its_step_was_settled(world: W
     def pay(ctx: LinearContext) -> Completed:
         calls.append(ctx.step)
         instance.pause()  # asked for, and obeyed by what takes the claim away
-        world.operations.set_result("order", "i-1", "PAY", "by hand", by="eve")
+        world.operations.interventions.set_result("order", "i-1", "PAY", "by hand", by="eve")
         return Completed("by the worker")
 
     line = Line(world, PAY=pay)
@@ -287,7 +287,7 @@ def test_a_handler_in_flight_changes_nothing_after_its_step_was_settled(world: W
 @everywhere
 def test_a_handler_in_flight_changes_nothing_after_its_last_step_was_settled(world: World) -> None:
     def ship(ctx: LinearContext) -> Dead:
-        world.operations.set_result("order", "i-1", "SHIP", "by hand", by="eve")
+        world.operations.interventions.set_result("order", "i-1", "SHIP", "by hand", by="eve")
         return Dead("by the worker")
 
     instance = Line(world, SHIP=ship).flow.run()
@@ -297,7 +297,7 @@ def test_a_handler_in_flight_changes_nothing_after_its_last_step_was_settled(wor
 def test_a_paused_run_whose_last_step_is_settled_completes_when_it_is_resumed(world: World) -> None:
     instance = Line(world, SHIP=waits_for("shipped")).flow.run()
     instance.pause()
-    world.operations.skip("order", "i-1", "SHIP", by="eve")
+    world.operations.interventions.skip("order", "i-1", "SHIP", by="eve")
     world.run_until_idle()
     assert (instance.status, rows(instance)) == ("paused", ["DONE"] * 3)
     instance.resume()
@@ -307,7 +307,7 @@ def test_a_paused_run_whose_last_step_is_settled_completes_when_it_is_resumed(wo
 
 def test_a_run_of_which_all_is_done_completes_however_often_its_workers_die(world: World) -> None:
     instance = Line(world, SHIP=waits_for("shipped")).flow.run()
-    world.operations.skip("order", "i-1", "SHIP", by="eve")
+    world.operations.interventions.skip("order", "i-1", "SHIP", by="eve")
     while instance.row.crash_count < 6:
         world.new_worker().runtime.crash_at = "claimed"
         world.run_after(100)
@@ -330,7 +330,7 @@ def test_a_step_whose_turn_it_is_not_is_not_settled(
     instance = Line(world, PAY=dies if has_failed else waits_for()).flow.run()
     before, name = instance.row, {"2": "SHIP"}.get(step, step)
     with pytest.raises(StepNotOpen) as refused:
-        world.operations.skip("order", "i-1", step, by="eve")
+        world.operations.interventions.skip("order", "i-1", step, by="eve")
     assert str(refused.value) == (
         f"Step {name!r} of run 1 of instance 'i-1' of workflow 'order' is {status}. Only an open step, or one that "
         f"ended an errored instance, can be completed by hand. {remedy}"
@@ -341,4 +341,4 @@ def test_a_step_whose_turn_it_is_not_is_not_settled(
 def test_a_step_of_an_ended_run_is_not_settled(world: World) -> None:
     Line(world).flow.run()
     with pytest.raises(InstanceTerminal):
-        world.operations.skip("order", "i-1", "PAY", by="eve")
+        world.operations.interventions.skip("order", "i-1", "PAY", by="eve")

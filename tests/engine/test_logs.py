@@ -183,7 +183,7 @@ def test_lines_are_read_by_level_category_and_from_a_line_on(world: World) -> No
     instance = order.run()
 
     def read(**options) -> list[str]:
-        return [line.message for line in world.operations.logs("order", "i-1", **options)]
+        return [line.message for line in world.operations.history.logs("order", "i-1", **options)]
 
     assert read(levels=[LogLevel.ERROR]) == ["00", "11", "22"]
     assert read(category="workflow") == ["0", "1", "2"]

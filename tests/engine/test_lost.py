@@ -50,7 +50,7 @@ def reference(message: OutboxMessage) -> TaskReference:
 
 def lose(world: World, message: OutboxMessage, sent_us: int | None = None) -> int:
     """Report this delivery as lost; what is sent again leaves."""
-    found = world.operations.report_lost([(reference(message), sent_us)], why="its worker died")
+    found = world.operations.answers.report_lost([(reference(message), sent_us)], why="its worker died")
     world.run_after(3)
     return found
 
@@ -154,7 +154,7 @@ def test_a_loss_cannot_be_made_up(world: World, kind: str) -> None:
     flow(world, kind)
     found = reference(world.sent[0])
     forged = TaskReference(found.database_id, found.ref, found.event_type, "0" * 32)
-    assert world.operations.report_lost([(forged, None)], why="I say so") == 0
+    assert world.operations.answers.report_lost([(forged, None)], why="I say so") == 0
 
 
 @everywhere

@@ -213,7 +213,7 @@ def test_a_retry_does_again_only_what_failed(world: World) -> None:
     answer(world, world.sent[2], "c")
     world.run_until_idle()
     assert instance.error == "KeyError: item 1: 'no page'"
-    world.operations.retry("press", instance.id)
+    world.operations.rewind.retry("press", instance.id)
     world.run_until_idle()
     assert pages(world.sent) == [0, 1, 2, 1]
     assert instance.step("convert").items.done == 2
@@ -236,7 +236,7 @@ def test_a_retry_with_code_that_leaves_out_what_failed_has_nothing_left_to_do(wo
         answer(world, message, nth, error=KeyError("no page") if nth == 2 else None)
     world.run_until_idle()
     press(2)
-    world.operations.retry("press", instance.id)
+    world.operations.rewind.retry("press", instance.id)
     world.run_until_idle()
     assert (instance.output, len(world.sent)) == ([0, 1], 3)
 
@@ -252,8 +252,8 @@ def test_a_rewind_beyond_a_map_keeps_its_results(world: World) -> None:
     for message in world.sent:
         answer(world, message, f"page {pages([message])[0]}")
     world.run_until_idle()
-    fork = world.operations.fork("press", instance.id, "ok", id="i-2")
-    world.operations.restart("press", instance.id, from_step="ok")
+    fork = world.operations.rewind.fork("press", instance.id, "ok", id="i-2")
+    world.operations.rewind.restart("press", instance.id, from_step="ok")
     world.run_until_idle()
     for id_ in (instance.id, fork):
         other = world.instance("press", id_)
@@ -275,8 +275,8 @@ def test_a_restart_begins_anew(world: World) -> None:
 def test_people_may_settle_a_map(world: World) -> None:
     instance = mapping(world, 2).run()
     with pytest.raises(ValueRefused, match="its result must be a list"):
-        world.operations.set_result("press", instance.id, "convert", "all", by="ops")
-    world.operations.set_result("press", instance.id, "convert", ["x", "y"], by="ops")
+        world.operations.interventions.set_result("press", instance.id, "convert", "all", by="ops")
+    world.operations.interventions.set_result("press", instance.id, "convert", ["x", "y"], by="ops")
     world.run_until_idle()
     assert instance.output == ["x", "y"]
 
@@ -331,7 +331,7 @@ def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) ->
         answer(world, message, nth, error=KeyError("no page") if nth in (1, 2) else None)
     world.run_until_idle()
     assert instance.status == "errored"
-    world.operations.retry("press", instance.id)
+    world.operations.rewind.retry("press", instance.id)
     world.run_until_idle()
     for message in world.sent[4:]:
         answer(world, message, "again")
@@ -350,7 +350,7 @@ def test_a_map_that_wins_a_race_with_a_failure_can_be_retried(world: World) -> N
     answer(world, world.sent[0], error=KeyError("no page"))
     world.run_until_idle()
     assert instance.error == "KeyError: item 0: 'no page'"
-    world.operations.retry("press", instance.id)
+    world.operations.rewind.retry("press", instance.id)
     world.run_until_idle()
     answer(world, world.sent[1], "done")
     world.run_until_idle()
@@ -367,7 +367,7 @@ def test_people_may_settle_a_map_that_has_failed(world: World) -> None:
     answer(world, world.sent[0], "a")
     answer(world, world.sent[1], error=KeyError("no page"))
     world.run_until_idle()
-    world.operations.set_result("press", instance.id, "convert", ["a", "by hand"], by="ops")
+    world.operations.interventions.set_result("press", instance.id, "convert", ["a", "by hand"], by="ops")
     world.run_until_idle()
     assert instance.output == ["a", "by hand"]
 
@@ -378,7 +378,7 @@ def test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody(world: World) 
     instance = press.run()
     instance.terminate()
     world.advance(60)
-    world.operations.prune(older_than=timedelta(0), workflow="press")
+    world.operations.retention.prune(older_than=timedelta(0), workflow="press")
     world.accepted.pop(0)
     again = press.run(id=instance.id)
     # Not forged either, of which operators are warned.
@@ -446,7 +446,7 @@ def test_a_pause_that_is_requested_of_a_running_instance_sends_no_more_items(wor
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:
         def read() -> None:  # while it runs, the pause is asked for and an answer comes
-            world.operations.pause("press", "i-1")
+            world.operations.lifecycle.pause("press", "i-1")
             assert answer(world, world.sent[0], 0)
 
         many = step.submit_map("convert", convert.s("png"), range(3), max_concurrency=1)

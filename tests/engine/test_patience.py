@@ -13,7 +13,7 @@ everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "maria
 
 
 def reason(world: World, id: str = "i-1") -> str | None:
-    return world.operations.history("order", id).reason
+    return world.operations.history.read("order", id).reason
 
 
 @everywhere

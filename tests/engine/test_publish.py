@@ -24,7 +24,7 @@ LONG = 10
 
 
 def published(instance: Instance, run: int | None = None) -> dict[str, Any]:
-    found = instance.world.operations.published(instance.workflow, instance.id, run=run)
+    found = instance.world.operations.history.published(instance.workflow, instance.id, run=run)
     return {key: each.value for key, each in found.items()}
 
 
@@ -74,7 +74,7 @@ def test_a_value_is_read_while_the_body_runs_and_after_the_end(world: World) -> 
         *({"state": "begins", "progress": {"done": done, "total": 3}} for done in range(3)),
     ]
     assert instance.output == "worked"
-    assert world.operations.published("order", "i-1") == {
+    assert world.operations.history.published("order", "i-1") == {
         "progress": Published({"done": 2, "total": 3}, START + timedelta(seconds=2)),
         "state": Published("ended", START + timedelta(seconds=3)),
     }

@@ -130,7 +130,7 @@ def test_an_event_that_was_accepted_is_so_after_the_end_too(world: World, kind: 
     assert not instance.send("paid", 5, id="e-1")
     for other in ({}, {"id": "e-2"}):
         with pytest.raises(InstanceTerminal):
-            world.operations.send_event("order", "i-1", "paid", 5, **other)
+            world.operations.events.send("order", "i-1", "paid", 5, **other)
     instance.restart()
     assert instance.send("paid", 6, id="e-1")  # another run accepts it anew
     world.run_until_idle()

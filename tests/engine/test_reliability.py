@@ -32,7 +32,7 @@ def test_batch_create_returns_without_awaiting_any_runner(world: World) -> None:
         ran.append(event.instance_id)
 
     ids = [f"o-{n}" for n in range(20)]
-    assert world.operations.create_batch("order", [CreateOptions(id=id_) for id_ in ids]) == ids
+    assert world.operations.create.batch("order", [CreateOptions(id=id_) for id_ in ids]) == ids
     assert ran == []
     world.run_until_idle()
     assert ran == ids
@@ -167,11 +167,11 @@ def test_the_second_page_of_a_list_and_of_a_log_follows_the_first(world: World) 
 
     for n in range(5):
         order.run(id=f"o-{n}")
-    first = world.operations.list("order", limit=3)
-    second = world.operations.list("order", limit=3, cursor=first.cursor)
+    first = world.operations.queries.list("order", limit=3)
+    second = world.operations.queries.list("order", limit=3, cursor=first.cursor)
     assert [item.id for item in (*first.items, *second.items)] == ["o-4", "o-3", "o-2", "o-1", "o-0"]
-    page = world.operations.logs("order", "o-0", limit=3)
-    rest = world.operations.logs("order", "o-0", limit=3, after_id=page[-1].id)
+    page = world.operations.history.logs("order", "o-0", limit=3)
+    rest = world.operations.history.logs("order", "o-0", limit=3, after_id=page[-1].id)
     assert [line.message for line in (*page, *rest)] == ["0", "1", "2", "3", "4"]
 
 

@@ -63,7 +63,7 @@ def test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_ru
     world.run_until_idle()
     world.advance(timedelta(hours=1))
     assert world.delete_expired() == 1
-    assert [item.id for item in world.operations.list("order").items] == ["kept"]
+    assert [item.id for item in world.operations.queries.list("order").items] == ["kept"]
     assert rows(world)["workflow_instance"] == 1
     kept.terminate()
     world.advance(timedelta(days=30))
@@ -84,7 +84,7 @@ def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
     for _ in range(3):
         world.advance(60)
         world.delete_expired()
-        left.append(sorted(item.workflow for item in world.operations.list().items))
+        left.append(sorted(item.workflow for item in world.operations.queries.list().items))
     forget(world)
     assert left == [["for_ever", "longer"], ["for_ever"], ["for_ever"]]
 
@@ -110,7 +110,7 @@ def test_children_and_batches_keep_what_their_workflow_says(world: World) -> Non
     world.run_until_idle()
     world.advance(1)
     assert world.delete_expired() == 1
-    assert [item.workflow for item in world.operations.list().items] == ["parent"]
+    assert [item.workflow for item in world.operations.queries.list().items] == ["parent"]
 
 
 @everywhere
@@ -124,13 +124,13 @@ def test_pruning_deletes_what_ended_long_ago_and_nothing_else(world: World) -> N
     world.advance(timedelta(days=1))
     world.workflow(lambda event, step: None, name="young").run(id="young")
     operations = world.operations
-    assert operations.count_ended(older_than="1 day") == 3
-    assert operations.count_ended(older_than="1 day", workflow="order") == 2
-    assert operations.prune(older_than="1 day", workflow="order", statuses=["complete"]) == 1
-    assert operations.prune(older_than="1 day", workflow="no such\x00name") == 0
-    assert operations.prune(older_than="1 day") == 2
-    assert {item.id for item in operations.list().items} == {"live", "young"}
-    assert operations.prune(older_than="0 s") == 1
+    assert operations.retention.count_ended(older_than="1 day") == 3
+    assert operations.retention.count_ended(older_than="1 day", workflow="order") == 2
+    assert operations.retention.prune(older_than="1 day", workflow="order", statuses=["complete"]) == 1
+    assert operations.retention.prune(older_than="1 day", workflow="no such\x00name") == 0
+    assert operations.retention.prune(older_than="1 day") == 2
+    assert {item.id for item in operations.queries.list().items} == {"live", "young"}
+    assert operations.retention.prune(older_than="0 s") == 1
     assert live.status == "waiting"
 
 
@@ -141,8 +141,8 @@ def test_a_pass_whose_instance_is_deleted_before_it_is_loaded_stops_without_an_e
     web, worker = world.new_producer(), world.new_worker()
 
     def delete() -> None:
-        web.operations.terminate("order", instance.id)
-        assert web.operations.prune(older_than="0 s") == 1
+        web.operations.lifecycle.terminate("order", instance.id)
+        assert web.operations.retention.prune(older_than="0 s") == 1
 
     worker.runtime.at["claimed"] = delete
     said = worker.advance(RunRef("order", instance.id, 1))
@@ -153,7 +153,7 @@ def test_a_pass_whose_instance_is_deleted_before_it_is_loaded_stops_without_an_e
 @on_one_database
 def test_pruning_refuses_what_has_not_ended(world: World) -> None:
     with pytest.raises(ValueRefused, match=r"^Instances that are waiting cannot be pruned: terminate them first\.$"):
-        world.operations.prune(older_than="1 day", statuses=["complete", "waiting"])
+        world.operations.retention.prune(older_than="1 day", statuses=["complete", "waiting"])
 
 
 @on_one_database
@@ -162,7 +162,7 @@ def test_more_than_one_batch_is_pruned(world: World) -> None:
     for number in range(60):
         order.run(id=f"o-{number}")
     world.advance(1)
-    assert world.operations.prune(older_than=1) == 60
+    assert world.operations.retention.prune(older_than=1) == 60
     assert rows(world) == {}
 
 
@@ -195,7 +195,7 @@ def test_what_is_restarted_between_the_search_and_the_lock_is_kept(world: World,
 
     def restart(connection, cursor, statement: str, *_: object) -> None:
         if "FOR UPDATE" in statement and not restarted:
-            restarted.append(web.operations.restart("order", instance.id))
+            restarted.append(web.operations.rewind.restart("order", instance.id))
 
     def work(tx) -> int:
         if delete == "expired":
@@ -220,8 +220,8 @@ def test_what_began_long_ago_and_ended_just_now_is_not_pruned(world: World) -> N
     instance.send("approval")
     world.run_until_idle()
     world.advance(timedelta(minutes=1))
-    assert world.operations.count_ended(older_than="30 days") == 0
-    assert world.operations.prune(older_than="30 days") == 0
+    assert world.operations.retention.count_ended(older_than="30 days") == 0
+    assert world.operations.retention.prune(older_than="30 days") == 0
     assert instance.status == "complete"
     world.advance(timedelta(days=30))
-    assert world.operations.prune(older_than="30 days") == 1
+    assert world.operations.retention.prune(older_than="30 days") == 1

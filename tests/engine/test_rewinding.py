@@ -43,21 +43,21 @@ def _say(ran: list[str], what: str) -> str:
 def rewind(instance: Instance, step: str) -> int:
     """Restart from a step, and remember the run that ends, which must never change again (I11)."""
     world, before = instance.world, instance.row.run_number
-    number = world.operations.restart(instance.workflow, instance.id, from_step=step)
+    number = world.operations.rewind.restart(instance.workflow, instance.id, from_step=step)
     world.prior_runs[instance.workflow, instance.id, before] = world.recorded(instance, before)
     return number
 
 
 def retry(instance: Instance) -> int:
     world, before = instance.world, instance.row.run_number
-    number = world.operations.retry(instance.workflow, instance.id)
+    number = world.operations.rewind.retry(instance.workflow, instance.id)
     world.prior_runs[instance.workflow, instance.id, before] = world.recorded(instance, before)
     return number
 
 
 def fork(instance: Instance, step: str, id: str = "f-1") -> Instance:
     return instance.world.instance(
-        instance.workflow, instance.world.operations.fork(instance.workflow, instance.id, step, id=id)
+        instance.workflow, instance.world.operations.rewind.fork(instance.workflow, instance.id, step, id=id)
     )
 
 
@@ -71,7 +71,7 @@ def test_a_run_from_a_step_keeps_what_was_before_it(world: World, order, ran: li
     assert instance.output == ["a1", "b2", "c2"]
     assert ran == ["a1", "b1", "c1", "b2", "c2"]
     assert instance.step("a") == instance.step("a", run=1)  # its times too
-    history = world.operations.history("order", "i-1")
+    history = world.operations.history.read("order", "i-1")
     assert (history.origin, history.params) == (Origin("i-1", 1, "b"), {"n": 1})
 
 
@@ -107,7 +107,7 @@ def test_a_step_that_is_not_there_is_refused_with_the_nearest(world: World, orde
 def test_a_rewind_is_meant_for_a_version(world: World, order) -> None:
     instance = order.run()
     with pytest.raises(VersionMismatch):
-        world.operations.restart("order", "i-1", from_step="b", if_version=[1])
+        world.operations.rewind.restart("order", "i-1", from_step="b", if_version=[1])
     assert instance.row.run_number == 1
 
 
@@ -379,7 +379,7 @@ def test_a_retry_gives_the_failed_step_fresh_attempts_and_keeps_the_rest(world: 
     assert instance.output == ["a1", "b3"]
     assert ran == ["a1", "b1", "b1", "b2", "b2", "b3"]
     assert instance.step("b").attempts == 1
-    assert world.operations.history("order", "i-1").origin == Origin("i-1", 2, "b")
+    assert world.operations.history.read("order", "i-1").origin == Origin("i-1", 2, "b")
 
 
 @pytest.mark.parametrize("status", ["active", "waiting", "paused", "complete", "terminated"])
@@ -483,7 +483,7 @@ def test_an_error_of_the_function_itself_is_tried_again_behind_all_its_steps(wor
     retry(instance)
     world.run_until_idle()
     assert (instance.output, ran) == ("done", ["a1"])
-    assert world.operations.history("order", "i-1").origin == Origin("i-1", 1, None)
+    assert world.operations.history.read("order", "i-1").origin == Origin("i-1", 1, None)
 
 
 def test_a_wait_that_timed_out_gets_a_new_deadline_and_the_event_that_was_too_late(world: World) -> None:
@@ -530,7 +530,7 @@ def test_a_fork_is_an_instance_of_its_own_that_goes_on_from_there(world: World, 
     assert other.output == ["a1", "b1", "c1"]
     assert ran == ["a1", "b1", "c1", "c1"]
     assert instance.row == before
-    history = world.operations.history("order", "f-1")
+    history = world.operations.history.read("order", "f-1")
     assert (history.run_number, history.params, history.origin) == (1, {"n": 1}, Origin("i-1", 1, "c"))
 
 
@@ -540,7 +540,7 @@ def test_a_fork_s_id_must_be_free(world: World, order) -> None:
     with pytest.raises(InstanceAlreadyExists):
         fork(instance, "b")
     assert world.instance("order", "f-1").statuses() == {"a": "completed", "b": "completed"}
-    assert len({world.operations.fork("order", "i-1", "c") for _ in range(2)}) == 2
+    assert len({world.operations.rewind.fork("order", "i-1", "c") for _ in range(2)}) == 2
 
 
 def test_events_that_a_fork_takes_along_come_before_its_own(world: World) -> None:
@@ -565,7 +565,7 @@ def test_events_that_a_fork_takes_along_come_before_its_own(world: World) -> Non
 
 def test_restart_or_create_tells_which_happened(world: World, order) -> None:
     def call(**options):
-        done = world.operations.restart_or_create("order", {"n": 1}, id="i-1", **options)
+        done = world.operations.create.restart_or_create("order", {"n": 1}, id="i-1", **options)
         return done.outcome, done.run_number, str(done.status)
 
     assert call() == ("created", 1, "active")
@@ -578,10 +578,10 @@ def test_restart_or_create_tells_which_happened(world: World, order) -> None:
         call(if_version=[1])
     assert world.instance("order", "i-1").row.run_number == 3
     world.run_until_idle()
-    assert world.operations.history("order", "i-1").params == {"n": 1}
+    assert world.operations.history.read("order", "i-1").params == {"n": 1}
 
 
 def test_restart_or_create_checks_what_it_would_create(world: World, order) -> None:
     with pytest.raises(ValueError, match="asleep"):
-        world.operations.restart_or_create("order", id="i-1", if_status=["asleep"])
-    assert world.operations.list("order").items == ()
+        world.operations.create.restart_or_create("order", id="i-1", if_status=["asleep"])
+    assert world.operations.queries.list("order").items == ()

@@ -92,7 +92,9 @@ class Scene:
 
         def report(lost: Sequence[SentTask]) -> int:
             self.reported += [each.id for each in lost]
-            return world.operations.report_lost([(each.reference, each.sent_us) for each in lost], why="it is gone")
+            return world.operations.answers.report_lost(
+                [(each.reference, each.sent_us) for each in lost], why="it is gone"
+            )
 
         return LostTaskSearch(world.store, world._web.runtime, self.broker, report, heartbeat_id=lambda: id_)
 

@@ -381,13 +381,13 @@ def test_an_instance_that_a_step_creates_is_there_with_the_step(world: World, ch
         return one
 
     instance = order.create()
-    world.worker.runtime.at["after-body"] = lambda: seen.append(world.operations.list("child").items)
+    world.worker.runtime.at["after-body"] = lambda: seen.append(world.operations.queries.list("child").items)
     world.run_until_idle()
     assert seen == [()]
     world.run_after(60)
     first, second = instance.output
     assert first == "c-1"
-    assert {item.id for item in world.operations.list("child").items} == {first, second}
+    assert {item.id for item in world.operations.queries.list("child").items} == {first, second}
     for made in instance.output:
         child.of(made).send("approval", made)
     world.run_until_idle()
@@ -407,7 +407,7 @@ def test_an_instance_that_a_failed_attempt_would_have_created_is_not_there(world
 
     order.run()
     world.run_after(1)
-    assert [item.id for item in world.operations.list("child").items] == ["c-2"]
+    assert [item.id for item in world.operations.queries.list("child").items] == ["c-2"]
 
 
 def test_a_created_instance_remembers_the_step_that_made_it(world: World, child) -> None:
@@ -585,7 +585,7 @@ def test_the_operations_can_join_the_session_of_a_step(world: World, child) -> N
     target = child.run(id="c-1")
 
     def tell(tx: StepTx) -> None:
-        world.operations.send_event("child", "c-1", "approval", tx.attempt, session=tx.session)
+        world.operations.events.send("child", "c-1", "approval", tx.attempt, session=tx.session)
         if tx.attempt == 1:
             raise ValueError("no")
 

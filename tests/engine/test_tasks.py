@@ -13,7 +13,7 @@ from celery import Celery, chain
 from celery_durable import Retries, Step, StepFailed, WorkflowEvent, values
 from celery_durable.errors import NonRetryableError, TaskRefused
 from celery_durable.model import AnswerResult, OutboxMessage, TaskReference
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.engine import Store
 from tests.engine.world import World, on_one_database
@@ -45,7 +45,7 @@ def answered(
         payload = values.encode_answer(values.encode(output, what="Result", limits=world.settings.limits))
     else:
         payload = values.encode_error_answer(type(error).__name__, str(error))
-    return world.operations.answer(reference, payload)
+    return world.operations.answers.accept(reference, payload)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: Worl
     world.run_until_idle()
     answer(world, world.sent[1], "of the run before")  # there, but not yet taken when the run is replaced
     world.messages.clear()
-    world.operations.restart(instance.workflow, instance.id, from_step="b")
+    world.operations.rewind.restart(instance.workflow, instance.id, from_step="b")
     world.run_until_idle()
     assert instance.status == "waiting"
     assert [message.content["args"] for message in world.sent] == [[1], [2], [2]]
@@ -229,7 +229,7 @@ def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: Worl
 def test_people_may_settle_a_task_step(world: World, media) -> None:
     instance = media.run(300)
     world.exempt["I5h"] = "a step that was settled by hand had no answer"
-    world.operations.set_result("media", instance.id, "thumb", {"width": 1}, by="ops")
+    world.operations.interventions.set_result("media", instance.id, "thumb", {"width": 1}, by="ops")
     world.run_until_idle()
     assert instance.output == {"width": 1}
     assert not answer(world, world.sent[0], {"width": 300})
@@ -326,7 +326,7 @@ def test_what_is_answered_to_an_instance_that_was_deleted_is_for_nobody(world: W
     instance = media.run(300)
     instance.terminate()
     world.advance(60)
-    world.operations.prune(older_than=timedelta(0), workflow="media")
+    world.operations.retention.prune(older_than=timedelta(0), workflow="media")
     again = media.run(7, id=instance.id)
     assert not answer(world, world.sent[0], "of the one before")
     answer(world, world.sent[1], "its own")
@@ -384,7 +384,7 @@ def test_an_answer_that_does_not_name_the_token_is_refused(world: World, media) 
     for token in ("", "0" * 32, reference.token[:-1], reference.token.upper() + "x", "\N{SNOWMAN}", "a" * 10_000):
         forged = dataclasses.replace(reference, token=token)
         for payload in (values.encode_answer('"forged"'), values.encode_error_answer("Forged", "no")):
-            assert world.operations.answer(forged, payload) is AnswerResult.FORGED
+            assert world.operations.answers.accept(forged, payload) is AnswerResult.FORGED
     world.run_until_idle()
     assert (instance.status, instance.step("thumb").status) == ("waiting", "waiting")
     assert answer(world, world.sent[0], "true")
@@ -401,7 +401,7 @@ def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
     old, new = map(referred, world.sent)
     assert old.token != new.token
     guessed = dataclasses.replace(new, token=old.token)
-    assert world.operations.answer(guessed, values.encode_answer("1")) is AnswerResult.FORGED
+    assert world.operations.answers.accept(guessed, values.encode_answer("1")) is AnswerResult.FORGED
 
 
 @everywhere
@@ -415,9 +415,9 @@ def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(
     )
     for delivery in (0, 1, 3):
         old = dataclasses.replace(reference, delivery=delivery)
-        assert world.operations.answer(old, failed) is AnswerResult.NOT_AWAITED
-    assert world.operations.answer(reference, values.encode_answer('"of the first"')) is AnswerResult.TAKEN
-    assert world.operations.answer(newest, failed) is AnswerResult.NOT_AWAITED
+        assert world.operations.answers.accept(old, failed) is AnswerResult.NOT_AWAITED
+    assert world.operations.answers.accept(reference, values.encode_answer('"of the first"')) is AnswerResult.TAKEN
+    assert world.operations.answers.accept(newest, failed) is AnswerResult.NOT_AWAITED
     world.run_until_idle()
     assert instance.output == "of the first"
 
@@ -428,7 +428,10 @@ def test_the_newest_delivery_may_fail(world: World, media) -> None:
     item, reference = world.store.tables.item, referred(world.sent[0])
     world.store.transact(lambda tx: tx.execute(sa.update(item).values(loss_count=2)))
     newest = dataclasses.replace(reference, delivery=2)
-    assert world.operations.answer(newest, values.encode_error_answer("OSError", "disk full")) is AnswerResult.TAKEN
+    assert (
+        world.operations.answers.accept(newest, values.encode_error_answer("OSError", "disk full"))
+        is AnswerResult.TAKEN
+    )
     world.run_until_idle()
     assert instance.step("thumb").error.message == "disk full"
 
@@ -442,9 +445,14 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     url = sa.make_url(world.url)
     proxy = FaultProxy((url.host or "127.0.0.1", url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=world.worker.runtime)
-    operations = Operations(store, world.settings, world.registry, world.worker.runtime, lambda due_runs: None)
+    operations = Operations(
+        OperationContext(store, world.settings, world.registry, world.worker.runtime, lambda due_runs: None)
+    )
     try:
-        for ask in (operations.read_database_id, lambda: operations.answer(reference, "1", may_retry=False)):
+        for ask in (
+            operations.answers.read_database_id,
+            lambda: operations.answers.accept(reference, "1", may_retry=False),
+        ):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)
             began = real_monotonic()

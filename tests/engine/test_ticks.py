@@ -111,7 +111,7 @@ def test_a_paused_instance_is_left_alone(site: Site) -> None:
 
 def test_a_tick_takes_over_from_a_dead_worker_once_it_was_looked_at_for_a_leases_time(site: Site) -> None:
     handle = site.create("count", 1, "c-1")
-    row = site.durable.internals.operations.get("count", handle.id).instance
+    row = site.durable.internals.operations.queries.get("count", handle.id).instance
     store, lease = site.durable.internals.store, site.durable.internals.settings.lease
     claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", task_id="dead", node="dead", lease=lease))
     assert claim is not None

@@ -37,7 +37,7 @@ def watch(world: World):
 
 
 def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
-    return [waiter.instance_id for waiter in world.operations.waiters(topic).items]
+    return [waiter.instance_id for waiter in world.operations.topics.waiters(topic).items]
 
 
 def left(world: World) -> int:
@@ -59,7 +59,7 @@ def test_an_emission_ends_the_wait_of_everybody(world: World, watch) -> None:
     assert waiting(world) == ["w-0", "w-1", "w-2"]
     world.advance(5)
     emitted_at = world.now
-    assert world.operations.emit("prices/eur.usd", {"cents": 108}) == 3
+    assert world.operations.topics.emit("prices/eur.usd", {"cents": 108}) == 3
     assert (waiting(world), left(world)) == ([], 0)
     world.run_after(1)
     for instance in watched:
@@ -68,11 +68,11 @@ def test_an_emission_ends_the_wait_of_everybody(world: World, watch) -> None:
 
 
 def test_an_emission_to_nobody_is_0_and_leaves_nothing_behind(world: World, watch) -> None:
-    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 0
+    assert world.operations.topics.emit("prices/eur.usd", 1, id="e-1") == 0
     assert left(world) == 0
     instance = watch.run()
     assert instance.status == "waiting"  # what was emitted before it waited is not kept for it
-    assert world.operations.emit("prices/eur.usd", 2, id="e-1") == 1  # the id is free
+    assert world.operations.topics.emit("prices/eur.usd", 2, id="e-1") == 1  # the id is free
     world.run_until_idle()
     assert instance.output[1] == 2
 
@@ -80,7 +80,7 @@ def test_an_emission_to_nobody_is_0_and_leaves_nothing_behind(world: World, watc
 def test_other_topics_are_for_others(world: World, watch) -> None:
     instance = watch.run()
     for topic in ("prices/eur", "prices/eur.usd/x", "PRICES/eur.usd", "prices/eur_usd"):
-        assert world.operations.emit(topic, 1) == 0
+        assert world.operations.topics.emit(topic, 1) == 0
     assert world.messages == []
     instance.send("prices", 1)  # an event is no emission
     world.run_until_idle()
@@ -107,7 +107,7 @@ def test_a_wait_times_out_the_same_on_both_passes(world: World) -> None:
 def test_the_deadline_is_within(world: World, watch) -> None:
     instance = watch.run()
     world.advance(60)
-    assert world.operations.emit("prices/eur.usd", "at the deadline") == 1
+    assert world.operations.topics.emit("prices/eur.usd", "at the deadline") == 1
     world.run_until_idle()
     assert instance.output[1] == "at the deadline"
 
@@ -115,7 +115,7 @@ def test_the_deadline_is_within(world: World, watch) -> None:
 def test_what_comes_after_the_deadline_is_for_nobody(world: World, watch) -> None:
     instance = watch.run()
     world.advance(timedelta(seconds=60, milliseconds=1))
-    assert world.operations.emit("prices/eur.usd", "late") == 0
+    assert world.operations.topics.emit("prices/eur.usd", "late") == 0
     world.run_until_idle()
     assert instance.output.endswith("EventTimeout: Nothing was emitted to topic 'prices/eur.usd' within 0:01:00")
     assert instance.events() == []
@@ -131,9 +131,9 @@ def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: 
         return step.wait_for_topic("second", "prices", schema=Price).payload.cents
 
     instance = watch.run()
-    world.operations.emit("prices", {"cents": "many"})
+    world.operations.topics.emit("prices", {"cents": "many"})
     world.run_until_idle()
-    assert world.operations.emit("prices", {"cents": 5}) == 1
+    assert world.operations.topics.emit("prices", {"cents": 5}) == 1
     world.run_until_idle()
     assert instance.output == 5
     assert instance.lines()[0] == (
@@ -150,7 +150,7 @@ def test_every_branch_that_waits_gets_it(world: World) -> None:
         return [told.payload for told in step.gather(one, two)]
 
     instance = watch.run()
-    assert world.operations.emit("prices", 7) == 2
+    assert world.operations.topics.emit("prices", 7) == 2
     world.run_until_idle()
     assert instance.output == [7, 7]
 
@@ -163,10 +163,10 @@ def test_a_branch_that_lost_its_race_waits_no_more(world: World) -> None:
 
     instance = watch.run()
     world.run_after(10)
-    assert [(each.step, each.deadline) for each in world.operations.waiters("prices").items] == [
+    assert [(each.step, each.deadline) for each in world.operations.topics.waiters("prices").items] == [
         ("later", world.now + timedelta(seconds=60))
     ]
-    assert world.operations.emit("prices", 1) == 1
+    assert world.operations.topics.emit("prices", 1) == 1
     world.run_until_idle()
     assert (instance.output, left(world)) == (1, 0)
 
@@ -178,16 +178,16 @@ def test_a_loop_gets_an_emission_once(world: World) -> None:
 
     instance = watch.run()
     for n in range(3):
-        assert world.operations.emit("prices", n, id=f"e-{n}") == 1
+        assert world.operations.topics.emit("prices", n, id=f"e-{n}") == 1
         world.run_until_idle()
-        assert world.operations.emit("prices", n, id=f"e-{n}") == 0  # repeated, this run has it already
+        assert world.operations.topics.emit("prices", n, id=f"e-{n}") == 0  # repeated, this run has it already
     assert instance.output == [0, 1, 2]
 
 
 def test_a_paused_instance_gets_it_when_it_goes_on(world: World, watch) -> None:
     instance = watch.run()
     instance.pause()
-    assert world.operations.emit("prices/eur.usd", 1) == 1
+    assert world.operations.topics.emit("prices/eur.usd", 1) == 1
     world.run_until_idle()
     assert instance.status == "paused"
     instance.resume()
@@ -200,19 +200,19 @@ def test_who_was_terminated_or_restarted_waits_no_more(world: World, watch) -> N
     ended.terminate()
     again.restart()
     assert (waiting(world), left(world)) == ([], 0)
-    assert world.operations.emit("prices/eur.usd", 1) == 0
+    assert world.operations.topics.emit("prices/eur.usd", 1) == 0
     world.run_until_idle()
     assert waiting(world) == ["b"]
-    assert world.operations.emit("prices/eur.usd", 2) == 1
+    assert world.operations.topics.emit("prices/eur.usd", 2) == 1
     world.run_until_idle()
     assert again.output[1] == 2
 
 
 def test_what_was_emitted_is_not_for_a_wait_that_a_rewind_opens_anew(world: World, watch) -> None:
     instance = watch.run()
-    world.operations.emit("prices/eur.usd", 1)
+    world.operations.topics.emit("prices/eur.usd", 1)
     world.run_until_idle()
-    assert world.operations.restart("watch", "i-1", from_step="next price") == 2
+    assert world.operations.rewind.restart("watch", "i-1", from_step="next price") == 2
     world.run_until_idle()
     assert (instance.status, instance.events(), waiting(world)) == ("waiting", [], ["i-1"])
 
@@ -230,7 +230,7 @@ def test_what_an_ended_run_left_behind_goes_with_the_next_emission(world: World)
 
     world.run_after(10)
     assert (instance.status, waiting(world, "prices"), left(world)) == ("errored", [], 1)
-    assert (world.operations.emit("prices", 1), left(world)) == (0, 0)
+    assert (world.operations.topics.emit("prices", 1), left(world)) == (0, 0)
 
 
 @pytest.mark.parametrize("after", ["topic", "event"])
@@ -251,8 +251,8 @@ def test_a_wait_that_a_deploy_changed_is_for_what_the_code_says(world: World, af
     instance.resume()
     world.run_until_idle()
     assert (waiting(world, "old"), waiting(world, "new")) == ([], ["i-1"] if after == "topic" else [])
-    assert world.operations.emit("old", 1) == 0
-    _ = instance.send("new", 2) if after == "event" else world.operations.emit("new", 2)
+    assert world.operations.topics.emit("old", 1) == 0
+    _ = instance.send("new", 2) if after == "event" else world.operations.topics.emit("new", 2)
     world.run_until_idle()
     assert instance.output == 2
 
@@ -268,7 +268,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_batches")
 def test_a_large_emission_goes_out_in_batches(world: World, watch) -> None:
     watched = [watch.run(id=f"w-{n}") for n in range(5)]
-    assert world.operations.emit("prices/eur.usd", 1) == 5
+    assert world.operations.topics.emit("prices/eur.usd", 1) == 5
     assert sorted(due.ref.instance_id for due in world.messages) == [instance.id for instance in watched]
     world.run_until_idle()
     assert [instance.output[1] for instance in watched] == [1] * 5
@@ -282,13 +282,13 @@ def test_an_emitter_that_dies_anywhere_is_followed_by_the_sweep(world: World, wa
     emitter = world.new_producer()
     emitter.runtime.crash_at = crash
     with pytest.raises(Crash):
-        emitter.operations.emit("prices/eur.usd", 1, id="e-1")
+        emitter.operations.topics.emit("prices/eur.usd", 1, id="e-1")
     world.messages.clear()  # lost with the emitter
     began = crash > 0
     world.run_after(world.settings.lease)
     if began:
         assert left(world) == 0
-    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == (0 if began else 5)
+    assert world.operations.topics.emit("prices/eur.usd", 1, id="e-1") == (0 if began else 5)
     world.run_until_idle()
     for instance in watched:
         assert instance.output[1] == 1
@@ -310,12 +310,12 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     )
     late = watch.run(id="w-late")  # opened when the emission was under way: not for it
     with pytest.raises(EmissionMismatch) as caught:
-        world.operations.emit("prices/eur.usd", 2, id="e-1")
+        world.operations.topics.emit("prices/eur.usd", 2, id="e-1")
     assert str(caught.value) == (
         "Another emission with the id 'e-1' is under way, for topic 'prices/eur.usd'. Repeat an emission with the "
         "same topic and payload, and use a new id for a new one."
     )
-    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 5
+    assert world.operations.topics.emit("prices/eur.usd", 1, id="e-1") == 5
     world.run_after(5)  # what the second emitter woke; until then the queue was not empty
     world.run_after(5)
     assert [instance.output[1] for instance in watched] == [1] * 5
@@ -342,7 +342,7 @@ def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world
     late.send("go")
     world.run_until_idle()
     assert (waiting(world), left(world)) == (["late", "w-2"], 3)
-    assert world.operations.emit("prices/eur.usd", 1, id="e-1") == 3
+    assert world.operations.topics.emit("prices/eur.usd", 1, id="e-1") == 3
     world.run_until_idle()
     assert [instance.output[1] for instance in watched] == [1] * 3
     assert (late.status, waiting(world), left(world)) == ("waiting", ["late"], 1)
@@ -350,7 +350,7 @@ def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world
 
 def test_a_lost_message_is_found_by_the_sweep(world: World, watch) -> None:
     instance = watch.run()
-    world.operations.emit("prices/eur.usd", 1)
+    world.operations.topics.emit("prices/eur.usd", 1)
     world.messages.clear()
     world.run_after(5)
     assert instance.output[1] == 1
@@ -409,9 +409,9 @@ def test_one_emission_resumes_ten_thousand_exactly_once(world: World, watch) -> 
             if table is t.instance:
                 copies = [{**copy, "instance_id": f"w-{n}"} for n, copy in enumerate(copies, 1)]
             connection.execute(sa.insert(table), copies)
-    assert world.operations.emit("prices/eur.usd", 1) == many
+    assert world.operations.topics.emit("prices/eur.usd", 1) == many
     assert len({due.ref.instance_id for due in world.messages}) == len(world.messages) == many
-    assert (world.operations.emit("prices/eur.usd", 2), left(world)) == (0, 0)
+    assert (world.operations.topics.emit("prices/eur.usd", 2), left(world)) == (0, 0)
     [(events, served)] = world.rows(
         sa.select(sa.func.count(), sa.func.count(sa.distinct(t.event.c.instance_pk))).select_from(t.event)
     )
@@ -442,7 +442,7 @@ def test_one_emission_resumes_ten_thousand_exactly_once(world: World, watch) -> 
 )
 def test_an_emission_that_is_refused_leaves_nothing_behind(world: World, topic, payload, id_, error) -> None:
     with pytest.raises(error):
-        world.operations.emit(topic, payload, id=id_)
+        world.operations.topics.emit(topic, payload, id=id_)
     assert left(world) == 0
 
 
@@ -466,7 +466,7 @@ def test_waiters_are_listed_page_by_page(world: World, watch) -> None:
         watch.run(id=f"w-{n}")
     found, cursor = [], None
     while True:
-        page = world.operations.waiters("prices/eur.usd", cursor=cursor, limit=2)
+        page = world.operations.topics.waiters("prices/eur.usd", cursor=cursor, limit=2)
         found += [(each.workflow, each.instance_id, each.run_number, each.step) for each in page.items]
         cursor = page.cursor
         if cursor is None:
@@ -476,7 +476,7 @@ def test_waiters_are_listed_page_by_page(world: World, watch) -> None:
 
 def test_explain_names_the_topic(world: World, watch) -> None:
     watch.run()
-    said = world.operations.explain("watch", "i-1")
+    said = world.operations.queries.explain("watch", "i-1")
     assert (said.code, said.sentence, said.actions) == (
         "WAITING_EVENT",
         'Waits for topic "prices/eur.usd" at step "next price"; times out in 1 min.',
@@ -495,11 +495,11 @@ def test_a_page_of_waiters_ends_between_two_waits_of_one_instance(world: World) 
     for limit in (1, 2, 4):
         seen, cursor = [], None
         while True:
-            page = world.operations.waiters("price", cursor=cursor, limit=limit)
+            page = world.operations.topics.waiters("price", cursor=cursor, limit=limit)
             seen += [(each.instance_id, each.step) for each in page.items]
             cursor = page.cursor
             if cursor is None:
                 break
         assert seen == [(id_, name) for id_ in ("i-1", "i-2") for name in "abc"]
-    world.operations.emit("price", 1)
+    world.operations.topics.emit("price", 1)
     world.run_until_idle()

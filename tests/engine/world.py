@@ -20,7 +20,7 @@ import sqlalchemy.orm
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry, WorkflowDefinition, define
 from celery_durable.model import DueRun, InstanceStatus, LogRecord, OutboxMessage, RunRef, Status, StepRecord, from_us
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
@@ -116,7 +116,9 @@ class Producer(Process):
         super().__init__(
             name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
         )
-        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
+        self.operations = Operations(
+            OperationContext(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
+        )
 
 
 class Beat(Process):
@@ -148,7 +150,7 @@ class FlowControl:
         return self.definition.name
 
     def create(self, params: Any = None, *, id: str = "i-1", **options: Any) -> Instance:
-        made = self.world.operations.create(self.name, params, id=id, **options)
+        made = self.world.operations.create.instance(self.name, params, id=id, **options)
         self.world.accepted.append((self.name, made))
         return Instance(self.world, self.name, made)
 
@@ -182,7 +184,7 @@ class Instance:
 
     @property
     def state(self) -> InstanceStatus:
-        return self.world.operations.get(self.workflow, self.id).status
+        return self.world.operations.queries.get(self.workflow, self.id).status
 
     @property
     def status(self) -> Status:
@@ -205,7 +207,7 @@ class Instance:
         return from_us(self.row.run_at)
 
     def steps(self, run: int | None = None) -> tuple[StepRecord, ...]:
-        return self.world.operations.history(self.workflow, self.id, run=run).steps
+        return self.world.operations.history.read(self.workflow, self.id, run=run).steps
 
     def step(self, key: str, run: int | None = None) -> StepRecord:
         return next(step for step in self.steps(run) if step.step_key == key)
@@ -216,29 +218,29 @@ class Instance:
 
     def events(self, run: int | None = None) -> list[tuple[str, Any, str | None]]:
         """Each event's type, payload and the step that consumed it."""
-        history = self.world.operations.history(self.workflow, self.id, run=run)
+        history = self.world.operations.history.read(self.workflow, self.id, run=run)
         return [(event.type, event.payload, event.consumed_by_step_key) for event in history.events]
 
     def logs(self, run: int | None = None) -> list[LogRecord]:
-        return self.world.operations.logs(self.workflow, self.id, run=run)
+        return self.world.operations.history.logs(self.workflow, self.id, run=run)
 
     def lines(self, run: int | None = None) -> list[str]:
         return [line.message for line in self.logs(run)]
 
     def send(self, type_: str, payload: Any = None, **options: Any) -> bool:
         options.setdefault("id", f"event-{len(self.world.accepted_events) + 1}")
-        is_new = self.world.operations.send_event(self.workflow, self.id, type_, payload, **options)
+        is_new = self.world.operations.events.send(self.workflow, self.id, type_, payload, **options)
         self.world.accepted_events.append(options["id"])
         return is_new
 
     def pause(self) -> None:
-        self.world.operations.pause(self.workflow, self.id)
+        self.world.operations.lifecycle.pause(self.workflow, self.id)
 
     def resume(self) -> None:
-        self.world.operations.resume(self.workflow, self.id)
+        self.world.operations.lifecycle.resume(self.workflow, self.id)
 
     def terminate(self, reason: str | None = None) -> None:
-        self.world.operations.terminate(self.workflow, self.id, reason=reason)
+        self.world.operations.lifecycle.terminate(self.workflow, self.id, reason=reason)
 
     def restart(self) -> int:
         return self.world.restart(self)
@@ -276,7 +278,9 @@ class World:
         self._workers: list[Worker] = []
         self._others: list[Process] = []
         self.store = self._web.store
-        self.operations = Operations(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
+        self.operations = Operations(
+            OperationContext(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
+        )
         self.sweeper = Sweeper(
             self.store,
             self.settings,
@@ -422,7 +426,7 @@ class World:
     def restart(self, instance: Instance) -> int:
         """Restart, and remember the run that ends, which must never change again (I11)."""
         before = instance.row.run_number
-        number = self.operations.restart(instance.workflow, instance.id)
+        number = self.operations.rewind.restart(instance.workflow, instance.id)
         self.prior_runs[instance.workflow, instance.id, before] = self.recorded(instance, before)
         return number
 

@@ -60,7 +60,7 @@ def test_a_session_is_opened_with_its_workflow_or_not_at_all() -> None:
         sessions.say("s-1", "hi", message_id="m-1")
         sessions.say("s-1", "hi", message_id="m-1")
         ctx.harness.run_until_idle()
-        listed = [each.id for each in ctx.harness.durable.internals.operations.list().items]
+        listed = [each.id for each in ctx.harness.durable.internals.operations.queries.list().items]
         return listed, sessions.is_open("s-1"), sessions.steps("s-1"), messages(ctx)
 
     expected = (["s-1"], True, ["message 0", "keep message 0", "message 1"], ["hi"])

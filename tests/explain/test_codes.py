@@ -311,4 +311,4 @@ def test_it_has_an_async_twin_and_refuses_what_is_not_there(world: DurableHarnes
     instance = ran(world, "sleep")
     assert asyncio.run(instance.aexplain()) == instance.explain()
     with pytest.raises(InstanceNotFound):
-        world.durable.internals.operations.explain("explained", "none")
+        world.durable.internals.operations.queries.explain("explained", "none")

@@ -239,9 +239,9 @@ def test_a_creation_is_asked_for_with_the_very_id_that_is_written(shop: Shop) ->
     batch = {"instances": [{"id": "e-1"}, {"id": "e-1"}, {"id": "vip-2"}, {"id": "e-2"}]}
     refused(api.post(f"{path}/batch", json=batch), 403, "FORBIDDEN")
     assert asked == [None, "e-1", "vip-2"]
-    assert [item.id for item in shop.durable.internals.operations.list().items] == [made]
+    assert [item.id for item in shop.durable.internals.operations.queries.list().items] == [made]
     api.post(f"{path}/batch", json={"instances": [{"id": "e-1"}, {"id": "e-2"}]})
-    assert [item.id for item in shop.durable.internals.operations.list().items] == ["e-2", "e-1", made]
+    assert [item.id for item in shop.durable.internals.operations.queries.list().items] == ["e-2", "e-1", made]
 
 
 def test_who_may_only_send_events_learns_nothing_else(shop: Shop, order: str) -> None:

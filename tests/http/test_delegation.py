@@ -34,16 +34,16 @@ def album(shop: Shop) -> Shop:
 
 def answer(shop: Shop, seq: int, payload: str) -> None:
     """What comes back from the worker of the task at this place."""
-    key = shop.durable.internals.operations.get("album", "a-1").instance.pk
+    key = shop.durable.internals.operations.queries.get("album", "a-1").instance.pk
     reference = reference_of(
         shop.durable.internals.store, RunRef("album", "a-1", 1), f"task:{key}:{seq}:1:media.resize"
     )
-    assert shop.durable.internals.operations.answer(reference, payload).is_taken
+    assert shop.durable.internals.operations.answers.accept(reference, payload).is_taken
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
-    ids = [step.task_id for step in album.durable.internals.operations.history("album", "a-1").steps]
+    ids = [step.task_id for step in album.durable.internals.operations.history.read("album", "a-1").steps]
     current = api.get(ALBUM).json()["meta"]["currentStep"]
     assert current == {
         "stepKey": "cover", "name": "cover", "type": "task", "status": "waiting", "attempts": 1, "maxAttempts": 2,
@@ -112,7 +112,7 @@ def test_they_are_settled_by_hand_while_they_are_out(
     ]
     ref = RunRef("album", "a-1", 1)
     late = reference_of(album.durable.internals.store, ref, "task:1:1:media.resize")
-    assert not album.durable.internals.operations.answer(late, values.encode_answer("8")).is_taken
+    assert not album.durable.internals.operations.answers.accept(late, values.encode_answer("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
 
 

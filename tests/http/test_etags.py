@@ -24,7 +24,7 @@ def test_the_etag_of_a_deleted_namesake_matches_nothing(shop: Shop, api: TestCli
     api.post(f"{order}/terminate")
     before = api.get(order).headers["etag"]
     shop.clock.advance(3600)
-    assert shop.durable.internals.operations.prune(older_than="1 second") == 1
+    assert shop.durable.internals.operations.retention.prune(older_than="1 second") == 1
     _made(shop, api)
     api.post(f"{order}/terminate")  # the same run number, the same version, the same steps
     seen = api.get(order, headers={"If-None-Match": before})

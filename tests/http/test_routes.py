@@ -423,7 +423,7 @@ def test_a_pause_that_has_not_happened_yet_is_shown(shop: Shop, api: TestClient)
         step.do("look", look)
         step.do("go on", lambda: None)
 
-    shop.durable.internals.operations.create("busy", id="b-1")
+    shop.durable.internals.operations.create.instance("busy", id="b-1")
     shop.work()
     body = api.get("/workflows/busy/instances/b-1").json()
     assert seen == [("active", True)]

@@ -67,7 +67,7 @@ def tenants(shop: Shop, kind: str) -> dict[str, TestClient]:
             assert made.status_code == 201, made.text
         found[tenant] = api
     shop.work()
-    assert len(shop.durable.internals.operations.waiters("news").items) == 2
+    assert len(shop.durable.internals.operations.topics.waiters("news").items) == 2
     return found
 
 
@@ -125,9 +125,9 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         assert api.get("/workflows/listen/instances", params={"label": f"tenant={other}"}).json()["instances"] == []
         scope = Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
         mine = shop.durable.internals.operations.restrict_to(scope)
-        assert sorted(count for *_, count in mine.stats().counts) == [1, 1]
-        assert [ref.ref.instance_id for ref in mine.waits()] == []
-        assert mine.count_ended(older_than="0 seconds") == 1
+        assert sorted(count for *_, count in mine.stats.read().counts) == [1, 1]
+        assert [ref.ref.instance_id for ref in mine.stats.waits()] == []
+        assert mine.retention.count_ended(older_than="0 seconds") == 1
     for tenant, api in tenants.items():  # the same id, and another payload: each tenant's ids are his own
         emitted = api.post("/topics/news/emit", json={"payload": tenant, "id": "e-1"})
         assert emitted.json() == {"resumed": 1}
@@ -165,7 +165,7 @@ def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
         return step.wait_for_topic("news", "news", timeout="1 day").payload
 
     for tenant, id_ in IDS.items():
-        shop.durable.internals.operations.create("listen", id=id_, labels={"tenant": tenant})
+        shop.durable.internals.operations.create.instance("listen", id=id_, labels={"tenant": tenant})
     shop.work()
     scope = Scope({"tenant": "acme"}, "ac")
     lease = shop.durable.internals.settings.lease
@@ -176,7 +176,7 @@ def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
         conn.execute(sa.update(table).values(next_check_at=0))
     assert continue_abandoned_emission(shop.durable.internals.store)
     shop.work()
-    found = {item.id: item.status.value for item in shop.durable.internals.operations.list("listen").items}
+    found = {item.id: item.status.value for item in shop.durable.internals.operations.queries.list("listen").items}
     assert found == {"ac_e-1": "complete", "acXe-1": "waiting"}
 
 
@@ -206,7 +206,7 @@ def test_links_to_instances_of_others_are_left_out(shop: Shop, kind: str) -> Non
         return step.child("child", shop.durable.workflows["echo"], event.payload, id="acXe-child")
 
     operations = shop.durable.internals.operations
-    operations.create("parent", 1, id="ac_e-p", labels={"tenant": "acme"})
+    operations.create.instance("parent", 1, id="ac_e-p", labels={"tenant": "acme"})
     shop.work()
     api = shop.client(authorize=lambda access: scope_of(access, kind))
     api.headers["X-Tenant"] = "acme"
@@ -219,7 +219,7 @@ def test_links_to_instances_of_others_are_left_out(shop: Shop, kind: str) -> Non
 
 def test_scopes_of_several_hooks_narrow_each_other(shop: Shop) -> None:
     for id_, labels in (("a-1", {"team": "x"}), ("a-2", {"team": "y"}), ("b-1", {"team": "x"})):
-        shop.durable.internals.operations.create("echo", id=id_, labels=labels)
+        shop.durable.internals.operations.create.instance("echo", id=id_, labels=labels)
 
     def ask(request: Any, reading: Any) -> Any:
         hooks = Authorize(lambda _: request, reading=lambda _: reading)

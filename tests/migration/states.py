@@ -153,14 +153,14 @@ def build(world: World) -> None:
         if way not in _LATER and not way.startswith("linear"):
             shop.create(way, id=way)
     world.run_until_idle()
-    operations.pause("shop", "paused")
-    operations.terminate("shop", "terminated", reason="by the customer")
-    operations.restart("shop", "rewound", from_step="nap", reason="again")
-    operations.fork("shop", "sleeping", "nap", id="forked")
-    operations.send_event("shop", "sleeping", "unasked", {"n": 1}, id="event-1")
-    operations.send_event("shop", "gathering", "paid", {"paid": 6}, id="event-2")
+    operations.lifecycle.pause("shop", "paused")
+    operations.lifecycle.terminate("shop", "terminated", reason="by the customer")
+    operations.rewind.restart("shop", "rewound", from_step="nap", reason="again")
+    operations.rewind.fork("shop", "sleeping", "nap", id="forked")
+    operations.events.send("shop", "sleeping", "unasked", {"n": 1}, id="event-1")
+    operations.events.send("shop", "gathering", "paid", {"paid": 6}, id="event-2")
     shop.run("corrected", id="corrected")
-    operations.skip("shop", "corrected", "fail", by="eve", reason="not needed")
+    operations.interventions.skip("shop", "corrected", "fail", by="eve", reason="not needed")
     world.run_after(timedelta(minutes=2))  # the race is over
 
     _answer(world, "losing", 0, 30)
@@ -170,7 +170,7 @@ def build(world: World) -> None:
 
     for way in ("linear-waiting", "linear-done", "linear-dead"):
         line.flow.run({"way": way}, id=way)
-    operations.send_event("order", "linear-done", "paid", 5, id="event-3")
+    operations.events.send("order", "linear-done", "paid", 5, id="event-3")
     world.run_until_idle()
     line.flow.create({"way": "linear-ready"}, id="linear-ready")
     shop.create("due", id="due")
@@ -204,10 +204,10 @@ def build(world: World) -> None:
 def finish(world: World) -> dict[str, Any]:
     """Let workers finish all instances; returns what each one returned, or its status if it returned nothing."""
     shop, line = deploy(world)
-    world.operations.resume("shop", "paused")
-    world.operations.send_event("shop", "waiting", "paid", {"paid": 5}, id="event-4")
+    world.operations.lifecycle.resume("shop", "paused")
+    world.operations.events.send("shop", "waiting", "paid", {"paid": 5}, id="event-4")
     for way in ("linear-waiting", "linear-ready", "linear-crashed"):
-        world.operations.send_event("order", way, "paid", 6, id=f"event-{way}")
+        world.operations.events.send("order", way, "paid", 6, id=f"event-{way}")
     for _ in range(3):
         world.run_after(timedelta(days=2))
         for way, number in (("delegating", 10), ("mapping", 20)):
@@ -245,4 +245,4 @@ def _answer(
         payload = values.encode_answer(values.encode(output, what="Result", limits=world.settings.limits))
     else:
         payload = values.encode_error_answer(type(error).__name__, str(error))
-    assert world.operations.answer(reference, payload).is_taken
+    assert world.operations.answers.accept(reference, payload).is_taken

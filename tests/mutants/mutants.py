@@ -150,11 +150,15 @@ MUTANTS = (
     ),
     _m(
         "a restart in doubt is done again",
-        ("operations:Operations._start_run", "find_committed=was_applied", "find_committed=None"),
+        ("operations.rewind:RewindOperations._start_run", "find_committed=was_applied", "find_committed=None"),
     ),
     _m(
         "an event in doubt is taken for sent",
-        ("operations:Operations.send_event", "find_committed=was_applied", "find_committed=lambda tx: (True, [])"),
+        (
+            "operations.events:EventOperations.send",
+            "find_committed=sending.find_committed",
+            "find_committed=lambda tx: (True, [])",
+        ),
     ),
     # --- the sweep ------------------------------------------------------------------------------
     _m(
@@ -247,7 +251,7 @@ MUTANTS = (
     ),
     _m(
         "an event does not wake who waits for it",
-        ("operations:Operations.send_event", "and run_events.is_awaited(tx, row, type_)", "and False"),
+        ("operations.events:_Sending.insert", "and run_events.is_awaited(tx, row, self.type)", "and False"),
     ),
     _m(
         "an event that came before the suspension is not seen",
@@ -397,26 +401,26 @@ MUTANTS = (
     _m(
         "of an id that is twice in a batch the last counts",
         (
-            "operations.create:CreateOperations.create_batch",
+            "operations.create:CreateOperations.batch",
             "rows.setdefault(instance_id, row)",
             "rows[instance_id] = row",
         ),
     ),
     _m(
         "a batch returns what existed before it",
-        ("operations.create:CreateOperations.create_batch", "if key in created]", "]"),
+        ("operations.create:CreateOperations.batch", "if key in created]", "]"),
     ),
     _m(
         "a batch in doubt does not know what it created",
         (
-            "operations.create:CreateOperations.create_batch",
+            "operations.create:CreateOperations.batch",
             "instances.insert(tx, **rows[key])",
-            'instances.insert(tx, **{**rows[key], "commit_id": self._runtime.new_token()})',
+            'instances.insert(tx, **{**rows[key], "commit_id": self._context.runtime.new_token()})',
         ),
     ),
     _m(
         "restart_or_create restarts what has not ended",
-        ("operations.create:CreateOperations.restart_or_create", "if row.status not in restartable:", "if False:"),
+        ("operations.create:CreateOperations._insert_or_restart", "if row.status not in restartable:", "if False:"),
     ),
     _m(
         "restart_or_create in doubt begins again",
@@ -616,12 +620,13 @@ MUTANTS = (
         ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
         (
             "operations.topics:TopicOperations._deliver_batch",
-            "return self._store.transact(work, find_committed=was_applied)",
-            "progress = self._store.transact(work)\n"
+            "return self._context.store.transact(work, find_committed=was_applied)",
+            "progress = self._context.store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
             "        moved = {'after': progress.cursor_pk, 'delivered': progress.delivered_count}\n"
             "        moved |= {'next_check_us': 30_000_000}\n"
-            "        self._store.transact(lambda tx: tx.run(emissions._advance_cursor, id=emission_id, **moved))\n"
+            "        write = self._context.store.transact\n"
+            "        write(lambda tx: tx.run(emissions._advance_cursor, id=emission_id, **moved))\n"
             "    return progress",
         ),
         (
@@ -752,7 +757,7 @@ MUTANTS = (
         "the termination of a child is told nobody",
         (
             "operations.lifecycle:LifecycleOperations.terminate",
-            "answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=self._grace)",
+            "answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)",
             "[]",
         ),
     ),
@@ -1004,7 +1009,7 @@ MUTANTS = (
         "an answer for another database is committed to this one",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().read_database_id() == reference.database_id",
+            "self._operations().answers.read_database_id() == reference.database_id",
             "True",
         ),
         caught_by=_ANSWERS + "test_a_task_of_another_database_answers_by_message[sqlite]",
@@ -1013,7 +1018,7 @@ MUTANTS = (
         "every answer is a message",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().read_database_id() == reference.database_id",
+            "self._operations().answers.read_database_id() == reference.database_id",
             "False",
         ),
         caught_by=_ANSWERS + "test_results_and_errors_come_back_from_a_worker[sqlite]",
@@ -1286,7 +1291,7 @@ MUTANTS = (
     ),
     _m(
         "a task waits for a silent database as loops do",
-        ("operations.lifecycle:LifecycleOperations.answer", ", timeouts=DIRECT", ""),
+        ("operations.answers:AnswerOperations.accept", ", timeouts=DIRECT", ""),
         caught_by=_TASKS + "test_where_a_task_ends_nobody_waits_for_a_silent_database[postgresql]",
     ),
     _m(
@@ -1422,7 +1427,7 @@ MUTANTS = (
     ),
     _m(
         "a cursor is good for any tenant",
-        ("operations.base:OperationsBase._cursors", "(*of, self.scope_text)", "of"),
+        ("operations.context:OperationContext.cursors", "(*of, self.scope_text)", "of"),
         caught_by="tests/http/test_scope.py::test_a_cursor_is_good_for_the_tenant_it_was_given_to",
     ),
     _m(
@@ -1437,7 +1442,7 @@ MUTANTS = (
     ),
     _m(
         "a start can be put off for ever",
-        ("operations.create:CreateOperations.create", "start_at is not None and start_at - ", "False and start_at - "),
+        ("operations.create:CreateOperations._insert", "start_at is not None and start_at - ", "False and start_at - "),
         caught_by="tests/engine/test_create.py::test_a_start_can_be_put_off_as_long_as_a_sleep_may_be",
     ),
 )

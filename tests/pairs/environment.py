@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from celery_durable import Retries, Step, WorkflowEvent
 from celery_durable.model import Claim, DueRun, OutboxKind, OutboxMessage, RunRef
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import ConcurrentBody
 from celery_durable.step import StepTx
 from celery_durable.store import claims
@@ -85,7 +85,9 @@ class PairProcess(RunnerProcess):
             publish_runs=self.published.extend,
             compiled_statements=World.statements,
         )
-        self.operations = Operations(self.store, world.settings, world.registry, self.runtime, self.published.extend)
+        self.operations = Operations(
+            OperationContext(self.store, world.settings, world.registry, self.runtime, self.published.extend)
+        )
         self.sweeper = Sweeper(self.store, world.settings, self.runtime, self._publish, lambda _: None)
         self.outbox = Outbox(self.store, world.settings, self._send)
         self.environment = environment

@@ -7,6 +7,7 @@ repeated, and the instance can still run to its end.
 from __future__ import annotations
 
 import contextlib
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +75,10 @@ class Participant:
         """Whether the operation returned without an error."""
         return self.error is None
 
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        return getattr(self.process.operations, name)(self.ref.workflow, self.ref.instance_id, *args, **options)
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call an operation by its path, such as "lifecycle.pause", on the instance."""
+        call = operator.attrgetter(method)(self.process.operations)
+        return call(self.ref.workflow, self.ref.instance_id, *args, **options)
 
     def answer(self, task: str) -> bool:
         message = self.message or next(each for each in self.pair_run.messages if each.name == task)
@@ -85,17 +88,17 @@ class Participant:
         message = next(each for each in self.pair_run.messages if each.name == task)
         reference = TaskReference.read(message.content["reference"])
         assert reference is not None
-        return self.process.operations.report_lost([(reference, None)], why="its worker has died")
+        return self.process.operations.answers.report_lost([(reference, None)], why="its worker has died")
 
     def send_event(self) -> bool:
         id_ = f"event of the {self.process.name}"
-        is_new: bool = self.call("send_event", "ok", "sent", id=id_)
+        is_new: bool = self.call("events.send", "ok", "sent", id=id_)
         self.pair_run.environment.world.accepted_events.append(id_)
         return is_new
 
     def restart(self) -> int:
         """Restart the instance and return the new run's number."""
-        number: int = self.call("restart")
+        number: int = self.call("rewind.restart")
         return number
 
     def end(self) -> None:
@@ -147,7 +150,7 @@ class PairRun:
     def _prepare(self) -> None:
         environment, world = self.environment, self.environment.world
         flow = next((operation.flow for operation in self.operations if operation.flow), "gather")
-        world.operations.create(flow, id="i-1")
+        world.operations.create.instance(flow, id="i-1")
         world.accepted.append((flow, "i-1"))
         self.instance = Instance(world, flow, "i-1")
         self._advance_to_start()
@@ -273,7 +276,7 @@ class PairRun:
                 break
             instance.resume()
             with contextlib.suppress(InstanceTerminal):
-                world.operations.send_event(instance.workflow, instance.id, "ok", "at the end", id="at the end")
+                world.operations.events.send(instance.workflow, instance.id, "ok", "at the end", id="at the end")
             for message in self._all_messages():
                 environment.answer(world, message)
             environment.advance(61)

@@ -65,10 +65,12 @@ OPERATIONS = (
     Operation("loss of a task", lambda participant: participant.lose("pairs.ship"), needs_sent=True),
     Operation("loss of an item", lambda participant: participant.lose("pairs.page"), needs_sent=True),
     Operation("send_event", lambda participant: participant.send_event()),
-    Operation("pause", lambda participant: participant.call("pause")),
-    Operation("resume", lambda participant: participant.call("resume")),
-    Operation("set_result", lambda participant: participant.call("set_result", "ok", "by hand", by="eve")),
-    Operation("terminate", lambda participant: participant.call("terminate")),
+    Operation("pause", lambda participant: participant.call("lifecycle.pause")),
+    Operation("resume", lambda participant: participant.call("lifecycle.resume")),
+    Operation(
+        "set_result", lambda participant: participant.call("interventions.set_result", "ok", "by hand", by="eve")
+    ),
+    Operation("terminate", lambda participant: participant.call("lifecycle.terminate")),
     Operation("restart", lambda participant: participant.restart()),
     Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),
     Operation("sweep", lambda participant: participant.process.sweeper.sweep(), needs_due=True),

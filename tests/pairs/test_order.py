@@ -37,7 +37,7 @@ PARENT_SENDS = LocksBoth("a parent that tells its child", lambda process: proces
 OTHERS = (
     LocksBoth("a child that tells its parent", lambda process: process.advance(KID), gate="reply"),
     LocksBoth("a child that ends", lambda process: process.advance(KID), gate="end"),
-    LocksBoth("the termination of a child", lambda process: process.operations.terminate("kid", "k-1")),
+    LocksBoth("the termination of a child", lambda process: process.operations.lifecycle.terminate("kid", "k-1")),
     LocksBoth("a child that overstays", lambda process: process.advance(KID), naps=True, after=1),
 )
 
@@ -75,7 +75,7 @@ def test_rows_of_two_instances_are_locked_in_one_order(
     environment.clear()
     world = environment.world
     register(environment, naps=other.naps)
-    world.operations.create("parent", id="p-1")
+    world.operations.create.instance("parent", id="p-1")
     parent_sends = environment.start(lambda: PARENT_SENDS.work(environment.first), gate=PARENT_SENDS.gate)
     if other.naps:
         environment.second.advance(KID)
@@ -104,7 +104,7 @@ def test_a_run_that_exceeds_its_duration_does_not_deadlock_with_an_event(environ
     """The two statements find the row by different indexes, and MariaDB locks the index entries too."""
     environment.clear()
     register(environment, naps=True)
-    environment.world.operations.create("kid", id="k-1")
+    environment.world.operations.create.instance("kid", id="k-1")
     environment.second.advance(KID)
     environment.advance(3601)
     overstays = environment.start(lambda: environment.first.advance(KID))
@@ -129,7 +129,7 @@ def test_a_step_that_sends_an_event_to_its_own_instance_does_not_deadlock(enviro
         pass_gate("note")
         tx.send_event(alone, "a-1", "note", "to myself")
 
-    ref = RunRef("alone", environment.world.operations.create("alone", id="a-1"), 1)
+    ref = RunRef("alone", environment.world.operations.create.instance("alone", id="a-1"), 1)
     notes = environment.start(lambda: environment.first.advance(ref), gate="note")
     notes.hold(at)
     sends = send_event_while_held(environment, notes, ref)
@@ -143,7 +143,7 @@ def test_a_step_that_sends_an_event_to_its_own_instance_does_not_deadlock(enviro
 def send_event_while_held(environment: Environment, holder: PausableJob, ref: RunRef) -> PausableJob:
     """Send an event while ``holder`` holds the lock, and then let the holder proceed."""
     sends = environment.start(
-        lambda: environment.second.operations.send_event(ref.workflow, ref.instance_id, "note", id="e-1")
+        lambda: environment.second.operations.events.send(ref.workflow, ref.instance_id, "note", id="e-1")
     )
     holder.proceed()
     holder.wait()

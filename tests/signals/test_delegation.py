@@ -60,7 +60,7 @@ def test_the_ends_of_those_that_fail_are_told(ear: Ear, make_harness: MakeHarnes
 
     ear.heard.clear()
     harness.mocks.mock_step_result("thumb", 1)
-    harness.durable.internals.operations.set_result("media", "m-1", "thumb", "by hand", by="eve")
+    harness.durable.internals.operations.interventions.set_result("media", "m-1", "thumb", "by hand", by="eve")
     harness.run_until_idle()
     harness.instance(resting, "r-1").terminate("enough")
     harness.run_until_idle()

@@ -262,7 +262,7 @@ def test_what_a_step_makes_is_told_with_its_commit(store_url: str, make_harness:
 @on_sqlite
 def test_a_signal_is_sent_only_if_the_run_is_created(store_url: str, make_harness: Any, ear: Ear) -> None:
     harness = make_harness(failing, store_url=store_url, wipe=True)
-    begin = harness.durable.internals.operations.restart_or_create
+    begin = harness.durable.internals.operations.create.restart_or_create
     for _ in range(2):  # created, then left as it is
         begin("failing", id="f-1")
     harness.run_until_idle()
@@ -281,7 +281,7 @@ def test_what_a_topic_hands_out_is_an_event_for_each(store_url: str, make_harnes
     harness = make_harness(watch, store_url=store_url, wipe=True)
     instances = [harness.create(watch, id=f"w-{n}") for n in range(2)]
     harness.run_until_idle()
-    assert harness.durable.internals.operations.emit("prices/eur.usd", 108, id="tick-1") == 2
+    assert harness.durable.internals.operations.topics.emit("prices/eur.usd", 108, id="tick-1") == 2
     assert ear.told("event_received") == [
         {
             "workflow": "watch",
@@ -523,6 +523,6 @@ def told(harness: DurableHarness) -> None:
     harness.create(shipping, id="s-1")
     harness.run_until_idle()
     operations, ref = harness.durable.internals.operations, RunRef("shipping", "s-1", 1)
-    type_ = task_event_type("shop.ship", operations.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
+    type_ = task_event_type("shop.ship", operations.queries.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
     true = reference_of(harness.durable.internals.store, ref, type_)
-    operations.answer(dataclasses.replace(true, token="0" * 32), values.encode_answer("1"))
+    operations.answers.accept(dataclasses.replace(true, token="0" * 32), values.encode_answer("1"))

@@ -32,7 +32,7 @@ class Clients:
         program = make_params(self._dice) if is_linear(name) else make_program(self._dice, self._schedule.names)
         later = self._dice.choice([None, None, None, None, 100])
         run_at = None if later is None else self._clock.now + timedelta(seconds=later)
-        self._operations.create(workflow_of(name), program, id=name, run_at=run_at)
+        self._operations.create.instance(workflow_of(name), program, id=name, run_at=run_at)
         self._story.accepted.append(name)
         self._has_plan(name, 1)
         self._story.not_before[name, 1] = 0 if run_at is None else to_us(run_at)
@@ -80,7 +80,7 @@ class Clients:
             self._sent = number + 1
         event_id, type_ = f"{name}-event-{number}", EVENTS[number % len(EVENTS)]
         waits = self._waits(name, type_)
-        is_new = self._operations.send_event(workflow_of(name), name, type_, f"payload {number}", id=event_id)
+        is_new = self._operations.events.send(workflow_of(name), name, type_, f"payload {number}", id=event_id)
         if is_new and len(waits) == 1:
             self._story.promised[waits[0]] = event_id
         accepted = event_id, self._run_of(name)
@@ -113,15 +113,15 @@ class Clients:
         return int(run)
 
     def _pause(self, name: str) -> str:
-        self._operations.pause(workflow_of(name), name)
+        self._operations.lifecycle.pause(workflow_of(name), name)
         return "accepted"
 
     def _resume(self, name: str) -> str:
-        self._operations.resume(workflow_of(name), name)
+        self._operations.lifecycle.resume(workflow_of(name), name)
         return "accepted"
 
     def _terminate(self, name: str) -> str:
-        self._operations.terminate(workflow_of(name), name)
+        self._operations.lifecycle.terminate(workflow_of(name), name)
         self._story.terminated.add(name)
         self._story.faults[name, self._run_of(name)] += 1
         return "accepted"
@@ -139,7 +139,7 @@ class Clients:
         return f"{payload} to {topic} under {id_}: {self._schedule.errands.emit(topic, payload, id_)}"
 
     def _restart(self, name: str) -> str:
-        said = self._run_started(name, lambda: self._operations.restart(workflow_of(name), name))
+        said = self._run_started(name, lambda: self._operations.rewind.restart(workflow_of(name), name))
         self._has_plan(name, self._run_of(name))
         return said
 
@@ -147,18 +147,18 @@ class Clients:
         step = self._some_step(name)
         if step is None:
             return "refused: it has no steps"
-        said = self._run_started(name, lambda: self._operations.restart(workflow_of(name), name, from_step=step))
+        said = self._run_started(name, lambda: self._operations.rewind.restart(workflow_of(name), name, from_step=step))
         return f"from {step}: {said}"
 
     def _retry(self, name: str) -> str:
-        return self._run_started(name, lambda: self._operations.retry(workflow_of(name), name))
+        return self._run_started(name, lambda: self._operations.rewind.retry(workflow_of(name), name))
 
     def _fork(self, name: str) -> str:
         step = self._some_step(name)
         if step is None or len(self._schedule.names) > 6:
             return "refused: it has no steps, or enough forks"
         made = f"{name}f{len(self._schedule.names)}"
-        self._operations.fork(workflow_of(name), name, step, id=made)
+        self._operations.rewind.fork(workflow_of(name), name, step, id=made)
         self._schedule.names.append(made)
         self._story.accepted.append(made)
         self._story.not_before[made, 1] = 0

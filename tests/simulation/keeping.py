@@ -141,7 +141,7 @@ def _wrong_search(act: Any) -> list[str]:
             should.setdefault((name, value), set()).add(names[pk])
     found = []
     for (name, value), instances in should.items():
-        there = {each.id for each in act.world.operations.list(KEPT, labels={name: value}).items}
+        there = {each.id for each in act.world.operations.queries.list(KEPT, labels={name: value}).items}
         if there != instances:
             found.append(f"G2 a search for {name}={value} finds {sorted(there)}, not {sorted(instances)}")
     return found

@@ -100,7 +100,7 @@ class Operators:
             for name in names
         ]
         new = [name for name in dict.fromkeys(names) if self._stands(name) is None]
-        made = self._operations.create_batch(KEPT, batch)
+        made = self._operations.create.batch(KEPT, batch)
         if made != new:
             self._wrong(f"B1 a batch of {names} creates {made}, and {new} did not exist")
         for each in reversed(batch):  # of several with one id the first counts
@@ -121,7 +121,7 @@ class Operators:
         is_over = before is not None and before[2] in ("complete", "errored", "terminated")
         if before is not None and is_over:
             self._keep_run(name, before[1])
-        started = self._operations.restart_or_create(KEPT, params, id=name, labels=labels)
+        started = self._operations.create.restart_or_create(KEPT, params, id=name, labels=labels)
         if before is None:
             expected, number = "created", 1
             self._is_made(name, params, labels)
@@ -139,11 +139,11 @@ class Operators:
 
     def _restart(self, name: str) -> str:
         _, run, status = self._must_stand(name)
-        return self._run_started(name, run, status, self._operations.restart(KEPT, name))
+        return self._run_started(name, run, status, self._operations.rewind.restart(KEPT, name))
 
     def _retry(self, name: str) -> str:
         _, run, status = self._must_stand(name)
-        return self._run_started(name, run, status, self._operations.retry(KEPT, name))
+        return self._run_started(name, run, status, self._operations.rewind.retry(KEPT, name))
 
     def _run_started(self, name: str, run: int, status: str, number: int) -> str:
         if number != run + 1:
@@ -153,16 +153,16 @@ class Operators:
         return f"{status} to run {number}"
 
     def _terminate(self, name: str) -> str:
-        self._operations.terminate(KEPT, name)
+        self._operations.lifecycle.terminate(KEPT, name)
         return "accepted"
 
     def _pause(self, name: str) -> str:
-        self._operations.pause(KEPT, name)
+        self._operations.lifecycle.pause(KEPT, name)
         return "accepted"
 
     def _event(self, name: str) -> str:
         number = self._number("event")
-        self._operations.send_event(KEPT, name, EVENTS[number % len(EVENTS)], number, id=f"event-{number}")
+        self._operations.events.send(KEPT, name, EVENTS[number % len(EVENTS)], number, id=f"event-{number}")
         return "accepted"
 
     # --- settling by hand -----------------------------------------------------------------------
@@ -179,9 +179,9 @@ class Operators:
             return "refused: it has no such step"
         key, by = self._dice.choice(keys), f"person {self._number('person')}"
         if self._dice.random() < 0.5:
-            number = self._operations.skip(KEPT, name, key, by=by)
+            number = self._operations.interventions.skip(KEPT, name, key, by=by)
         else:
-            number = self._operations.set_result(KEPT, name, key, f"by {by}", by=by)
+            number = self._operations.interventions.set_result(KEPT, name, key, f"by {by}", by=by)
         if number != (run + 1 if status == "errored" else run):
             self._wrong(f"A2 {by} settles {key} of {name}#{run}, which was {status}, and is told of run {number}")
         self._story.faults[name, run] += 1  # its worker may fail in a body that another runs again
@@ -201,7 +201,7 @@ class Operators:
     def _prune(self, _: str) -> str:
         seconds = self._dice.choice([5, 30, 300])
         self._raw.execute("INSERT INTO author_pruning VALUES (?)", (seconds * 1_000_000,))
-        deleted = self._operations.prune(older_than=timedelta(seconds=seconds))
+        deleted = self._operations.retention.prune(older_than=timedelta(seconds=seconds))
         self._raw.execute("DELETE FROM author_pruning")
         self._act.has_deleted()
         return f"deleted {deleted}" if deleted else "finds none"

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.runner import Runner
 from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
@@ -106,7 +106,7 @@ class Machine(Process):
     def operations(self) -> Operations:
         """What this process does to instances from outside."""
         capture = functools.partial(self.world.capture, self.runtime)
-        return Operations(self.store, self.world.settings, self.world.registry, self.runtime, capture)
+        return Operations(OperationContext(self.store, self.world.settings, self.world.registry, self.runtime, capture))
 
     def until_dead(self, work: Callable[[], str]) -> str:
         """What ``work`` says, or "crashed" where the process died in it."""
@@ -163,7 +163,7 @@ class Emitter(Machine):
         operations = self.operations()
 
         def emit() -> str:
-            return f"{operations.emit(topic, payload, id=id_)} resumed"
+            return f"{operations.topics.emit(topic, payload, id=id_)} resumed"
 
         self.thread = CooperativeThread(lambda: self.until_dead(emit), name=self.name)
         return self.thread

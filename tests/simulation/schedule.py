@@ -184,7 +184,7 @@ class Schedule:
         query = "SELECT workflow, instance_id FROM workflow_instance WHERE status = 'paused'"
         found = self.world.raw.execute(query).fetchall()
         for workflow, name in found:
-            self.world.operations.resume(workflow, name)
+            self.world.operations.lifecycle.resume(workflow, name)
         return bool(found)
 
     def _late_zombies(self) -> list[str]:

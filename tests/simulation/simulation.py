@@ -19,7 +19,7 @@ from typing import Any
 from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
-from celery_durable.operations import Operations
+from celery_durable.operations import OperationContext, Operations
 from celery_durable.store import emissions
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.testing.clock import START, Clock
@@ -71,12 +71,9 @@ class World:
         self.answerer = Answerer(self, "answerer")
         self.machines = [self.clients, *self.workers, *self.beats, *self.emitters, *self.senders]
         self.machines += [self.postman, self.answerer]
+        capture = functools.partial(self.capture, None)
         self.operations = Operations(
-            self.clients.store,
-            self.settings,
-            self.registry,
-            self.clients.runtime,
-            functools.partial(self.capture, None),
+            OperationContext(self.clients.store, self.settings, self.registry, self.clients.runtime, capture)
         )
         self.raw = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
         self.schedule = Schedule(self, 0)

@@ -13,4 +13,4 @@ app = build(config)
 app.set_current()
 if config.role == "worker":
     signals.worker_process_init.connect(become_child)
-    app.durable.internals.operations.list()  # the pool's processes are forked from one that has used the store
+    app.durable.internals.operations.queries.list()  # the pool's processes are forked from one that has used the store

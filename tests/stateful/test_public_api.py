@@ -65,33 +65,34 @@ class PublicApi(RuleBasedStateMachine):
 
     @rule(id=ids)
     def create(self, id: str) -> None:
-        self.both(lambda: self.api.create("order", id=id) and None, lambda: self.model.create(id))
+        self.both(lambda: self.api.create.instance("order", id=id) and None, lambda: self.model.create(id))
 
     @rule(batch=st.lists(ids, max_size=3))
     def create_batch(self, batch: list[str]) -> None:
         options = [CreateOptions(id=each) for each in batch]
-        self.both(lambda: self.api.create_batch("order", options), lambda: self.model.create_batch(batch))
+        self.both(lambda: self.api.create.batch("order", options), lambda: self.model.create_batch(batch))
 
     @rule(id=ids, type=st.sampled_from(["go", "go", "stop"]), number=st.integers(0, 5))
     def send_event(self, id: str, type: str, number: int) -> None:
         given = type, number, f"event-{type}-{number}"
         self.both(
-            lambda: self.api.send_event("order", id, type, number, id=given[2]),
+            lambda: self.api.events.send("order", id, type, number, id=given[2]),
             lambda: self.model.send_event(id, *given),
         )
 
     @rule(id=ids)
     def pause(self, id: str) -> None:
-        self.both(lambda: self.api.pause("order", id), lambda: self.model.pause(id))
+        self.both(lambda: self.api.lifecycle.pause("order", id), lambda: self.model.pause(id))
 
     @rule(id=ids)
     def resume(self, id: str) -> None:
-        self.both(lambda: self.api.resume("order", id), lambda: self.model.resume(id))
+        self.both(lambda: self.api.lifecycle.resume("order", id), lambda: self.model.resume(id))
 
     @rule(id=ids, method=st.sampled_from(["terminate", "restart"]))
     def end(self, id: str, method: str) -> None:
         """One rule for both: most sequences should come further than these let them."""
-        self.both(lambda: getattr(self.api, method)("order", id), lambda: getattr(self.model, method)(id))
+        nouns = {"terminate": self.api.lifecycle, "restart": self.api.rewind}
+        self.both(lambda: getattr(nouns[method], method)("order", id), lambda: getattr(self.model, method)(id))
 
     @rule(seconds=st.sampled_from([1, 29, 30, SLEEP, WAIT - 1, WAIT]))
     def advance(self, seconds: int) -> None:
@@ -133,11 +134,11 @@ class PublicApi(RuleBasedStateMachine):
     def they_agree(self) -> None:
         if not hasattr(self, "harness"):
             return
-        assert {item.id for item in self.api.list(limit=100).items} == set(self.model.instances)
+        assert {item.id for item in self.api.queries.list(limit=100).items} == set(self.model.instances)
         for name, it in self.model.instances.items():
-            assert str(self.api.get("order", name).status.status) == it.status
+            assert str(self.api.queries.get("order", name).status.status) == it.status
             for number, run in enumerate(it.runs, start=1):
-                history = self.api.history("order", name, run=number)
+                history = self.api.history.read("order", name, run=number)
                 assert {step.step_key: str(step.status) for step in history.steps} == run.steps
                 seen = [(event.type, event.payload, event.consumed_by_step_key) for event in history.events]
                 assert seen == [(event.type, event.payload, event.consumed_by) for event in run.events]
@@ -146,7 +147,7 @@ class PublicApi(RuleBasedStateMachine):
     def _come_to_an_end(self) -> None:
         """Whatever has happened: left alone, everything that is not over completes."""
         for name in self.model.instances:
-            self.api.resume("order", name)
+            self.api.lifecycle.resume("order", name)
             self.model.resume(name)
         self.harness.messages.clear()
         self.harness.advance("1 hour")
@@ -154,7 +155,7 @@ class PublicApi(RuleBasedStateMachine):
             for _ in range(3):
                 self.model.now += 3600
                 self.model.look(name)
-            status = self.api.get("order", name).status
+            status = self.api.queries.get("order", name).status
             assert (str(status.status), status.output) == (it.status, it.run.output)
             assert it.is_over
 

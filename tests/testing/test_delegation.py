@@ -192,14 +192,14 @@ def test_what_nobody_waits_for_any_more_is_not_answered(make_harness: MakeHarnes
     harness.run_until_idle()
     match what:
         case "settled by hand":
-            harness.durable.internals.operations.set_result("media", "m-1", "thumb", "by hand", by="eve")
+            harness.durable.internals.operations.interventions.set_result("media", "m-1", "thumb", "by hand", by="eve")
         case "restarted":
             instance.restart()
             harness.run_until_idle()
         case _:
             instance.terminate()
     if what == "deleted":
-        harness.durable.internals.operations.prune(older_than=timedelta(0))
+        harness.durable.internals.operations.retention.prune(older_than=timedelta(0))
     mock = harness.mocks.mock_step_result("thumb", "small")
     harness.run_until_idle()
     assert mock.calls == (1 if what == "restarted" else 0)  # the task of the run that goes on

@@ -249,7 +249,7 @@ def test_handles_of_any_module_act_on_the_harness_inside_its_block() -> None:
         with DurableHarness([purchase]) as inner:
             purchase.create({"cents": 2}, id="inside")
             outer.create(purchase, {"cents": 3}, id="outside")
-            assert [item.id for item in inner.durable.internals.operations.list().items] == ["inside"]
+            assert [item.id for item in inner.durable.internals.operations.queries.list().items] == ["inside"]
         assert outer.instance(purchase, "outside").id == "outside"
     assert bound.host is durable
 

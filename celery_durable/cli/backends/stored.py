@@ -26,6 +26,7 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.operations import Operations
+from celery_durable.operations.history import HistoryOperations
 from celery_durable.redaction import Redaction
 from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
@@ -156,7 +157,7 @@ class StoreBackend:
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
         """Return a page of instances of a workflow, or of all workflows."""
-        found = self._operations.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
+        found = self._operations.queries.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
         return Page(
             tuple(
                 self.durable.internals.redaction(each.workflow, each.id).redact_summary(each) for each in found.items
@@ -168,7 +169,7 @@ class StoreBackend:
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
         """Read one row. Without a change, pause for one poll interval at most; the caller polls."""
-        found = self._operations.read_with_tag(workflow, instance_id)
+        found = self._operations.queries.read_with_tag(workflow, instance_id)
         row = found.instance
         if found.tag == known_version:
             if wait_seconds > 0:
@@ -178,7 +179,7 @@ class StoreBackend:
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history in one transaction."""
-        found = self._operations.history(workflow, instance_id, run=run)
+        found = self._operations.history.read(workflow, instance_id, run=run)
         return self.durable.internals.redaction(workflow, instance_id).redact_history(found)
 
     def tail(
@@ -188,84 +189,84 @@ class StoreBackend:
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
         filters = {"run": run, "levels": levels, "category": category}
         redaction = self.durable.internals.redaction(workflow, instance_id)
-        return StoredLogTail(self._operations, (workflow, instance_id), filters, redaction)
+        return StoredLogTail(self._operations.history, (workflow, instance_id), filters, redaction)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """Read the published values in one transaction."""
-        found = self._operations.published(workflow, instance_id, run=run)
+        found = self._operations.history.published(workflow, instance_id, run=run)
         return self.durable.internals.redaction(workflow, instance_id).redact_published(found)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """Diagnose the instance from the database alone."""
-        facts = self._operations.facts(workflow, instance_id)
+        facts = self._operations.queries.facts(workflow, instance_id)
         return explain(self.durable.internals.redaction(workflow, instance_id).redact_facts(facts))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Import the app's workflows, then create or restart the instance."""
         self.durable.app.loader.import_default_modules()
-        return self._operations.create(workflow, params, id=id, labels=labels)
+        return self._operations.create.instance(workflow, params, id=id, labels=labels)
 
     def restart_or_create(
         self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
     ) -> RestartOrCreateResult:
         """Import the app's workflows, then create or restart the instance."""
         self.durable.app.loader.import_default_modules()
-        return self._operations.restart_or_create(workflow, params, id=id, labels=labels)
+        return self._operations.create.restart_or_create(workflow, params, id=id, labels=labels)
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Store the event, and notify the workers over the app's broker."""
-        return self._operations.send_event(workflow, instance_id, type_, payload, id=id)
+        return self._operations.events.send(workflow, instance_id, type_, payload, id=id)
 
     def pause(self, workflow: str, instance_id: str) -> None:
         """Pause the instance, or request a pause if a worker holds it."""
-        self._operations.pause(workflow, instance_id)
+        self._operations.lifecycle.pause(workflow, instance_id)
 
     def resume(self, workflow: str, instance_id: str) -> None:
         """Resume the instance, or withdraw a pause that has not taken effect."""
-        self._operations.resume(workflow, instance_id)
+        self._operations.lifecycle.resume(workflow, instance_id)
 
     def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
         """End the instance; raises InstanceTerminal."""
-        self._operations.terminate(workflow, instance_id, reason=reason)
+        self._operations.lifecycle.terminate(workflow, instance_id, reason=reason)
 
     def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
         """Start a new run, from any status."""
-        return self._operations.restart(workflow, instance_id, reason=reason)
+        return self._operations.rewind.restart(workflow, instance_id, reason=reason)
 
     def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
         """Retry the failed step; raises InstanceNotErrored."""
-        return self._operations.retry(workflow, instance_id, reason=reason)
+        return self._operations.rewind.retry(workflow, instance_id, reason=reason)
 
     def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
         """Start a new run from a step; raises StepNotFound."""
-        return self._operations.restart(workflow, instance_id, from_step=step, reason=reason)
+        return self._operations.rewind.restart(workflow, instance_id, from_step=step, reason=reason)
 
     def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
         """Complete the step; raises StepNotFound, StepNotOpen."""
-        return self._operations.set_result(workflow, instance_id, step, value, by=by, reason=reason)
+        return self._operations.interventions.set_result(workflow, instance_id, step, value, by=by, reason=reason)
 
     def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
         """Complete the step; raises StepNotFound, StepNotOpen."""
-        return self._operations.skip(workflow, instance_id, step, by=by, reason=reason)
+        return self._operations.interventions.skip(workflow, instance_id, step, by=by, reason=reason)
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Create the fork; raises StepNotFound, InstanceAlreadyExists."""
-        return self._operations.fork(workflow, instance_id, step, id=id)
+        return self._operations.rewind.fork(workflow, instance_id, step, id=id)
 
 
 class StoredLogTail:
     """Reads each log line of a run once."""
 
     def __init__(
-        self, operations: Operations, target: tuple[str, str], filters: Mapping[str, Any], redaction: Redaction
+        self, history: HistoryOperations, target: tuple[str, str], filters: Mapping[str, Any], redaction: Redaction
     ) -> None:
-        self._operations, self._target, self._filters, self._redaction = operations, target, filters, redaction
+        self._history, self._target, self._filters, self._redaction = history, target, filters, redaction
         self._last_id = 0
 
     def read_new_lines(self) -> Iterator[LogRecord]:
         """Yield the new lines, page by page, including lines that are written meanwhile."""
         while True:
-            page = self._operations.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
+            page = self._history.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
             for line in page:
                 self._last_id = line.id
                 yield self._redaction.redact_log(line)

@@ -47,11 +47,11 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         raise click.UsageError("Name ids together with --retry or --drop only.")
     durable, console = open_durable(ctx), Console.from_context(ctx)
     if retry:
-        _print_action(console, "To be delivered again", durable.internals.operations.retry_outbox(ids))
+        _print_action(console, "To be delivered again", durable.internals.operations.outbox.retry(ids))
     elif drop:
-        _print_action(console, "Dropped", durable.internals.operations.drop_outbox(ids))
+        _print_action(console, "Dropped", durable.internals.operations.outbox.drop(ids))
     else:
-        found = durable.internals.operations.outbox(given_up=given_up, limit=limit + 1)
+        found = durable.internals.operations.outbox.read(given_up=given_up, limit=limit + 1)
         if not found:
             console.print_note("No events were given up." if given_up else "The outbox is empty.")
             return

@@ -35,7 +35,8 @@ def stats(ctx: click.Context) -> None:
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
-    found, times = durable.internals.operations.stats(), Times(database_now(durable), exact=not console.is_terminal)
+    found = durable.internals.operations.stats.read()
+    times = Times(database_now(durable), exact=not console.is_terminal)
     queues = {queue: durable.internals.publisher.queue_length(queue) for queue in _queues(durable)}
     oldest = times.format(found.overdue.oldest)
     if not console.is_terminal:
@@ -78,7 +79,7 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     step, since, times out, status of the instance.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    found = durable.internals.operations.waits(workflow=workflow, event_type=event_type, limit=limit)
+    found = durable.internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
         console.print_note("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
@@ -110,7 +111,7 @@ def leases(ctx: click.Context, limit: int) -> None:
     releases expired leases. In a pipe: workflow, id, run, node, Celery task, end of the lease, consecutive crashes.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    found = durable.internals.operations.leases(limit=limit)
+    found = durable.internals.operations.stats.leases(limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     if not found:
         console.print_note("No worker holds a run.")
@@ -140,7 +141,7 @@ def wake(targets: Targets) -> None:
         assert isinstance(backend, StoreBackend)
         return [
             "Woken"
-            if backend.durable.internals.operations.wake(workflow, instance_id)
+            if backend.durable.internals.operations.lifecycle.wake(workflow, instance_id)
             else "Not woken: it is paused, or a worker holds it"
         ]
 

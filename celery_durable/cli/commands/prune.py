@@ -42,9 +42,9 @@ def prune(
     wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
     operations = durable.internals.operations
     if yes:
-        deleted = operations.prune(older_than=older_than, workflow=workflow, statuses=wanted)
+        deleted = operations.retention.prune(older_than=older_than, workflow=workflow, statuses=wanted)
         console.print_entry(["Deleted", Styled(str(deleted), "bold")])
     else:
-        found = operations.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
+        found = operations.retention.count_ended(older_than=older_than, workflow=workflow, statuses=wanted)
         console.print_entry(["Would delete", Styled(str(found), "bold")])
         console.print_note("Nothing was deleted. Add --yes to delete.")

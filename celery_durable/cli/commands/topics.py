@@ -41,7 +41,7 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
     Use it to answer wait_for_topic. The emission is not stored for later waits. In a pipe: topic, number of waits.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    resumed = durable.internals.operations.emit(topic, payload, id=id)
+    resumed = durable.internals.operations.topics.emit(topic, payload, id=id)
     if not console.is_terminal:
         console.print_record(topic, str(resumed))
         return
@@ -59,7 +59,7 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     Use it before emit. In a pipe: workflow, id, run, step, since, times out.
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
-    page = durable.internals.operations.waiters(topic, cursor=cursor, limit=limit)
+    page = durable.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
     times = Times(database_now(durable), exact=not console.is_terminal)
     rows: list[list[Cell]] = [
         [

@@ -22,8 +22,8 @@ from celery_durable.tasks.lost.inventory import InventoryReporter
 logger = logging.getLogger("celery_durable.lost")
 
 
-class LossOperations(Protocol):
-    """Reports losses (`Operations.report_lost`)."""
+class LossReporter(Protocol):
+    """Reports losses (`AnswerOperations`)."""
 
     def report_lost(self, lost: Any, *, why: str) -> int: ...
 
@@ -39,12 +39,12 @@ class WorkerLossTracker:
         store: Callable[[], Store],
         runtime: Runtime,
         background: BackgroundQueue,
-        operations: Callable[[], LossOperations],
+        loss_reporter: Callable[[], LossReporter],
         *,
         marker: str,
         heartbeat_id: Callable[[], str | None],
     ) -> None:
-        self._store, self._runtime, self._background, self._operations = store, runtime, background, operations
+        self._store, self._runtime, self._background, self._loss_reporter = store, runtime, background, loss_reporter
         self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), heartbeat_id=heartbeat_id)
         self._duplicates = DuplicateFilter(store, runtime, background)
 
@@ -79,7 +79,7 @@ class WorkerLossTracker:
 
         def report() -> None:
             if self._store().read(read_database_id) == found.database_id:
-                self._operations().report_lost([(found, None)], why=why)
+                self._loss_reporter().report_lost([(found, None)], why=why)
 
         return self._background.submit(report, what=f"A task of {found.ref} whose process died")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_durable.model import Status
-from celery_durable.operations.base import OperationsBase
+from celery_durable.operations.context import OperationContext
 from celery_durable.store import overview
 from celery_durable.store.engine import Tx
 from celery_durable.store.overview import ClaimedRun, EventWait, Overdue
@@ -20,10 +20,13 @@ class Stats:
     overdue: Overdue
 
 
-class OverviewOperations(OperationsBase):
+class StatsOperations:
     """The operations that read across all instances."""
 
-    def stats(self) -> Stats:
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def read(self) -> Stats:
         """Count the instances by workflow and status, and the overdue runs.
 
         The cost grows with the number of instances.
@@ -33,9 +36,12 @@ class OverviewOperations(OperationsBase):
         """
 
         def work(tx: Tx) -> Stats:
-            return Stats(overview.count_instances(tx, scope=self._scope), overview.count_overdue(tx, scope=self._scope))
+            return Stats(
+                overview.count_instances(tx, scope=self._context.scope),
+                overview.count_overdue(tx, scope=self._context.scope),
+            )
 
-        return self._store.read(work)
+        return self._context.store.read(work)
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
         """Return the runs that workers hold, earliest end of the lease first.
@@ -46,8 +52,10 @@ class OverviewOperations(OperationsBase):
         Returns:
             Each claimed run with its worker node, its Celery task and the end of its lease.
         """
-        return self._store.read(
-            lambda tx: overview.read_leases(tx, limit=limit, lease=self._settings.lease, scope=self._scope)
+        return self._context.store.read(
+            lambda tx: overview.read_leases(
+                tx, limit=limit, lease=self._context.settings.lease, scope=self._context.scope
+            )
         )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
@@ -61,6 +69,8 @@ class OverviewOperations(OperationsBase):
         Returns:
             Each step with its instance, its deadline and its event type.
         """
-        return self._store.read(
-            lambda tx: overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._scope)
+        return self._context.store.read(
+            lambda tx: overview.read_waits(
+                tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._context.scope
+            )
         )

@@ -1,0 +1,145 @@
+"""What all operations share: the store, the settings, and access to an instance within the caller's scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.definitions import Registry
+from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, ValueRefused, VersionMismatch
+from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, VersionedInstance
+from celery_durable.runtime import Runtime
+from celery_durable.store import instances, scopes
+from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.engine import Store, Tx
+from celery_durable.values import UNSET
+
+PublishRuns = Callable[[Sequence[DueRun]], None]
+SendMessages = Callable[[Sequence[OutboxMessage]], None]
+Versions = Collection[str] | None
+"""The version tags (`VersionedInstance.tag`) that a change applies to; None means any."""
+_MAX_PAGE_SIZE = 1000
+
+
+def send_nothing(_: Sequence[OutboxMessage]) -> None:
+    """Leave the messages in the outbox. A dispatcher sends them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationContext:
+    """The parts that every group of operations uses.
+
+    Attributes:
+        store: The database with the instances.
+        settings: The settings of the application.
+        registry: The workflows that this process knows.
+        runtime: Makes ids and tokens.
+        publish_runs: Is called after a commit, with the runs that became due.
+        send_messages: Is called after a commit, with the messages that the transaction wrote to the outbox.
+        scope: The only instances that the caller may reach; None means all.
+    """
+
+    store: Store
+    settings: Settings
+    registry: Registry
+    runtime: Runtime
+    publish_runs: PublishRuns
+    send_messages: SendMessages = send_nothing
+    scope: Scope | None = None
+
+    @property
+    def grace(self) -> timedelta:
+        """How long a dispatcher leaves a run alone for which a message was just published."""
+        return self.settings.grace
+
+    def new_id(self) -> str:
+        """Return a new random id, with the prefix of the caller's scope."""
+        return (self.scope.id_prefix if self.scope is not None else "") + self.runtime.new_id()
+
+    @property
+    def scope_text(self) -> str:
+        """A text that is equal for callers with the same scope."""
+        return "" if self.scope is None else self.scope.to_text()
+
+    def cursors(self, *of: object) -> values.Cursors:
+        """Return the cursors of this list. They are valid only for callers with the same scope."""
+        return values.Cursors(self.store.database_id or self.store.read(read_database_id), (*of, self.scope_text))
+
+    def lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
+        """Lock and return the instance's row. The lock lasts until the transaction ends.
+
+        Raises:
+            InstanceNotFound: No instance in the caller's scope has this id.
+            VersionMismatch: The version tag is not in ``if_version``.
+        """
+        row = instances.lock(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, row)
+        if if_version is not None and instances.read_version_tag(tx, row) not in if_version:
+            raise VersionMismatch(workflow, instance_id)
+        return row
+
+    def lock_unfinished(
+        self, tx: Tx, workflow: str, instance_id: str, operation: str, if_version: Versions = None
+    ) -> InstanceRow:
+        """Lock and return the row of an instance that has not ended; raises InstanceTerminal, else as `lock_row`."""
+        row = self.lock_row(tx, workflow, instance_id, if_version)
+        if row.status.is_terminal:
+            raise InstanceTerminal(workflow, instance_id, row.status, operation)
+        return row
+
+    def read_row(self, tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+        """Return the instance's row without a lock; raises InstanceNotFound."""
+        row = instances.read(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, row)
+        return row
+
+    def read_with_tag(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
+        """Return the instance's row and version tag without a lock; raises InstanceNotFound."""
+        found = instances.read_with_tag(tx, workflow, require_possible_id(workflow, instance_id))
+        self._check_in_scope(tx, found.instance)
+        return found
+
+    def _check_in_scope(self, tx: Tx, row: InstanceRow) -> None:
+        if not scopes.is_in_scope(tx, self.scope, row.pk):
+            raise InstanceNotFound(row.workflow, row.instance_id)
+
+    def retention(self, workflow: str) -> timedelta | None:
+        """Return how long a new instance is kept after its end; None means forever."""
+        definition = self.registry.find(workflow)
+        return self.settings.retention_of(UNSET if definition is None else definition.retention)
+
+    def clean_reason(self, reason: str | None) -> str | None:
+        """Return the reason as it is stored: cut, and without characters that databases refuse."""
+        return None if reason is None else values.sanitize_text(reason, self.settings.max_log_message)
+
+
+def require_possible_id(workflow: str, instance_id: str) -> str:
+    """Return the id, or raise InstanceNotFound if no instance can have it.
+
+    Such an id never reaches the database, because databases treat a NUL or a number differently.
+    """
+    try:
+        values.check_instance_id(instance_id, values.MAX_ID_LENGTH)
+    except NameInvalid:
+        raise InstanceNotFound(workflow, instance_id) from None
+    if not is_possible_workflow_name(workflow):
+        raise InstanceNotFound(workflow, instance_id)
+    return instance_id
+
+
+def is_possible_workflow_name(workflow: str) -> bool:
+    """Whether a workflow can have this name."""
+    try:
+        values.check_identifier("Workflow name", workflow, values.MAX_ID_LENGTH)
+    except NameInvalid:
+        return False
+    return True
+
+
+def check_limit(limit: int) -> None:
+    """Raise ValueRefused unless the page size is 1 to 1000."""
+    if not 1 <= limit <= _MAX_PAGE_SIZE:
+        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")

@@ -1,0 +1,136 @@
+"""Sending events to instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from celery_durable import notify, values
+from celery_durable.errors import InstanceTerminal
+from celery_durable.model import DueRun, RunRef, WakeReason
+from celery_durable.operations.context import OperationContext, Versions
+from celery_durable.store import lifecycle, run_events
+from celery_durable.store.engine import Tx
+
+
+class EventOperations:
+    """The operations on events."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def send(
+        self,
+        workflow: str,
+        instance_id: str,
+        type_: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,  # the public name
+        session: Session | None = None,
+        if_version: Versions = None,
+    ) -> bool:
+        """Store an event for the current run. The first wait for its type consumes it.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            type_: The event's type.
+            payload: JSON data.
+            id: The event's id, which is accepted once for each run; None means a random id.
+            session: A session whose transaction writes the event. Workers are woken after its commit.
+            if_version: The version tags at which the change applies; None means any.
+
+        Returns:
+            False if this id was accepted before, even if the instance has ended since.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            InstanceTerminal: The instance has ended, and the event is new.
+            InvalidEventType: The type breaks the rules for event types.
+            NotSerializable: ``payload`` has no JSON form.
+            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
+            StoreMismatch: ``session`` is bound to another database.
+            VersionMismatch: The version tag is not in ``if_version``.
+        """
+        sending = self._check(workflow, instance_id, type_, payload, id=id, if_version=if_version)
+        store = self._context.store
+        if session is not None:
+            is_new, due_runs = sending.insert(store.join(session))
+            store.after_commit(session, lambda: sending.notify_and_wake(due_runs))
+        else:
+            is_new, due_runs = store.transact(sending.insert, find_committed=sending.find_committed)
+            sending.notify_and_wake(due_runs)
+        return is_new
+
+    def _check(
+        self,
+        workflow: str,
+        instance_id: str,
+        type_: str,
+        payload: Any,
+        *,
+        id: str | None,
+        if_version: Versions,
+    ) -> _Sending:
+        """Return the event, or raise the error of the argument that is invalid."""
+        context = self._context
+        values.check_event_type(type_, context.settings.max_event_type)
+        return _Sending(
+            context=context,
+            workflow=workflow,
+            instance_id=instance_id,
+            type=type_,
+            event_id=(
+                context.runtime.new_id() if id is None else values.check_text_name("Event id", id, values.MAX_ID_LENGTH)
+            ),
+            payload=values.encode(payload, what=f"Payload of event {type_!r}", limits=context.settings.limits),
+            may_be_repeated=id is not None,
+            if_version=if_version,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sending:
+    """One event on its way. ``inserted`` is what the last transaction wrote; None if the id was accepted before."""
+
+    context: OperationContext
+    workflow: str
+    instance_id: str
+    type: str
+    event_id: str
+    payload: str
+    may_be_repeated: bool
+    if_version: Versions
+    inserted: run_events.InsertedEvent | None = None
+
+    def insert(self, tx: Tx) -> tuple[bool, list[DueRun]]:
+        """Insert the event, and make the run due if it waits for the event."""
+        row = self.context.lock_row(tx, self.workflow, self.instance_id, self.if_version)
+        self.inserted = None
+        if row.status.is_terminal:
+            if self.may_be_repeated and run_events.has_event(tx, row, event_id=self.event_id):
+                return False, []  # a client that missed the first response repeats its request
+            raise InstanceTerminal(self.workflow, self.instance_id, row.status, "send an event to")
+        self.inserted = run_events.insert_event(tx, row, type_=self.type, payload=self.payload, event_id=self.event_id)
+        if self.inserted is not None and run_events.is_awaited(tx, row, self.type):
+            grace = self.context.grace
+            return True, [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)]
+        return self.inserted is not None, []
+
+    def find_committed(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
+        """Return the result of `insert` if its commit in doubt was applied."""
+        row = self.context.lock_row(tx, self.workflow, self.instance_id)
+        if self.inserted is None:
+            return False, []  # accepted before, so nothing was to be written
+        is_committed = run_events.is_event_committed(tx, row, self.inserted, event_id=self.event_id)
+        return (True, [DueRun(row.ref, row.queue)]) if is_committed else None
+
+    def notify_and_wake(self, due_runs: list[DueRun]) -> None:
+        """Emit the signal of a new event, and wake the workers."""
+        if self.inserted is not None:
+            ref = RunRef(self.workflow, self.instance_id, self.inserted.run_number)
+            notify.send_event_received(notify.AcceptedEvent(ref, self.type, self.event_id))
+        self.context.publish_runs(due_runs)

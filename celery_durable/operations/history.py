@@ -1,0 +1,283 @@
+"""Reading what happened in the runs of an instance: steps, events, log lines, published values and the outcome."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from celery_durable import values
+from celery_durable.errors import RunNotFound
+from celery_durable.model import (
+    History,
+    HistoryPage,
+    InstanceRow,
+    InstanceStatus,
+    LogLevel,
+    LogRecord,
+    Origin,
+    ParentStep,
+    Published,
+    RunRow,
+    StepRecord,
+)
+from celery_durable.operations import links
+from celery_durable.operations.context import OperationContext, check_limit
+from celery_durable.operations.history_pages import HistoryLists
+from celery_durable.store import history, interventions, labels, published_values
+from celery_durable.store.engine import Tx
+
+_MAX_RUN_NUMBER = 2**31 - 1
+"""The column has 32 bits."""
+
+
+class _RunFields(TypedDict):
+    run_number: int
+    status: InstanceStatus
+    params: Any
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    reason: str | None
+    origin: Origin | None
+    labels: Mapping[str, str]
+    parent: ParentStep | None
+
+
+class HistoryOperations:
+    """The operations that read runs."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def read(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
+        """Return one run with all its steps and events.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+
+        Returns:
+            The history.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+        """
+
+        def work(tx: Tx) -> History:
+            row, record = self._read_run(tx, workflow, instance_id, run)
+            return History(
+                workflow=workflow,
+                instance_id=instance_id,
+                steps=links.restrict_steps(tx, self._context.scope, history.read_steps(tx, row.pk, record.run_number)),
+                events=links.restrict_events(
+                    tx, self._context.scope, history.read_events(tx, row.pk, record.run_number)
+                ),
+                audit=interventions.read_audit(tx, row.pk, record.run_number),
+                **self._describe_run(tx, row, record),
+            )
+
+        return self._context.store.read(work)
+
+    def page(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        limit: int = 25,
+        newest_first: bool = False,
+        steps_cursor: str | None = None,
+        events_cursor: str | None = None,
+        logs_cursor: str | None = None,
+        with_logs: bool = False,
+        with_audit: bool = False,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> HistoryPage:
+        """Return a page of a run's steps, events and log lines. Each list has its own cursor.
+
+        A cursor belongs to one run, order and filter. Without ``run``, a cursor continues with its own run, even after
+        a restart.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+            limit: The largest number of items to return in each list, 1 to 1000.
+            newest_first: Whether to reverse the order of the lists.
+            steps_cursor: Continues the steps of an earlier page.
+            events_cursor: Continues the events of an earlier page.
+            logs_cursor: Continues the log lines of an earlier page.
+            with_logs: Whether to return log lines.
+            with_audit: Whether to return all manual changes to steps.
+            levels: Return only log lines of these levels.
+            category: Return only log lines of this category.
+
+        Returns:
+            The run and the pages.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+            CursorInvalid: A cursor belongs to another run, order, filter or caller.
+            ValueRefused: ``limit`` is out of range.
+        """
+        check_limit(limit)
+        lists = HistoryLists(
+            self._context,
+            (workflow, instance_id),
+            run=run,
+            limit=limit,
+            newest_first=newest_first,
+            levels=levels,
+            category=category,
+            given={"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor},
+        )
+
+        def work(tx: Tx) -> HistoryPage:
+            row, record = self._read_run(tx, workflow, instance_id, lists.run)
+            of_run = row.pk, record.run_number
+            return HistoryPage(
+                steps=lists.read_steps(tx, *of_run),
+                events=lists.read_events(tx, *of_run),
+                logs=lists.read_logs(tx, *of_run) if with_logs else None,
+                audit=interventions.read_audit(tx, *of_run) if with_audit else (),
+                **self._describe_run(tx, row, record),
+            )
+
+        return self._context.store.read(work)
+
+    def steps(
+        self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
+    ) -> list[tuple[int, StepRecord]]:
+        """Return a page of the steps of a run, in call order.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run.
+            after: The position and the key of the last step of the page before; None starts at the first step.
+            limit: The largest number of steps to return.
+
+        Returns:
+            Pairs of a step's position and the step.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
+
+        def work(tx: Tx) -> list[tuple[int, StepRecord]]:
+            found = history.read_step_page(
+                tx, self._context.read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit
+            )
+            shown = links.restrict_steps(tx, self._context.scope, [record for _, record in found])
+            return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
+
+        return self._context.store.read(work)
+
+    def logs(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+        levels: Sequence[LogLevel] | None = None,
+        category: str | None = None,
+    ) -> list[LogRecord]:
+        """Return the log lines of a run.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+            after_id: Return only lines with a greater id.
+            limit: The largest number of lines to return.
+            levels: Return only lines of these levels.
+            category: Return only lines of this category.
+
+        Returns:
+            The log lines, oldest first.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
+
+        def work(tx: Tx) -> list[LogRecord]:
+            row = self._context.read_row(tx, workflow, instance_id)
+            number = row.run_number if run is None else run
+            return history.read_logs(
+                tx, row.pk, number, after_id=after_id, limit=limit, levels=levels, category=category
+            )
+
+        return self._context.store.read(work)
+
+    def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
+        """Return the values that a run has published.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run; None means the current one.
+
+        Returns:
+            The values by key.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            RunNotFound: The instance has no such run.
+        """
+
+        def work(tx: Tx) -> dict[str, Published]:
+            row = self._context.read_row(tx, workflow, instance_id)
+            if run is not None:
+                get_run(tx, row, run)
+            return published_values.read(tx, row.pk, row.run_number if run is None else run)
+
+        return self._context.store.read(work)
+
+    def outcome(self, workflow: str, instance_id: str, *, run: int) -> InstanceStatus:
+        """Return the status or the outcome of one run; raises InstanceNotFound, RunNotFound."""
+
+        def work(tx: Tx) -> InstanceStatus:
+            row, record = self._read_run(tx, workflow, instance_id, run)
+            return history.build_status(history.derive_run_status(row, record), record)
+
+        return self._context.store.read(work)
+
+    def stream_cursors(self, workflow: str, instance_id: str) -> values.Cursors:
+        """Return the cursors that mark how far a client has followed an instance."""
+        return self._context.cursors("stream", workflow, instance_id)
+
+    def _read_run(self, tx: Tx, workflow: str, instance_id: str, run: int | None) -> tuple[InstanceRow, RunRow]:
+        """Return the instance and one run, by default the current one; raises InstanceNotFound, RunNotFound."""
+        row = self._context.read_row(tx, workflow, instance_id)
+        return row, get_run(tx, row, row.run_number if run is None else run)
+
+    def _describe_run(self, tx: Tx, row: InstanceRow, record: RunRow) -> _RunFields:
+        """Return the fields of a run that do not depend on its lists."""
+        return {
+            "run_number": record.run_number,
+            "status": history.build_status(history.derive_run_status(row, record), record),
+            "params": json.loads(record.params),
+            "created_at": record.created_at,
+            "started_at": record.started_at,
+            "completed_at": record.completed_at,
+            "reason": record.reason,
+            "origin": links.restrict_origin(tx, self._context.scope, row, record.origin),
+            "labels": labels.read(tx, row.pk),
+            "parent": links.restrict_parent(tx, self._context.scope, row),
+        }
+
+
+def get_run(tx: Tx, row: InstanceRow, number: int) -> RunRow:
+    """Return a run of an instance; raises RunNotFound."""
+    found = history.read_run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
+    if found is None:
+        raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
+    return found
