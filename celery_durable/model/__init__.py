@@ -3,6 +3,7 @@
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
+from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of
 from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
@@ -105,6 +106,7 @@ __all__ = [
     "DueRun",
     "ErrorInfo",
     "EventRecord",
+    "FailedItem",
     "Heartbeat",
     "History",
     "HistoryPage",
@@ -119,6 +121,7 @@ __all__ = [
     "LogLevel",
     "LogLine",
     "LogRecord",
+    "MapState",
     "OnLost",
     "OpenWait",
     "Origin",
@@ -134,6 +137,7 @@ __all__ = [
     "ReceivedEvent",
     "ReleaseOutcome",
     "RestartOrCreateResult",
+    "RetryDecision",
     "RunOutcome",
     "RunPlan",
     "RunRef",
@@ -152,6 +156,7 @@ __all__ = [
     "WakeReason",
     "WorkflowEvent",
     "WorkflowKind",
+    "are_items_of",
     "child_event_type",
     "derive_id",
     "duration_us",

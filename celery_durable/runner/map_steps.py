@@ -12,7 +12,15 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import OpenWait, StepRow, StepStatus, TaskSendingStep, task_event_type
+from celery_durable.model import (
+    FailedItem,
+    OpenWait,
+    RetryDecision,
+    StepRow,
+    StepStatus,
+    TaskSendingStep,
+    task_event_type,
+)
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.remote_steps import find_task_name
@@ -23,7 +31,6 @@ from celery_durable.step import MapCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.items import FailedItem, RetryDecision
 from celery_durable.store.step_rows import StepWrite
 
 
@@ -97,14 +104,14 @@ class MapSteps:
     def _check_items(self, execution: StepExecution, call: MapCall, row: StepRow) -> None:
         """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
 
-        `items.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
+        `MapState.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
         suspends the instance checks it again under the lock.
         """
         map_step = self._build_map_step(execution, call)
         assert row.wake_at is not None
         if row.wake_at > self._context.now and not self._context.run_or_interrupt(
-            lambda: self._context.env.store.read(lambda tx: items.needs_pass(tx, map_step, now=self._context.now))
-        ):
+            lambda: self._context.env.store.read(lambda tx: items.read_map_state(tx, map_step, now=self._context.now))
+        ).needs_pass(map_step.max_concurrency):
             execution.wait = _wait_for_items(map_step, row.wake_at)
             return
         commit_id = self._context.env.runtime.new_token()
@@ -118,10 +125,9 @@ class MapSteps:
                 tx, map_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
             )
             state = items.read_map_state(tx, map_step, now=guard_result.now)
-            room = None if map_step.max_concurrency is None else map_step.max_concurrency - state.sent
-            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=room)
+            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
             state = items.read_map_state(tx, map_step, now=guard_result.now)
-            if state.open:
+            if not state.is_finished:
                 assert state.next_at is not None
                 return [build_write(StepStatus.WAITING, wake_at=state.next_at)]
             first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)

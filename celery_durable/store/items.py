@@ -11,7 +11,6 @@ that it decides on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,12 +18,16 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     OPEN_ITEMS,
+    FailedItem,
     ItemCounts,
     ItemRef,
     ItemStatus,
+    MapState,
     OutboxMessage,
+    RetryDecision,
     TaskReference,
     TaskSendingStep,
+    are_items_of,
     from_us,
     task_id,
     to_us,
@@ -33,8 +36,6 @@ from celery_durable.store import dialects, outbox
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.values import build_replying_task_message, read_task_route
-
-_OPEN = [status.value for status in OPEN_ITEMS]
 
 
 def key_parameters(step: TaskSendingStep) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def insert(tx: Tx, step: TaskSendingStep, bodies: Sequence[str]) -> None:
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
     kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
-    if any(position >= len(bodies) or bodies[position] != body for position, body in kept.items()):
+    if not are_items_of(bodies, kept):
         tx.execute(sa.delete(item).where(*mine))
         kept = {}
     new = [
@@ -97,13 +98,17 @@ def insert(tx: Tx, step: TaskSendingStep, bodies: Sequence[str]) -> None:
 # --- send ---------------------------------------------------------------------------------------
 
 
+def _is_ready(s: Store) -> sa.ColumnElement[bool]:
+    due_at = s.tables.item.c.due_at
+    return sa.or_(due_at.is_(None), due_at <= s.clock())
+
+
 @statement
 def _select_ready(s: Store) -> Any:
     item = s.tables.item.c
-    is_ready = sa.or_(item.due_at.is_(None), item.due_at <= s.clock())
     return (
         sa.select(item.position, item.attempts, item.task, s.clock().label("now_us"))
-        .where(*step_conditions(s), _has_status(s, ItemStatus.PENDING), is_ready)
+        .where(*step_conditions(s), _has_status(s, ItemStatus.PENDING), _is_ready(s))
         .order_by(item.position)
         .limit(param("limit", sa.Integer))
     )
@@ -149,7 +154,7 @@ _MAX_INTEGER = 2**31 - 1
 
 def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
     """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
-    limit = _MAX_INTEGER if limit is None else max(limit, 0)
+    limit = _MAX_INTEGER if limit is None else limit
     found = tx.run(_select_ready, **key_parameters(step), limit=limit).all() if limit else []
     messages, marks = [], []
     for row in found:
@@ -230,14 +235,12 @@ def _update_parameters(
 # --- decide on failed items, in a pass ----------------------------------------------------------
 
 
+def _is_late(s: Store) -> sa.ColumnElement[bool]:
+    return sa.and_(_has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
+
+
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
-    is_late = sa.and_(_has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
-    return sa.or_(_has_status(s, ItemStatus.FAILED), is_late)
-
-
-@statement
-def _select_any_failed(s: Store) -> Any:
-    return sa.select(s.tables.item.c.position).where(*step_conditions(s), _has_failed_or_timed_out(s)).limit(1)
+    return sa.or_(_has_status(s, ItemStatus.FAILED), _is_late(s))
 
 
 @statement
@@ -256,47 +259,33 @@ def _select_failed_items(s: Store) -> Any:
 
 @statement
 def _count_by_status(s: Store) -> Any:
-    item = s.tables.item.c
-    is_timer = sa.or_(
-        _has_status(s, ItemStatus.SENT),
-        # A pending item that is due already waits for room, which only an answer makes.
-        sa.and_(_has_status(s, ItemStatus.PENDING), item.due_at > param("now_us", sa.BigInteger)),
+    item, now = s.tables.item.c, param("now_us", sa.BigInteger)
+    is_pending, is_sent = _has_status(s, ItemStatus.PENDING), _has_status(s, ItemStatus.SENT)
+    # A pending item that is due already waits for room, which only an answer makes.
+    is_timer = sa.or_(is_sent, sa.and_(is_pending, item.due_at > now))
+    return (
+        sa.select(
+            item.status,
+            sa.func.count().label("n"),
+            sa.func.count(sa.case((_is_late(s), 1))).label("late"),
+            sa.func.count(sa.case((sa.and_(is_pending, _is_ready(s)), 1))).label("ready"),
+            sa.func.min(sa.case((is_timer, item.due_at))).label("first_us"),
+        )
+        .where(*step_conditions(s))
+        .group_by(item.status)
     )
-    first = sa.func.min(sa.case((is_timer, item.due_at)))
-    count = sa.func.count().label("n")
-    return sa.select(item.status, count, first.label("first_us")).where(*step_conditions(s)).group_by(item.status)
-
-
-@dataclass(frozen=True, slots=True)
-class MapState:
-    """How many items of a map are out, and how many are open in all.
-
-    ``next_at`` is when the map needs a pass even without an answer; None means never.
-    """
-
-    sent: int
-    open: int
-    next_at: datetime | None
 
 
 def read_map_state(tx: Tx, step: TaskSendingStep, *, now: datetime) -> MapState:
     """Count the items of a map, and find its next timer."""
-    rows = {row.status: row for row in tx.run(_count_by_status, **key_parameters(step), now_us=to_us(now))}
+    rows = {ItemStatus(row.status): row for row in tx.run(_count_by_status, **key_parameters(step), now_us=to_us(now))}
     times = [row.first_us for row in rows.values() if row.first_us is not None]
     return MapState(
-        sent=sum(row.n for status, row in rows.items() if status == ItemStatus.SENT.value),
-        open=sum(row.n for status, row in rows.items() if status in _OPEN),
+        counts={status: row.n for status, row in rows.items()},
+        late=sum(row.late for row in rows.values()),
+        ready=sum(row.ready for row in rows.values()),
         next_at=from_us(min(times)) if times else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """An item whose attempt has failed. ``answer`` is None if the attempt has timed out."""
-
-    position: int
-    attempts: int
-    answer: str | None
 
 
 def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
@@ -308,41 +297,23 @@ def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[F
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """The decision on a failed item: retry it at ``next_retry_at``, or give it up (DEAD) if that is None."""
-
-    item: FailedItem
-    answer: str
-    next_retry_at: datetime | None
-
-
 def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
     """Write these decisions. If a timed out task is still in the outbox, its message is deleted."""
-    marks = []
-    for each in decisions:
-        status = ItemStatus.DEAD if each.next_retry_at is None else ItemStatus.PENDING
-        attempts, answer = each.item.attempts, each.answer
-        marks.append(
-            _update_parameters(
-                step, each.item.position, status, attempts=attempts, due_at=each.next_retry_at, answer=answer
-            )
+    marks = [
+        _update_parameters(
+            step,
+            each.item.position,
+            each.status,
+            attempts=each.item.attempts,
+            due_at=each.next_retry_at,
+            answer=each.answer,
         )
+        for each in decisions
+    ]
     tx.run_many(_update_item, marks)
-    late = [each.item for each in decisions if each.item.answer is None]
+    late = [each.item for each in decisions if each.item.is_late]
     refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
     outbox.delete(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
-
-
-def needs_pass(tx: Tx, step: TaskSendingStep, *, now: datetime) -> bool:
-    """Return whether the map needs a pass now, without waiting for an answer."""
-    if tx.run(_select_any_failed, **key_parameters(step), now_us=to_us(now)).first() is not None:
-        return True
-    state = read_map_state(tx, step, now=now)
-    if not state.open:
-        return True
-    is_full = step.max_concurrency is not None and state.sent >= step.max_concurrency
-    return not is_full and tx.run(_select_ready, **key_parameters(step), limit=1).first() is not None
 
 
 # --- read ---------------------------------------------------------------------------------------

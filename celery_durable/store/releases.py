@@ -47,7 +47,9 @@ def suspend(
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
     is_any_satisfied = _has_event_for(tx, claim, waits) or any(
-        items.needs_pass(tx, wait.map_step, now=guard_result.now) for wait in waits if wait.map_step is not None
+        items.read_map_state(tx, wait.map_step, now=guard_result.now).needs_pass(wait.map_step.max_concurrency)
+        for wait in waits
+        if wait.map_step is not None
     )
     if next_at > guard_result.now and not is_any_satisfied:
         return _release_claim(

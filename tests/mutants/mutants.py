@@ -827,14 +827,14 @@ MUTANTS = (
     ),
     _m(
         "a map sends all that it has",
-        ("store.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else max(limit, 0)", "_MAX_INTEGER"),
+        ("store.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
         caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     _m(
         "an item that is lost is not missed",
         (
             "store.items:_has_failed_or_timed_out",
-            "sa.or_(_has_status(s, ItemStatus.FAILED), is_late)",
+            "sa.or_(_has_status(s, ItemStatus.FAILED), _is_late(s))",
             "_has_status(s, ItemStatus.FAILED)",
         ),
         caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
@@ -843,8 +843,8 @@ MUTANTS = (
         "what came while a map was about to sleep is not seen",
         (
             "store.releases:suspend",
-            "items.needs_pass(tx, wait.map_step, now=guard_result.now) for wait in waits if wait.map_step is not None",
-            "False for wait in waits",
+            "items.read_map_state(tx, wait.map_step, now=guard_result.now).needs_pass(wait.map_step.max_concurrency)",
+            "False",
         ),
         caught_by="tests/store/test_claims.py::"
         "test_a_wait_for_a_map_checks_its_items_under_the_lock[sqlite-bodies0-ReleaseOutcome.DUE]",
@@ -904,7 +904,7 @@ MUTANTS = (
         "an item that is to be tried again later is sent at once",
         (
             "store.items:_select_ready",
-            "_has_status(s, ItemStatus.PENDING), is_ready",
+            "_has_status(s, ItemStatus.PENDING), _is_ready(s)",
             "_has_status(s, ItemStatus.PENDING)",
         ),
     ),
