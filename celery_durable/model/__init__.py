@@ -3,6 +3,15 @@
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
+from celery_durable.model.emissions import (
+    Delivery,
+    Emission,
+    EmissionProgress,
+    Receiver,
+    TopicEvent,
+    TopicWait,
+    plan_delivery,
+)
 from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of
 from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
@@ -103,7 +112,10 @@ __all__ = [
     "Child",
     "Claim",
     "CreateOptions",
+    "Delivery",
     "DueRun",
+    "Emission",
+    "EmissionProgress",
     "ErrorInfo",
     "EventRecord",
     "FailedItem",
@@ -135,6 +147,7 @@ __all__ = [
     "PlannedStep",
     "Published",
     "ReceivedEvent",
+    "Receiver",
     "ReleaseOutcome",
     "RestartOrCreateResult",
     "RetryDecision",
@@ -151,6 +164,8 @@ __all__ = [
     "StepType",
     "TaskReference",
     "TaskSendingStep",
+    "TopicEvent",
+    "TopicWait",
     "VersionedInstance",
     "Waiter",
     "WakeReason",
@@ -169,6 +184,7 @@ __all__ = [
     "parse_child_event_type",
     "parse_task_event_type",
     "parse_topic_event_type",
+    "plan_delivery",
     "task_event_type",
     "task_id",
     "to_us",

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, cast
 
 from celery_durable import notify, values
-from celery_durable.model import Page, Waiter
+from celery_durable.model import EmissionProgress, Page, Waiter
+from celery_durable.operations import topic_delivery
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store import emissions, topic_waits
-from celery_durable.store.emissions import EmissionProgress
 from celery_durable.store.engine import Store, Tx
 
 _MAX_ID_LENGTH = 200
@@ -64,7 +64,7 @@ class TopicOperations:
             )
 
         if not self._context.store.transact(
-            begin, find_committed=lambda tx: emissions.read_progress(tx, emission_id) is not None or None
+            begin, find_committed=lambda tx: topic_delivery.read_progress(tx, emission_id) is not None or None
         ):
             return 0
         delivered_count, is_over = 0, False
@@ -83,12 +83,14 @@ class TopicOperations:
 
         def work(tx: Tx) -> EmissionProgress | None:
             made[:] = [
-                emissions.deliver_batch(tx, emission_id, lease=self._context.settings.lease, grace=self._context.grace)
+                topic_delivery.deliver_batch(
+                    tx, emission_id, lease=self._context.settings.lease, grace=self._context.grace
+                )
             ]
             return made[0]
 
         def was_applied(tx: Tx) -> EmissionProgress | None:
-            found, delivered = emissions.read_progress(tx, emission_id), made[0]
+            found, delivered = topic_delivery.read_progress(tx, emission_id), made[0]
             # If the emission is over or past this batch, this commit or another process has delivered the batch.
             if delivered is None or (found is not None and found.cursor_pk < delivered.cursor_pk):
                 return None
@@ -133,7 +135,7 @@ def continue_abandoned_emission(store: Store) -> bool:
     if abandoned is None:
         return False
     at_once = timedelta(0)
-    progress = store.transact(lambda tx: emissions.deliver_batch(tx, abandoned, lease=at_once, grace=at_once))
+    progress = store.transact(lambda tx: topic_delivery.deliver_batch(tx, abandoned, lease=at_once, grace=at_once))
     if progress is not None:
         _notify_received(progress)
     return True

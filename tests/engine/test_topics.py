@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import EventPayloadInvalid, EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import EmissionMismatch, InvalidTopic, NameInvalid, NotSerializable, PayloadTooLarge
+from celery_durable.operations import topic_delivery
 from celery_durable.store import emissions
 from celery_durable.testing.cooperative import Crash
 from tests.engine.world import World, on_one_database
@@ -262,7 +263,7 @@ def test_a_wait_that_a_deploy_changed_is_for_what_the_code_says(world: World, af
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emissions, "BATCH", 2)
+    monkeypatch.setattr(topic_delivery, "BATCH", 2)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -306,7 +307,7 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     )
     assert emissions_before is True
     world.store.transact(
-        lambda tx: emissions.deliver_batch(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
+        lambda tx: topic_delivery.deliver_batch(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
     )
     late = watch.run(id="w-late")  # opened when the emission was under way: not for it
     with pytest.raises(EmissionMismatch) as caught:
@@ -337,7 +338,7 @@ def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world
     world.store.transact(
         lambda tx: emissions.begin(tx, emission_id="e-1", topic="prices/eur.usd", payload="1", lease=lease)
     )
-    world.store.transact(lambda tx: emissions.deliver_batch(tx, "e-1", lease=lease, grace=timedelta(0)))
+    world.store.transact(lambda tx: topic_delivery.deliver_batch(tx, "e-1", lease=lease, grace=timedelta(0)))
     world.advance(1)
     late.send("go")
     world.run_until_idle()

@@ -49,6 +49,7 @@ _LEASES = "tests/engine/test_leases.py::"
 _BOUNDS = "tests/publishing/test_bounds.py::"
 _REFUSALS = "tests/publishing/test_refusals.py::"
 _ANSWERS = "tests/celery/test_answers.py::"
+_DELIVER = "operations.topic_delivery:deliver_batch"
 _SETTLE = "runner.step_commit:Committer.end_run"
 _ANSWER_ITEM = "store.task_answers:_answer_item"
 _IN_ORDER = "runner.step_commit:Committer._write_in_lock_order"
@@ -602,22 +603,20 @@ MUTANTS = (
     # --- topics ---------------------------------------------------------------------------------
     _m(
         "an emission is for waits that began after it",
-        ("store.emissions:_select_waits", ", w.c.opened_at <= emission.created_at", ""),
+        ("store.emissions:_select_waits", ", w.c.opened_at <= to_us(emission.created_at)", ""),
         caught_by="tests/engine/test_topics.py::"
         "test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it[sqlite]",
     ),
     _m(
         "an emission moves on in a commit of its own, and is handed out twice after a crash",
         (
-            "store.emissions:deliver_batch",
-            "tx.run(\n        _advance_cursor, id=emission_id, after=batch[-1], delivered=delivered_count, "
-            "next_check_us=duration_us(lease)\n    )",
+            _DELIVER,
+            "emissions.advance(tx, emission, cursor_pk=cursor_pk, delivered_count=delivered_count, lease=lease)",
             "pass",
         ),
-        ("store.emissions:_deliver", "topic_waits.close_many(tx, closed_waits)", "pass"),
-        ("store.emissions:_deliver", "elif wait.earlier_seq is None:", "else:"),
-        ("store.emissions:_build_event", "if number == 1 else", "if False else"),
-        ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
+        (_DELIVER, "topic_waits.close_many(tx, delivery.closed_waits)", "pass"),
+        ("model.emissions:plan_delivery", "elif not wait.has_emission:", "else:"),
+        ("model.emissions:plan_delivery", "event_id(number)", "event_id(receiver.version + number + 1)"),
         (
             "operations.topics:TopicOperations._deliver_batch",
             "return self._context.store.transact(work, find_committed=was_applied)",
@@ -639,7 +638,7 @@ MUTANTS = (
     ),
     _m(
         "an emission is over after its first batch",
-        ("store.emissions:deliver_batch", "if len(batch) < BATCH:", "if True:"),
+        (_DELIVER, "is_over = len(batch) < BATCH", "is_over = True"),
     ),
     _m(
         "an emission whose emitter died is left as it is",
@@ -647,14 +646,17 @@ MUTANTS = (
     ),
     _m(
         "an emission that is repeated is handed out again",
-        ("store.emissions:_deliver", "elif wait.earlier_seq is None:", "else:"),
-        ("store.emissions:_build_event", "if number == 1 else", "if wait.earlier_seq is None and number == 1 else"),
-        ("store.emissions:_build_event", "{_COPY_SEPARATOR}{number}", "{_COPY_SEPARATOR}{owner.version + number}"),
+        ("model.emissions:plan_delivery", "elif not wait.has_emission:", "else:"),
+        (
+            "model.emissions:plan_delivery",
+            "event_id(number)",
+            "event_id(receiver.version + number + 1 if wait.has_emission or number > 1 else 1)",
+        ),
         caught_by="tests/engine/test_topics.py::test_a_loop_gets_an_emission_once[sqlite]",
     ),
     _m(
         "an emission wakes nobody",
-        ("store.emissions:_deliver", "for pk in pks_to_wake}, due)", "for pk in pks_to_wake}, {})"),
+        (_DELIVER, "emissions.make_due(tx, woken, grace=grace)", "emissions.bump_versions(tx, woken)"),
         caught_by="tests/engine/test_topics.py::test_an_emission_ends_the_wait_of_everybody[sqlite]",
     ),
     _m(

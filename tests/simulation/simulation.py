@@ -19,8 +19,7 @@ from typing import Any
 from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
-from celery_durable.operations import OperationContext, Operations
-from celery_durable.store import emissions
+from celery_durable.operations import OperationContext, Operations, topic_delivery
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
@@ -105,7 +104,7 @@ class World:
         for machine in self.machines:
             machine.begin(seed)
         self.schedule = kind(self, seed)
-        whole_batch, emissions.BATCH = emissions.BATCH, self.schedule.batch
+        whole_batch, topic_delivery.BATCH = topic_delivery.BATCH, self.schedule.batch
         try:
             broken = self.schedule.run()
         except Exception as error:
@@ -113,7 +112,7 @@ class World:
             broken = [f"{UNEXPECTED}{type(error).__name__}: {error}"]
         finally:
             self.schedule.end()
-            emissions.BATCH = whole_batch
+            topic_delivery.BATCH = whole_batch
         self.schedule.story.stats.update(dict(self.raw.execute(f"{witnesses.COUNTS} UNION ALL {maps.COUNTS}")))
         digest = hashlib.sha256(repr(invariants.dump(self.raw)).encode()).hexdigest()
         return Outcome(seed, broken, self.schedule.story.journal, digest, self.schedule.story.stats)
