@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import click
 
 from celery_durable.cli import CommandGroup
-from celery_durable.cli.backends.client import Client, RetryPolicy
-from celery_durable.cli.backends.http import HttpBackend
-from celery_durable.cli.command import UNREACHABLE, CliError, Command, Connection, convert_arguments_to_options
+from celery_durable.cli.backends.backend import Backend, Connection
+from celery_durable.cli.command import Command, convert_arguments_to_options
+from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.runtime import Runtime
@@ -36,10 +36,10 @@ class HttpConnection(Connection):
     def __init__(self) -> None:
         self.base_url: str | None = None
         self.headers: Sequence[tuple[str, str]] = ()
-        self.timeout_seconds, self.retries = 15.0, RetryPolicy()
+        self.timeout_seconds, self.retries, self.retry_delay_seconds = 15.0, 2, 0.5
         self.is_verbose = False
 
-    def open(self) -> HttpBackend:
+    def open(self) -> Backend:
         """Return the backend, without sending a request; raises CliError without a base URL."""
         if self.base_url is None:
             raise CliError(
@@ -47,18 +47,27 @@ class HttpConnection(Connection):
                 f"Give its URL, -b https://shop.example/api, or set {_URL}",
                 exit_code=click.UsageError.exit_code,
             )
+        try:
+            from celery_durable.cli.backends.client import Client, RetryPolicy
+            from celery_durable.cli.backends.http import HttpBackend
+        except ModuleNotFoundError as exc:
+            raise CliError(
+                f"celery-durable needs {exc.name}, which is not installed.",
+                'Install the extra that brings it: pip install "celery-durable[cli]"',
+            ) from exc
         runtime = Runtime()
         client = Client(
             self.base_url,
             self.headers,
             timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
+            retries=RetryPolicy(self.retries, self.retry_delay_seconds),
             sleep=runtime.sleep,
             log_request=_print_request if self.is_verbose else None,
         )
+        click.get_current_context().call_on_close(client.close)
         return HttpBackend(client, runtime)
 
-    def raise_if_unreadable(self, exc: Exception) -> None:
+    def explain(self, exc: Exception) -> None:
         """Hide tracebacks without --verbose. An OSError means a closed pipe, which click handles."""
         if self.is_verbose or isinstance(exc, OSError):
             return
@@ -252,7 +261,7 @@ def celery_durable(
     connection.base_url = base_url
     connection.headers = [*_headers_of_environment(ctx), *headers]
     connection.timeout_seconds = timeout.total_seconds()
-    connection.retries = RetryPolicy(retries, retry_delay.total_seconds())
+    connection.retries, connection.retry_delay_seconds = retries, retry_delay.total_seconds()
     connection.is_verbose = verbose
     connection.no_color = no_color or bool(os.environ.get("NO_COLOR"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -417,8 +418,9 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 def test_an_answer_that_is_too_large_is_not_kept() -> None:
     with Scripted((200, {}, b"[" + b"1," * 1000 + b"1]")).serve() as url:
         options: dict[str, Any] = {"timeout_seconds": 10, "retries": RetryPolicy(limit=0), "sleep": print}
-        with pytest.raises(WrongApi, match="answered with more than 1000 bytes"):
-            Client(url, [], **options, max_body_bytes=1000).get("workflows")
+        client = Client(url, [], **options, max_body_bytes=1000)
+        with contextlib.closing(client), pytest.raises(WrongApi, match="answered with more than 1000 bytes"):
+            client.get("workflows")
 
 
 # --- explain ------------------------------------------------------------------------------------

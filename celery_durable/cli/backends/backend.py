@@ -6,6 +6,7 @@ DurableError, or CliError if the database or the server cannot be used.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -143,3 +144,19 @@ class Backend(Protocol):
 
     def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
         """Create an instance that continues from a step of this one, and return its id."""
+
+
+class Connection(abc.ABC):
+    """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``."""
+
+    name: str
+    """The program that the user typed, for the commands that we suggest."""
+    no_color = False
+
+    @abc.abstractmethod
+    def open(self) -> Backend:
+        """Return the backend; raises CliError."""
+
+    @abc.abstractmethod
+    def explain(self, exc: Exception) -> None:
+        """Raise CliError if the error means that the database or the server cannot be used."""

@@ -1,4 +1,4 @@
-"""An HTTP client for the API, with only the standard library.
+"""An HTTP client for the API.
 
 Failed requests are repeated if a repetition cannot have a second effect. Redirects are not followed, so headers and
 credentials go only to the server that the user named.
@@ -7,24 +7,19 @@ credentials go only to the server that the user named.
 from __future__ import annotations
 
 import email.utils
-import functools
-import http.client
 import json
-import queue
 import shlex
-import threading
-import urllib.error
-import urllib.request
+import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from email.message import Message
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
-from celery_durable.cli.command import REFUSED, UNREACHABLE, CliError, make_cli_error
+import httpx
 
-T = TypeVar("T")
+from celery_durable.cli.errors import REFUSED, UNREACHABLE, CliError, make_cli_error
 
 _PROBLEM = "application/problem+json"
 _TEMPORARY = frozenset({429, 502, 503, 504})
@@ -50,12 +45,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class _HttpResponse:
-    """A response. A body that is too large is cut at one byte more than the limit."""
+    """A response. A body that is too large is cut after the limit."""
 
     code: int
     reason: str
-    headers: Message
+    headers: httpx.Headers
     body: bytes
+
+    @property
+    def content_type(self) -> str:
+        return str(self.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,6 @@ class RetryPolicy:
 
     limit: int = 2
     delay_seconds: float = 0.5
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 class Client:
@@ -94,7 +88,10 @@ class Client:
         self._max_body_bytes = max_body_bytes
         self._timeout_seconds, self._retries, self._sleep = timeout_seconds, retries, sleep
         self._log_request = log_request
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        # The system's certificates, as other programs on this machine trust them; httpx would use its own.
+        verify = ssl.create_default_context() if self.base_url.startswith("https") else False
+        self._http = httpx.Client(verify=verify, headers=[("Accept", "application/json"), *headers])
+        self.close = self._http.close
         self.server_time: datetime | None = None
         """When the server sent its last response, by its own clock."""
 
@@ -143,13 +140,9 @@ class Client:
             self._log_request(self._as_curl(method, target, data, headers))
         left, tries, pause = self._retries.limit if is_idempotent else 0, 1, self._retries.delay_seconds
         while True:
-            request = urllib.request.Request(f"{self.base_url}/{target}", data, method=method)  # noqa: S310  # the option checks the scheme
-            for name, value in (("Accept", "application/json"), *self._headers, *headers):
-                request.add_header(name, value)
             try:
-                send = functools.partial(self._send, request, wait_seconds)
-                response = _call_with_timeout(send, self._timeout_seconds + wait_seconds)
-            except (OSError, http.client.HTTPException) as error:
+                response = self._send(method, target, data, headers, self._timeout_seconds + wait_seconds)
+            except (httpx.RequestError, httpx.InvalidURL, TimeoutError) as error:
                 if left <= 0:
                     raise self._connection_error(error, is_change=method != "GET") from error
             else:
@@ -169,15 +162,27 @@ class Client:
             words += ["-X", method]
         return shlex.join([*words, f"{self.base_url}/{target}"])
 
-    def _send(self, request: urllib.request.Request, wait_seconds: float) -> _HttpResponse:
+    def _send(
+        self, method: str, target: str, data: bytes | None, headers: Sequence[tuple[str, str]], seconds: float
+    ) -> _HttpResponse:
+        """Send one request; raises TimeoutError after ``seconds``.
+
+        The timeout of httpx limits only each read, and a server that sends single bytes would never exceed it.
+        """
+        end, body = time.monotonic() + seconds, bytearray()
         try:
-            response = self._opener.open(request, timeout=self._timeout_seconds + wait_seconds)
-        except urllib.error.HTTPError as error_response:
-            response = error_response
-        with response:
-            return _HttpResponse(
-                response.status, response.reason, response.headers, response.read(self._max_body_bytes + 1)
-            )
+            with self._http.stream(
+                method, f"{self.base_url}/{target}", content=data, headers=list(headers), timeout=seconds
+            ) as response:
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > self._max_body_bytes:
+                        break
+                    if time.monotonic() > end:
+                        raise httpx.ReadTimeout("")
+                return _HttpResponse(response.status_code, response.reason_phrase, response.headers, bytes(body))
+        except httpx.TimeoutException as exc:
+            raise TimeoutError(f"no complete answer within {seconds:g} s") from exc
 
     def _reply(self, response: _HttpResponse, subject: Sequence[str], tries: int) -> Reply:
         self._record_server_time(response)
@@ -190,7 +195,7 @@ class Client:
         try:
             return Reply(json.loads(response.body), response.headers.get("ETag"), tries)
         except (ValueError, RecursionError) as exc:
-            raise self._wrong_api(f"answered with {response.headers.get_content_type()}, not with JSON") from exc
+            raise self._wrong_api(f"answered with {response.content_type}, not with JSON") from exc
 
     def _record_server_time(self, response: _HttpResponse) -> None:
         sent = response.headers.get("Date")
@@ -200,7 +205,7 @@ class Client:
             return
 
     def _error_of_api(self, response: _HttpResponse, subject: Sequence[str], tries: int) -> CliError:
-        if response.headers.get_content_type() != _PROBLEM:
+        if response.content_type != _PROBLEM:
             return self._error_of_other_server(response)
         try:
             problem = json.loads(response.body)
@@ -239,36 +244,12 @@ class Client:
         return WrongApi(f"{self.base_url} {fault}.", hint, exit_code=UNREACHABLE)
 
     def _connection_error(self, error: Exception, *, is_change: bool) -> CliError:
-        reason = getattr(error, "reason", None) or error
         hint = "Is the server running, and is the base URL right?"
         if is_change:
             hint = "The change may have been made. Check before you repeat it."
         return CliError(
-            f"{self.base_url} cannot be reached: {reason or type(error).__name__}", hint, exit_code=UNREACHABLE
+            f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}", hint, exit_code=UNREACHABLE
         )
-
-
-def _call_with_timeout(work: Callable[[], T], seconds: float) -> T:
-    """Return what ``work`` returns; raises TimeoutError after ``seconds``.
-
-    The timeout of a socket limits only each read, so a server that sends single bytes would never exceed it.
-    """
-    outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            outcome.put((work(), None))
-        except BaseException as exc:  # noqa: BLE001  # raised by the thread that waits
-            outcome.put((None, exc))
-
-    threading.Thread(target=run, name="celery-durable request", daemon=True).start()
-    try:
-        result, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no complete answer within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # mypy does not narrow a pair by its other part
 
 
 def _target_of(path: Sequence[str]) -> Sequence[str]:

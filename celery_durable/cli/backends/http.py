@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_durable.cli.backends.backend import InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
-from celery_durable.cli.command import CliError
+from celery_durable.cli.errors import CliError
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import (
     AuditRecord,

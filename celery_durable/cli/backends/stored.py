@@ -11,8 +11,8 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
-from celery_durable.cli.backends.backend import POLL_SECONDS, InstanceSnapshot, WorkflowInfo
-from celery_durable.cli.command import UNREACHABLE, CliError
+from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
 from celery_durable.model import (
@@ -98,12 +98,6 @@ def reaching_database() -> Iterator[None]:
         raise _unreachable(exc) from exc
 
 
-def raise_if_unreachable(exc: Exception) -> None:
-    """Raise CliError if the error means that the database is unreachable."""
-    if Store.is_transient(exc):
-        raise _unreachable(exc) from exc
-
-
 def _unreachable(exc: Exception) -> CliError:
     reason = getattr(exc, "orig", None) or exc
     hint = "Is the server running, and is durable_database_url right?"
@@ -113,6 +107,22 @@ def _unreachable(exc: Exception) -> CliError:
 def database_now(durable: Durable) -> datetime:
     """Return the current time of the database, whose clock wrote all stored times."""
     return durable.internals.store.read(schedule.read_next_due)[1]
+
+
+class StoreConnection(Connection):
+    """The connection to the database of the app given by -A."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self._ctx = ctx
+
+    def open(self) -> StoreBackend:
+        """Return the backend, after checking that the tables are up to date."""
+        return StoreBackend(open_durable(self._ctx))
+
+    def explain(self, exc: Exception) -> None:
+        """Raise CliError if the database is unreachable."""
+        if Store.is_transient(exc):
+            raise _unreachable(exc) from exc
 
 
 class StoreBackend:

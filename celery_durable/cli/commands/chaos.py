@@ -24,8 +24,9 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import database_now, open_durable
-from celery_durable.cli.command import INTERRUPTED, REFUSED, CliError, Command
+from celery_durable.cli.command import Command
 from celery_durable.cli.commands.fault_injection import Messenger, OwnWorker
+from celery_durable.cli.errors import INTERRUPTED, REFUSED, CliError
 from celery_durable.cli.output.console import Column, Console
 from celery_durable.model import DueRun
 from celery_durable.store import chaos_checks

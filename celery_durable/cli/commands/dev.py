@@ -24,8 +24,9 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.backend import POLL_SECONDS
 from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
-from celery_durable.cli.command import INTERRUPTED, Command, command_line
+from celery_durable.cli.command import Command
 from celery_durable.cli.commands.follow import Follower
+from celery_durable.cli.errors import INTERRUPTED, command_line
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound

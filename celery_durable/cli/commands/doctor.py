@@ -7,7 +7,8 @@ import json
 
 import click
 
-from celery_durable.cli.command import REFUSED, Command, app_name
+from celery_durable.cli.command import Command
+from celery_durable.cli.errors import REFUSED, app_name
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.errors import DurableError
 

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from celery_durable.cli.command import CliError, Command, adapt_commands, open_backend
+from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.errors import CliError, adapt_commands
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
 

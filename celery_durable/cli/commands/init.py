@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.command import CliError, Command, app_name
+from celery_durable.cli.command import Command
+from celery_durable.cli.errors import CliError, app_name
 from celery_durable.cli.output.console import Console, Styled
 
 _APP = """\

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.command import REFUSED, CliError, Command, convert_error, open_backend
+from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.commands.where import Condition, WhereInput, find_matching
+from celery_durable.cli.errors import REFUSED, CliError, convert_error
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.errors import DurableError
 from celery_durable.model import TERMINAL, Status

@@ -8,7 +8,8 @@ import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import database_now, open_durable
-from celery_durable.cli.command import Command, command_line
+from celery_durable.cli.command import Command
+from celery_durable.cli.errors import command_line
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.store.outbox import OutboxEntry

@@ -9,8 +9,9 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.backends.stored import StoreBackend, database_now, open_durable
-from celery_durable.cli.command import CliError, Command
+from celery_durable.cli.command import Command
 from celery_durable.cli.commands.lifecycle import Targets, on_targets
+from celery_durable.cli.errors import CliError
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Column, Console, Styled
 from celery_durable.cli.output.render import Times

@@ -11,7 +11,8 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.stored import attached_durable, open_durable
-from celery_durable.cli.command import REFUSED, CliError, Command
+from celery_durable.cli.command import Command
+from celery_durable.cli.errors import REFUSED, CliError
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.runner.recorded_run import RecordedRun, from_export

@@ -9,8 +9,9 @@ import click
 
 from celery_durable import values
 from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.command import Command, command_line, open_backend
+from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.commands.follow import Follower, follow_to_end, read_outcome
+from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled
