@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
-from celery_durable.http import openapi, responses, timeouts, topics
+from celery_durable.http import openapi, timeouts, topics
 from celery_durable.http.access import AccessControl, Authorize, Hook, Permission, make_guarded_route, requires
 from celery_durable.http.followers import Followers
 from celery_durable.http.instances import InstanceRoutes
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
+from celery_durable.wire import responses
 
 _ENVELOPE_BYTES = 64 * 1024
 _MANY = "/workflows/{workflowName}/instances"

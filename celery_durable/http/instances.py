@@ -12,13 +12,14 @@ from starlette.responses import Response
 from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import BatchTooLarge, InstanceAlreadyExists, InstanceNotFound
-from celery_durable.http import requests, responses, timeouts
+from celery_durable.http import requests, timeouts
 from celery_durable.http.access import Access, AccessControl, Permission, requires, restrict_to_request_scope
 from celery_durable.http.etags import parse_if_match
 from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
 from celery_durable.http.reading import json_response
 from celery_durable.model import CreateOptions, Status
 from celery_durable.operations import Operations
+from celery_durable.wire import responses
 
 OptionalReason = Annotated[requests.Reason | None, Body()]
 

@@ -12,9 +12,9 @@ from fastapi.security.base import SecurityBase
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from celery_durable.http.codes import STATUS
 from celery_durable.http.problems import MEDIA_TYPE
-from celery_durable.http.responses import InstanceItem, Problem
+from celery_durable.wire.codes import STATUS
+from celery_durable.wire.responses import InstanceItem, Problem
 
 TITLE = "celery_durable"
 VERSION = "1"

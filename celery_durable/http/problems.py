@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
 from celery_durable.http import timeouts
-from celery_durable.http.responses import InvalidField, Problem
 from celery_durable.store.engine import Store
+from celery_durable.wire.responses import InvalidField, Problem
 
 logger = logging.getLogger("celery_durable.http")
 

@@ -12,11 +12,12 @@ from fastapi import Body
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http import requests, responses, timeouts
+from celery_durable.http import requests, timeouts
 from celery_durable.http.access import Permission, requires
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import json_response
 from celery_durable.store import migrate
+from celery_durable.wire import responses
 
 logger = logging.getLogger("celery_durable.http")
 

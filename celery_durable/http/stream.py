@@ -14,11 +14,11 @@ from typing import cast
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import timeouts
 from celery_durable.http.followers import Followers
-from celery_durable.http.responses import PublishedChange, ResponseModel, StatusView
 from celery_durable.http.view import View
 from celery_durable.model import FINISHED_STEPS, Published, Status, StepRecord
 from celery_durable.operations import Operations
 from celery_durable.values import Cursors
+from celery_durable.wire.responses import PublishedChange, ResponseModel, StatusView
 
 _PAGE = 100
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0

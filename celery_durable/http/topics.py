@@ -16,8 +16,8 @@ from celery_durable.http.access import Access, AccessControl, Permission, requir
 from celery_durable.http.openapi import TOPIC
 from celery_durable.http.reading import Cursor, PageSize, json_response
 from celery_durable.http.requests import EmissionId, RequestModel
-from celery_durable.http.responses import ResponseModel
 from celery_durable.model import Waiter
+from celery_durable.wire.responses import ResponseModel
 
 TopicName = Annotated[
     str,

@@ -360,13 +360,15 @@ def test_an_odd_answer_is_no_traceback(body: bytes) -> None:
 
 
 def test_a_status_of_a_newer_server_is_named() -> None:
-    listed = {"id": "o-1", "runNumber": 1, "details": {"status": "dreaming"}}
-    with Scripted((200, {}, {"instances": [listed]})).serve() as url:
+    at = "2030-01-01T00:00:00Z"
+    listed = {"id": "o-1", "runNumber": 1, "details": {"status": "dreaming"}, "createdAt": at, "updatedAt": at}
+    with Scripted((200, {}, {"instances": [listed], "hasNextPage": False})).serve() as url:
         said = remote("-b", url, "ls", "--workflow", "order")
     assert (said.code, said.err) == (
         4,
         f"error: {url} sent something that this version of celery-durable cannot read: "
-        "ValueError: 'dreaming' is not a valid Status\n"
+        "ValueError: instances.0.details.status: "
+        "Input should be 'active', 'waiting', 'paused', 'complete', 'errored' or 'terminated', not 'dreaming'\n"
         "hint: Is the server of the same version? --verbose shows where it failed.\n",
     )
 

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from celery_durable.cli.backends.backend import InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.errors import CliError
-from celery_durable.explain import Code, Diagnosis
+from celery_durable.explain import Diagnosis
 from celery_durable.model import (
-    AuditRecord,
-    Child,
-    ErrorInfo,
-    EventRecord,
     History,
-    InstanceStatus,
     InstanceSummary,
-    ItemCounts,
     LogLevel,
     LogRecord,
-    Origin,
     Page,
-    ParentStep,
     Published,
     RestartOrCreateResult,
     Status,
-    StepRecord,
-    StepStatus,
-    StepType,
 )
 from celery_durable.runtime import Runtime
+from celery_durable.wire import records, responses
 
 _PAGE = 100
 
@@ -56,7 +46,8 @@ class HttpBackend:
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the server knows."""
-        return [WorkflowInfo(each["name"]) for each in self._client.get("workflows").data["workflows"]]
+        found = responses.WorkflowList.parse(self._client.get("workflows").data)
+        return [WorkflowInfo(each.name) for each in found.workflows]
 
     def list(
         self,
@@ -77,9 +68,9 @@ class HttpBackend:
         filters = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
         while len(items) < limit:
             query = filters | {"cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
-            found = self._client.get(*_instances(workflow), query=query).data
-            items += [_summary(workflow, each) for each in found["instances"]]
-            cursor = found.get("cursor")
+            found = responses.InstanceList.parse(self._client.get(*_instances(workflow), query=query).data)
+            items += [records.summary(workflow, each) for each in found.instances]
+            cursor = found.cursor
             if cursor is None:
                 break
         return Page(tuple(items), cursor)
@@ -94,44 +85,34 @@ class HttpBackend:
         )
         if response.data is None:
             return None
-        meta = response.data["meta"]
-        status = Status(response.data["details"]["status"])
+        found = responses.InstanceView.parse(response.data)
+        meta = found.meta
         return InstanceSnapshot(
-            status, meta["runNumber"], meta["pauseRequested"], response.etag, _parse_time(meta["createdAt"])
+            found.details.status, meta.run_number, meta.pause_requested, response.etag, meta.created_at
         )
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history page by page."""
         path = _instances(workflow, instance_id, "history")
         query = {"pageSize": _PAGE, "runNumber": run}
-        first = page = self._client.get(*path, query=query | {"includeRun": True}).data
-        steps, events = list(page["steps"]), list(page["events"])
-        query["runNumber"] = first["runNumber"]
-        while cursors := {key: page[key] for key in ("stepsCursor", "eventsCursor") if key in page}:
-            page = self._client.get(*path, query=query | cursors).data
-            for kind, collected in (("steps", steps), ("events", events)):
-                if f"{kind}Cursor" in cursors:
-                    collected.extend(page[kind])
-                else:
-                    page.pop(f"{kind}Cursor", None)  # this list was complete, and the response repeats its first page
-        run_data, types = first["run"], {each["stepKey"]: each["type"] for each in steps}
-        return History(
-            workflow=workflow,
-            instance_id=instance_id,
-            run_number=first["runNumber"],
-            status=_status(run_data["details"]),
-            params=run_data["params"],
-            created_at=_parse_time(run_data["createdAt"]),
-            started_at=_optional_time(run_data["startedAt"]),
-            completed_at=_optional_time(run_data["completedAt"]),
-            reason=run_data["reason"],
-            steps=tuple(_step_record(each) for each in steps),
-            events=tuple(_event_record(seq, each) for seq, each in enumerate(events)),
-            origin=_origin(run_data.get("origin")),
-            audit=tuple(_audit_record(first["runNumber"], each, types) for each in run_data.get("audit", [])),
-            labels=run_data.get("labels", {}),
-            parent=_parent(run_data.get("parent")),
-        )
+        page = found = self._history_page(path, query | {"includeRun": True})
+        query["runNumber"] = found.run_number
+        while page.steps_cursor or page.events_cursor:
+            cursors = {"stepsCursor": page.steps_cursor, "eventsCursor": page.events_cursor}
+            # A list without a cursor is complete, and the response repeats its first page.
+            page = self._history_page(path, query | cursors)
+            if cursors["stepsCursor"]:
+                found.steps += page.steps
+            else:
+                page.steps_cursor = None
+            if cursors["eventsCursor"]:
+                found.events += page.events
+            else:
+                page.events_cursor = None
+        return records.history(workflow, instance_id, found)
+
+    def _history_page(self, path: tuple[str, ...], query: dict[str, Any]) -> responses.HistoryView:
+        return responses.HistoryView.parse(self._client.get(*path, query=query).data)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
@@ -146,9 +127,7 @@ class HttpBackend:
             data = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
         except WrongApi:
             return {}
-        return {
-            key: Published(each["value"], _parse_time(each["updatedAt"])) for key, each in data["published"].items()
-        }
+        return records.published(responses.PublishedValuesResponse.parse(data).published)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Return the diagnosis; None if the server has an older version."""
@@ -156,7 +135,7 @@ class HttpBackend:
             data = self._client.get(*_instances(workflow, instance_id, "explain")).data
         except WrongApi:
             return None
-        return Diagnosis(Code(data["code"]), data["sentence"], data["facts"], tuple(data["actions"]))
+        return records.diagnosis(responses.Explanation.parse(data))
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Create it. The request is repeated only with an id, because the second attempt is then refused."""
@@ -169,8 +148,9 @@ class HttpBackend:
     ) -> RestartOrCreateResult:
         """Restart or create. Never repeated: the run of the first attempt may have ended, and would run again."""
         body = {"params": params} | ({"labels": labels} if labels else {})
-        data = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body).data
-        return RestartOrCreateResult(data["outcome"], data["id"], data["runNumber"], Status(data["details"]["status"]))
+        response = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body)
+        found = responses.RestartOrCreateResult.parse(response.data)
+        return RestartOrCreateResult(found.outcome, found.id, found.run_number, found.details.status)
 
     def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
         """Send the event. The request is repeated only with an id, because the run accepts an id once."""
@@ -234,14 +214,14 @@ class HttpLogTail:
         """Yield the new lines, page by page."""
         while True:
             query = {**self._filters, "includeLogs": True, "pageSize": _PAGE, "logsCursor": self._cursor}
-            page = self._client.get(*self._path, query=query).data
-            for line in map(_log_record, page["logs"]):
+            page = responses.HistoryView.parse(self._client.get(*self._path, query=query).data)
+            for line in map(records.log_record, page.logs or ()):
                 if line.id > self._last_id:
                     self._last_id = line.id
                     yield line
-            if not page["logsHasNextPage"]:
+            if not page.logs_has_next_page:
                 return
-            self._cursor = page["logsCursor"]
+            self._cursor = page.logs_cursor
 
 
 def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
@@ -250,139 +230,3 @@ def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
 
 def _reason_body(reason: str | None) -> dict[str, Any] | None:
     return None if reason is None else {"reason": reason}
-
-
-# --- parsing responses --------------------------------------------------------------------------
-
-
-def _parse_time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
-def _optional_time(text: str | None) -> datetime | None:
-    return None if text is None else _parse_time(text)
-
-
-def _error(data: dict[str, Any]) -> ErrorInfo | None:
-    error = data.get("error")
-    return None if error is None else ErrorInfo(error["name"], error["message"])
-
-
-def _status(data: dict[str, Any]) -> InstanceStatus:
-    return InstanceStatus(Status(data["status"]), _error(data), data.get("output"))
-
-
-def _summary(workflow: str, data: dict[str, Any]) -> InstanceSummary:
-    return InstanceSummary(
-        id=data["id"],
-        workflow=workflow,
-        run_number=data["runNumber"],
-        status=Status(data["details"]["status"]),
-        error=_error(data["details"]),
-        run_at=None,  # the API does not return it
-        created_at=_parse_time(data["createdAt"]),
-        updated_at=_parse_time(data["updatedAt"]),
-        labels=data.get("labels", {}),
-    )
-
-
-def _step_record(data: dict[str, Any]) -> StepRecord:
-    return StepRecord(
-        step_key=data["stepKey"],
-        name=data["name"],
-        type=StepType(data["type"]),
-        status=_step_status(data["status"], data["type"]),
-        attempts=data["attempts"],
-        max_attempts=data["maxAttempts"],
-        timeout=None if data["timeoutMs"] is None else timedelta(milliseconds=data["timeoutMs"]),
-        next_retry_at=_optional_time(data["nextRetryAt"]),
-        wake_at=_optional_time(data["wakeAt"]),
-        wait_event_type=data["waitEventType"],
-        result=data.get("result"),
-        error=_error(data),
-        created_at=_optional_time(data["createdAt"]),
-        started_at=_optional_time(data["startedAt"]),
-        finished_at=_optional_time(data["finishedAt"]),
-        wait_topic=data.get("waitTopic"),
-        task=data.get("task"),
-        task_id=data.get("taskId"),
-        child=_child(data.get("child")),
-        items=_items(data.get("items")),
-    )
-
-
-def _step_status(data: str, type_: str) -> StepStatus:
-    if type_ == StepType.LINEAR:
-        return _LINEAR[data]
-    return StepStatus(data)
-
-
-_LINEAR = {
-    "planned": StepStatus.LINEAR_PENDING,
-    "ready": StepStatus.READY,
-    "running": StepStatus.RUNNING,
-    "waiting": StepStatus.LINEAR_WAITING,
-    "done": StepStatus.DONE,
-    "dead": StepStatus.DEAD,
-}
-
-
-def _child(data: dict[str, Any] | None) -> Child | None:
-    return None if data is None else Child(data["workflowName"], data["instanceId"])
-
-
-def _items(data: dict[str, Any] | None) -> ItemCounts | None:
-    return None if data is None else ItemCounts(data["total"], data["done"], data["failed"])
-
-
-def _event_record(seq: int, data: dict[str, Any]) -> EventRecord:
-    return EventRecord(
-        seq=seq,
-        event_id=data["id"],
-        type=data["type"],
-        payload=data["payload"],
-        created_at=_parse_time(data["createdAt"]),
-        delivered_at=_optional_time(data["deliveredAt"]),
-        consumed_by_step_key=data["consumedByStepKey"],
-    )
-
-
-def _parent(data: dict[str, Any] | None) -> ParentStep | None:
-    if data is None:
-        return None
-    return ParentStep(data["workflowName"], data["instanceId"], data["runNumber"], data["stepKey"])
-
-
-def _origin(data: dict[str, Any] | None) -> Origin | None:
-    return None if data is None else Origin(data["instanceId"], data["runNumber"], data["stepKey"])
-
-
-def _audit_record(run: int, data: dict[str, Any], types: Mapping[str, str]) -> AuditRecord:
-    """Parse an audit record. ``types``: the types of steps by key, because linear steps have other statuses."""
-    before = data["before"]
-    return AuditRecord(
-        run_number=run,
-        step_key=data["stepKey"],
-        action=data["action"],
-        by=data["by"],
-        reason=data["reason"],
-        status_before=_step_status(before["status"], types.get(data["stepKey"], "")),
-        attempts_before=before["attempts"],
-        error_before=_error(before),
-        created_at=_parse_time(data["createdAt"]),
-    )
-
-
-def _log_record(data: dict[str, Any]) -> LogRecord:
-    return LogRecord(
-        id=int(data["id"]),
-        run_number=data["runNumber"],
-        level=LogLevel(data["level"]),
-        category=data["category"],
-        message=data["message"],
-        data=data["data"],
-        step_key=data["stepKey"],
-        attempt=data["attempt"],
-        is_replay=data["isReplay"],
-        created_at=_parse_time(data["createdAt"]),
-    )

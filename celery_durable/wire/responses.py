@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from celery_durable.explain import Code
-from celery_durable.http.codes import ProblemCode
 from celery_durable.model import LogLevel, Status, StepType
+from celery_durable.wire.codes import ProblemCode
 
 
 class StepState(StrEnum):
@@ -33,6 +33,16 @@ class ResponseModel(BaseModel):
     """The base of response bodies."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Return the model of a decoded body; raises ValueError, which names the first field that is wrong."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as exc:
+            error = exc.errors(include_url=False)[0]
+            where = ".".join(map(str, error["loc"])) or "body"
+            raise ValueError(f"{where}: {error['msg']}, not {error['input']!r}") from None
 
     def to_json(self) -> bytes:
         """Return the JSON body, without the fields that were not set."""
